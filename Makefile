@@ -1,0 +1,104 @@
+# The front door. `make` alone lists what there is.
+
+PYTHON ?= python3
+VENV ?= .venv
+# What pip is asked for as PyTorch. A CPU-only build, a fraction of the size on Linux:
+#   make setup TORCH="torch==2.13.0 --index-url URL" (with the URL of the CPU wheels PyTorch names)
+TORCH ?= torch==2.13.0
+# Seeds that `make seeds` runs, and further arguments for `make test`, `up`, `demo` and `bench`.
+N ?= 2000
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check bench clean distclean format lint types imports tidy \
+	format-check proto proto-check bless seeds up down cov wheel
+
+help: ## List the targets
+	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Create .venv with everything; every target does it when needed
+	@echo "$(VENV) is ready"
+
+# Made again when the dependencies change; `pip` then installs only the difference.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: Skep needs Python 3.11 or later; '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>/dev/null | grep '^Python' || echo 'not there')." \
+	    "Choose another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) scripts/setup_venv.py "$(VENV)" --torch "$(TORCH)"
+	@touch $@
+
+demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a service, show the result
+	@$(BIN)/python scripts/demo/run.py $(ARGS)
+
+test: $(READY) ## Run the tests (one of them: make test ARGS="tests/unit -k name")
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: format-check lint types imports tidy proto-check ## Everything but the tests: what CI checks
+	@echo "check: all good"
+
+bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
+	@$(BIN)/python -m scripts.bench $(ARGS)
+
+format: $(READY) ## Format the code and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+format-check: $(READY)
+	@echo "ruff format"; $(BIN)/ruff format --check --quiet --output-format concise . || \
+	  { echo "make format puts this right" >&2; exit 1; }
+
+lint: $(READY) ## Check with ruff
+	@echo "ruff check"; $(BIN)/ruff check --quiet .
+
+types: $(READY) ## Check types with mypy
+	@echo "mypy"; $(BIN)/mypy --no-error-summary
+
+imports: $(READY) ## Check the import contracts
+	@echo "lint-imports"; $(BIN)/lint-imports > $(VENV)/imports.log 2>&1 || \
+	  { cat $(VENV)/imports.log >&2; exit 1; }
+
+tidy: $(READY) ## Check the house rules that no other tool knows
+	@echo "tidy"; $(BIN)/python scripts/tidy.py
+
+proto: $(READY) ## Generate proto/ from the code
+	@$(BIN)/python scripts/generate_proto.py
+
+proto-check: $(READY)
+	@echo "proto"; $(BIN)/python scripts/generate_proto.py --check
+
+bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the difference
+	@SKEP_BLESS=1 $(BIN)/python -m pytest -q tests/scenarios $(ARGS)
+
+seeds: $(READY) ## Run the protocol simulator over N seeds (make seeds N=20000)
+	@$(BIN)/python -m skep.sim.run --seeds $(N) $(ARGS)
+
+up: $(READY) ## Start a cluster on this machine (ARGS="--nodes 2 --gpus 4")
+	@$(BIN)/skep up $(ARGS)
+
+down: $(READY) ## Stop it
+	@$(BIN)/skep down $(ARGS)
+
+cov: $(READY) ## Run the tests with coverage: at least 90 % overall, 98 % of the pure library
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --fail-under=90
+	@$(BIN)/coverage report --include='libs/skep/*' --fail-under=98
+
+wheel: $(READY) ## Build the wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean: ## Remove caches and build results; .venv stays
+	@rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	  .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## The same, and .venv
+	@rm -rf "$(VENV)"
