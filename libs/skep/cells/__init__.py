@@ -1,0 +1,1 @@
+"""What there is to allocate: nodes and their GPUs."""

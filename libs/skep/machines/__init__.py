@@ -1,0 +1,1 @@
+"""The services' behaviour: one file, one machine. No I/O happens here."""

@@ -1,0 +1,342 @@
+"""Admission: turns submissions into jobs, or into refusals that say what to mend.
+
+    Submission --Admitted--> active --JobOver--> forgotten (its key is remembered for ever)
+               --Refused | Repeated--> answered
+
+Knows tenants and their quota (from ADMIN), what hardware exists (from NODE) and which jobs are
+unfinished (from ALLOC). It waits for nobody: every submission is answered at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_sequence
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.units import Instant
+from skep.wire import subjects
+from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
+from skep.wire.facts import (
+    AdmissionFact,
+    Admitted,
+    CancelAsked,
+    EpochBegan,
+    JobEnded,
+    JobOver,
+    NodeSeen,
+    Refused,
+    Repeated,
+    VcsSet,
+)
+from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeJoined
+from skep.wire.parse import nearest, parse_spec
+from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec, Problem
+from skep.wire.verdict import Verdict
+
+CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+KEY_CHARACTERS_MAX = 256
+"""Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
+
+
+class ActiveJob(msgspec.Struct):
+    """An admitted job whose end admission has not seen."""
+
+    vc: str
+    gpus: int
+    guaranteed: bool
+    cancelling: bool = False
+
+
+class AdmissionMachine:
+    """The behaviour of the admission service."""
+
+    def __init__(self) -> None:
+        """Start without tenants, hardware or jobs."""
+        self.epoch = 0
+        self.vcs: dict[str, VcConfig] = {}
+        self.nodes: dict[str, NodeSeen] = {}
+        self.active: dict[str, ActiveJob] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        self.refused: dict[str, None] = {}
+        """Refused submissions that brought a key: their repetition is refused too."""
+        self.outstanding_gpus: dict[str, int] = {}
+        """GPUs of each VC's unfinished guaranteed jobs together."""
+        self.outstanding_jobs: dict[str, int] = {}
+        self.last_sequence = 0
+        self._effects: list[Effect] = []
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the verdict on a submission or cancellation, or the facts others' news lead to."""
+        del now  # A verdict depends on what was asked and what exists, never on the hour.
+        self._effects = []
+        match event:
+            case Submission():
+                self._submission(event)
+            case CancelRequest():
+                self._cancellation(event)
+            case Facts():
+                for fact in event.facts:
+                    if isinstance(fact, JobEnded) and fact.job in self.active:
+                        self._record(JobOver(job=fact.job))
+            case SetVcs():
+                self._record(VcsSet(vcs=event.vcs))
+            case NodeJoined():
+                self._joined(event)
+            case Restarted() | Tick() | Unreadable() | DrainNode():
+                pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
+            case MemberStarted() | MemberStepped() | MemberExited():
+                pass
+            case _:
+                text = f"admission does not take {event!r}"
+                raise AssertionError(text)
+        return self._effects
+
+    def apply(self, fact: AdmissionFact) -> None:
+        """Take over one fact."""
+        match fact:
+            case EpochBegan():
+                self.epoch = fact.epoch
+            case VcsSet():
+                self.vcs = dict(fact.vcs)
+            case NodeSeen():
+                self.nodes[fact.node] = fact
+            case Admitted():
+                self._answered(fact.job, fact.spec.vc, fact.key)
+                job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
+                                guaranteed=not fact.spec.opportunistic)  # fmt: skip
+                self.active[fact.job] = job
+                self._count(job, 1)
+            case Refused():
+                self._answered(fact.job, fact.vc, fact.key)
+                if fact.key:
+                    self.refused[fact.job] = None
+            case Repeated():
+                self._answered(fact.job, fact.vc, "")
+            case CancelAsked():
+                self.active[fact.job].cancelling = True
+            case JobOver():
+                self._count(self.active.pop(fact.job), -1)
+
+    def wake_at(self) -> Instant | None:
+        """Return None: admission waits for nothing."""
+        return None
+
+    def check(self) -> None:
+        """Assert that the counts are those of the unfinished jobs."""
+        gpus: dict[str, int] = {}
+        jobs: dict[str, int] = {}
+        for job in self.active.values():
+            jobs[job.vc] = jobs.get(job.vc, 0) + 1
+            gpus[job.vc] = gpus.get(job.vc, 0) + (job.gpus if job.guaranteed else 0)
+        assert {vc: n for vc, n in self.outstanding_jobs.items() if n} == jobs
+        assert {vc: n for vc, n in self.outstanding_gpus.items() if n} == {
+            vc: n for vc, n in gpus.items() if n
+        }
+
+    def _record(self, fact: AdmissionFact) -> None:
+        self.apply(fact)
+        self._effects.append(Record(fact))
+
+    def _answered(self, job: str, vc: str, key: str) -> None:
+        self.last_sequence = max(self.last_sequence, job_sequence(job) or 0)
+        if key:
+            self.keys[vc, key] = job
+
+    def _count(self, job: ActiveJob, sign: int) -> None:
+        jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
+        jobs[job.vc] = jobs.get(job.vc, 0) + sign
+        gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
+
+    # --- submissions -----------------------------------------------------------------------
+
+    def _submission(self, event: Submission) -> None:
+        if (job_sequence(event.job) or 0) <= self.last_sequence:
+            return  # Read again after a restart: it is answered.
+        original = self.keys.get((event.vc, event.key)) if event.key else None
+        if original is not None:
+            self._record(Repeated(job=event.job, original=original, vc=event.vc,
+                                  trace=event.trace))  # fmt: skip
+            verdict = self._again(original)
+        else:
+            verdict = self._first_submission(event)
+        self._reply(event.reply, event.vc, verdict, event.trace)
+
+    def _again(self, original: str) -> Verdict:
+        """Return the verdict on a repetition: the original's."""
+        if original not in self.refused:
+            return Verdict(job=original, accepted=True, reason=Reason.REPEATED)
+        problem = Problem(path="$", reason=Reason.REPEATED,
+                          text=f"this key was used before, by {original}, which was refused",
+                          suggestion="mend the spec and use another key")  # fmt: skip
+        return Verdict(job=original, accepted=False, reason=Reason.REPEATED, problems=(problem,))
+
+    def _first_submission(self, event: Submission) -> Verdict:
+        key = event.key
+        if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
+            parsed = self._judge(event.vc, parse_spec(event.raw))
+        else:
+            text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
+            parsed = [Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
+                              text=text)]  # fmt: skip
+            key = ""
+        if isinstance(parsed, JobSpec):
+            self._record(Admitted(job=event.job, spec=parsed, submitted_at=event.at,
+                                  key=key, trace=event.trace))  # fmt: skip
+            return Verdict(job=event.job, accepted=True)
+        problems = tuple(parsed)
+        self._record(Refused(job=event.job, vc=event.vc, problems=problems, key=key,
+                             submitted_at=event.at, trace=event.trace,
+                             name=_name_in(event.raw)))  # fmt: skip
+        return Verdict(job=event.job, accepted=False, reason=problems[0].reason,
+                       problems=problems)  # fmt: skip
+
+    def _judge(self, vc: str, parsed: JobSpec | list[Problem]) -> JobSpec | list[Problem]:
+        """Return the spec as it will run, or why this cluster refuses it."""
+        if vc not in self.vcs:
+            known = ", ".join(sorted(self.vcs)) or "none yet"
+            text = f"there is no virtual cluster `{vc}`; there are: {known}"
+            return [Problem(path="$.vc", reason=Reason.UNKNOWN_VC, text=text,
+                            suggestion=nearest(vc, sorted(self.vcs)))]  # fmt: skip
+        if not isinstance(parsed, JobSpec):
+            return parsed
+        if parsed.vc != vc:
+            text = f"the spec names `{parsed.vc}` but was published to `{vc}`"
+            return [Problem(path="$.vc", reason=Reason.WRONG_VC, text=text,
+                            suggestion=f"publish it to {subjects.submit(parsed.vc)}")]  # fmt: skip
+        problem = self._impossible(parsed) or self._too_many(parsed)
+        if problem is not None:
+            return [problem]
+        return self._within_quota(parsed)
+
+    def _too_many(self, spec: JobSpec) -> Problem | None:
+        config = self.vcs[spec.vc]
+        if self.outstanding_jobs.get(spec.vc, 0) < config.jobs_max:
+            return None
+        text = f"`{spec.vc}` has {config.jobs_max} unfinished jobs, as many as it may have"
+        return Problem(path="$.vc", reason=Reason.TOO_MANY_JOBS, text=text,
+                       suggestion="wait for some to end, or cancel some")  # fmt: skip
+
+    def _within_quota(self, spec: JobSpec) -> JobSpec | list[Problem]:
+        """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
+        if spec.opportunistic:
+            return spec
+        quota = self.vcs[spec.vc].gpus
+        used = self.outstanding_gpus.get(spec.vc, 0)
+        if used + spec.gpus <= quota or (spec.over_quota == "wait" and spec.gpus <= quota):
+            return spec
+        if spec.over_quota == "opportunistic":
+            return msgspec.structs.replace(spec, service_class="opportunistic")
+        if spec.gpus > quota:
+            text = f"it needs {spec.gpus} GPUs and `{spec.vc}` owns {quota}"
+            hint = "use fewer, or `service_class: opportunistic`"
+            return [Problem(path="$.resources", reason=Reason.QUOTA_TOO_SMALL, text=text,
+                            suggestion=hint)]  # fmt: skip
+        text = f"`{spec.vc}` owns {quota} GPUs and its unfinished jobs ask for {used}"
+        return [Problem(path="$.over_quota", reason=Reason.OVER_QUOTA, text=text,
+                        suggestion="use `over_quota: wait` or `opportunistic`")]  # fmt: skip
+
+    def _impossible(self, spec: JobSpec) -> Problem | None:
+        """Return why no node this cluster ever had could run the job, naming what exists."""
+        if not self.nodes:
+            return None  # No hardware has joined yet: nothing is known to be impossible.
+        wanted = spec.resources
+        types = sorted({kind for node in self.nodes.values() for kind in node.gpus})
+        if wanted.gpu_type is not None and wanted.gpu_type not in types:
+            text = f"no node has GPUs of type `{wanted.gpu_type}`; there are: {', '.join(types)}"
+            return Problem(path="$.resources.gpu_type", reason=Reason.NO_SUCH_GPU_TYPE, text=text,
+                           suggestion=nearest(wanted.gpu_type, types))  # fmt: skip
+        kinds = types if wanted.gpu_type is None else [wanted.gpu_type]
+        if any(self._holds(kind, spec) for kind in kinds):
+            return None
+        return self._too_big(spec, kinds)
+
+    def _holds(self, kind: str, spec: JobSpec) -> bool:
+        """Return whether the empty cluster could hold the gang on GPUs of one type."""
+        at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
+        topology = spec.resources.topology
+        tied = topology is not None and topology.hard
+        return (max(at_once) if tied else sum(at_once)) >= spec.resources.workers
+
+    @staticmethod
+    def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
+        """Return how many workers of the gang the empty node could hold."""
+        wanted = spec.resources
+        workers = node.gpus.get(kind, 0) // wanted.gpus
+        if wanted.cpus:
+            workers = min(workers, node.cpus // wanted.cpus)
+        if wanted.memory:
+            workers = min(workers, node.memory // int(wanted.memory))
+        return workers
+
+    def _too_big(self, spec: JobSpec, kinds: list[str]) -> Problem:
+        nodes = self.nodes.values()
+        total = max((sum(node.gpus.get(kind, 0) for node in nodes) for kind in kinds), default=0)
+        if spec.gpus > total:
+            text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
+            return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
+                           suggestion=f"ask for at most {total}")  # fmt: skip
+        most = max(node.gpus.get(kind, 0) for node in nodes for kind in kinds)
+        cpus = max(node.cpus for node in nodes)
+        memory = max(node.memory for node in nodes)
+        text = (f"no placement exists: the largest node has {most} GPUs, {cpus} CPUs and "
+                f"{memory} bytes of memory")  # fmt: skip
+        return Problem(path="$.resources", reason=Reason.NODE_TOO_SMALL, text=text,
+                       suggestion="make the workers smaller or the topology wish soft")  # fmt: skip
+
+    # --- cancellations, tenants, hardware ----------------------------------------------------
+
+    def _cancellation(self, event: CancelRequest) -> None:
+        job, problem = self._cancel_wish(event)
+        if problem is None and not self.active[job].cancelling:
+            self._record(CancelAsked(job=job))
+        verdict = Verdict(job=job, accepted=problem is None,
+                          reason=problem.reason if problem else None,
+                          problems=(problem,) if problem else ())  # fmt: skip
+        self._reply(event.reply, event.vc, verdict, "")
+
+    def _cancel_wish(self, event: CancelRequest) -> tuple[str, Problem | None]:
+        try:
+            job = CANCEL_DECODER.decode(event.raw).get("job")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return "", Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
+                               suggestion='publish {"job": "j17"}')  # fmt: skip
+        if not isinstance(job, str) or (sequence := job_sequence(job)) is None:
+            return "", Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
+                               suggestion='publish {"job": "j17"}')  # fmt: skip
+        active = self.active.get(job)
+        if active is not None and active.vc == event.vc:
+            return job, None
+        if active is None and 0 < sequence <= self.last_sequence:
+            # Another tenant's finished job looks the same from here, which tells it nothing.
+            return job, Problem(path="$.job", reason=Reason.ALREADY_ENDED,
+                                text=f"{job} has already ended")  # fmt: skip
+        return job, Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
+                            text=f"`{event.vc}` has no job {job}")  # fmt: skip
+
+    def _joined(self, event: NodeJoined) -> None:
+        gpus: dict[str, int] = {}
+        for gpu in event.gpus:
+            gpus[gpu.type] = gpus.get(gpu.type, 0) + 1
+        seen = NodeSeen(node=event.node, gpus=gpus, cpus=event.cpus, memory=event.memory)
+        if self.nodes.get(event.node) != seen:
+            self._record(seen)
+
+    def _reply(self, subject: str, vc: str, verdict: Verdict, trace: str) -> None:
+        if subject and subjects.reply_allowed(subject, vc):
+            headers = {subjects.TRACE_HEADER: trace} if trace else {}
+            self._effects.append(Send(subject, verdict, headers))
+
+
+def _name_in(raw: bytes) -> str:
+    """Return the name in a spec that is otherwise wrong, or an empty text."""
+    try:
+        tree = msgspec.json.decode(raw[:1_000_000])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    name = tree.get("name") if isinstance(tree, dict) else None
+    return name[:128] if isinstance(name, str) else ""

@@ -1,0 +1,294 @@
+"""The advisor: in which order queued jobs of equal priority had better start.
+
+    allocator's facts, Rates --> queue, runs, speeds of families --> QueueAdvice
+
+It follows the allocator's facts from the beginning of their stream at every start, so it holds
+the same queue as the allocator, a moment later; what admission records is in them as far as it
+matters here. Its state is soft: it records nothing.
+
+What a mini-batch takes is learned per family, from runs that ended and, once it is steady, from
+the rate of runs that go on. A queued job with a size hint and a known family has a predicted
+remaining time; `policies.order` sorts by it. Advice goes out when the order changed, and again
+before it expires; nothing is said while nothing waits or nothing can be predicted, or while the
+backlog of facts is being read. The allocator works the same without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Any
+
+from skep.ids import job_id, job_sequence
+from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.perf import predict
+from skep.perf.progress import LEARNED_STEPS
+from skep.policies.order import Group, Ranked, Waiting, shortest_remaining_first
+from skep.units import Duration, Instant, after, seconds
+from skep.wire import subjects
+from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
+from skep.wire.codec import Facts, Unreadable
+from skep.wire.facts import (
+    End,
+    JobBound,
+    JobEnded,
+    JobQueued,
+    JobRequeued,
+    NodeAdded,
+)
+from skep.wire.findings import PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.node import NodeJoined
+from skep.wire.spec import PRIORITY_MAX
+
+ADVISE_EVERY = seconds(0.5)
+"""How often a changed order is worth computing and sending: 512 jobs take about 4 ms."""
+
+RESEND_AFTER = seconds(5.0)
+EXPIRES_AFTER = seconds(15.0)
+"""Two messages in a row may be lost."""
+
+AGE_MAX = seconds(3600.0)
+"""A job that has waited for longer is overtaken by nobody: no length keeps it out for ever."""
+
+BACKLOG_LAG = seconds(30.0)
+"""A record older than this when it arrives is history: the queue it leads to is not in force."""
+
+BACKLOG_PAUSE = seconds(1.0)
+"""Without history for this long, all of it has been read."""
+
+JOBS_MAX = 1_000_000
+"""Unfinished jobs followed, the first ones: as many as one VC may have, at about 0.5 KiB each."""
+
+NODES_MAX = 20_000
+"""Nodes whose GPU types are known: more than can exist."""
+
+SEQUENCE_BITS = 64
+
+assert 2 * RESEND_AFTER < EXPIRES_AFTER
+assert ADVISE_EVERY < RESEND_AFTER
+
+
+@dataclass(slots=True)
+class _Job:
+    """An unfinished job: `attempt` is 0 while it waits."""
+
+    job: str
+    position: int
+    group: Group
+    submitted_at: Instant
+    family: str
+    gpus: int
+    gpu_type: str
+    total: int | None
+    attempt: int = 0
+    ran_on: str = ""
+    steps: int = 0
+    rate_milli: int = 0
+    learned: bool = False
+
+
+class AdvisorMachine:
+    """The behaviour of the advisor service."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing: the allocator's facts are read from the beginning."""
+        self._jobs: dict[str, _Job] = {}
+        self._queue: list[int] = []
+        """Positions of queued jobs, sorted: by priority, then arrival."""
+        self._queued: dict[int, _Job] = {}
+        self._types: dict[str, str] = {}
+        """The GPU type of each node that has one type only."""
+        self._speeds = predict.FamilySpeeds()
+        self._changed = False
+        self._advised: tuple[str, ...] = ()
+        self._advised_at = Instant(0)
+        self._ranked_at = Instant(0)
+        self._quiet_until = Instant(0)
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the advice that is due."""
+        match event:
+            case Facts():
+                if now - event.at > BACKLOG_LAG:
+                    self._quiet_until = after(now, BACKLOG_PAUSE)
+                if event.service == "allocator":
+                    for fact in event.facts:
+                        self._fact(fact)
+            case Rates():
+                self._rates(event)
+            case Tick() | Restarted() | RateLearned() | PhaseChanged() | Stalled() | Unreadable():
+                pass
+            case _:
+                unexpected = f"the advisor does not take {event!r}"
+                raise AssertionError(unexpected)
+        due = self.wake_at()
+        if due is None or now < due:
+            return []
+        return self._advise(now)
+
+    def apply(self, fact: Any) -> None:
+        """Do nothing: the advisor's own log holds epochs only."""
+
+    def wake_at(self) -> Instant | None:
+        """Return when the order is next looked at, or None while that could lead to nothing."""
+        if not self._queue or not len(self._speeds):
+            return None
+        if self._changed:
+            return max(after(self._ranked_at, ADVISE_EVERY), self._quiet_until)
+        if self._advised:
+            return max(after(self._advised_at, RESEND_AFTER), self._quiet_until)
+        return None
+
+    def remaining(self, job: str) -> Duration | None:
+        """Return how long an unfinished job will still run once it runs; None if unknown.
+
+        A running job goes on at its own rate as soon as it has one.
+        """
+        known = self._jobs.get(job)
+        if known is None:
+            return None
+        return self._remaining(known)
+
+    def check(self) -> None:
+        """Assert that the queue is exactly the jobs that wait, in order, and the bounds."""
+        assert sorted(self._queued) == self._queue
+        for position, job in self._queued.items():
+            assert position == job.position
+            assert self._jobs[job.job] is job
+        waiting = [job for job in self._jobs.values() if job.attempt == 0]
+        assert len(waiting) == len(self._queue)
+        assert len(self._jobs) <= JOBS_MAX
+        assert len(self._types) <= NODES_MAX
+        assert len(self._advised) <= ADVISED_MAX
+        self._speeds.check()
+
+    # --- what is known -----------------------------------------------------------------------
+
+    def _fact(self, fact: Any) -> None:
+        match fact:
+            case JobQueued():
+                self._admit(fact)
+            case JobBound():
+                self._bind(fact)
+            case JobRequeued():
+                job = self._jobs.get(fact.job)
+                if job is not None and job.attempt:
+                    self._wait(job)
+            case JobEnded():
+                self._end(fact)
+            case NodeAdded():
+                self._node(fact.joined)
+            case _:
+                pass  # Everything else moves no job in or out of the queue.
+
+    def _admit(self, fact: JobQueued) -> None:
+        sequence = job_sequence(fact.job)
+        if sequence is None or fact.job != job_id(sequence):
+            return
+        if fact.job in self._jobs or len(self._jobs) >= JOBS_MAX:
+            return
+        spec = fact.spec
+        job = _Job(
+            job=fact.job,
+            position=((PRIORITY_MAX - spec.priority) << SEQUENCE_BITS) + sequence,
+            group=(spec.vc, spec.opportunistic, spec.priority),
+            submitted_at=fact.submitted_at,
+            family=spec.size.family or "",
+            gpus=spec.gpus,
+            gpu_type=spec.resources.gpu_type or "",
+            total=spec.size.total(),
+        )
+        self._jobs[fact.job] = job
+        self._wait(job)
+
+    def _wait(self, job: _Job) -> None:
+        job.attempt, job.steps, job.rate_milli, job.learned = 0, 0, 0, False
+        insort(self._queue, job.position)
+        self._queued[job.position] = job
+        self._changed = True
+
+    def _leave(self, job: _Job) -> None:
+        del self._queue[bisect_left(self._queue, job.position)]
+        del self._queued[job.position]
+        self._changed = True
+
+    def _bind(self, fact: JobBound) -> None:
+        job = self._jobs.get(fact.job)
+        if job is None:
+            return
+        if job.attempt == 0:
+            self._leave(job)
+        types = sorted({self._types.get(member.node, "") for member in fact.members})
+        job.attempt = fact.attempt
+        job.ran_on = types[0] if len(types) == 1 and types[0] else job.gpu_type
+
+    def _end(self, fact: JobEnded) -> None:
+        job = self._jobs.pop(fact.job, None)
+        if job is None:
+            return
+        if job.attempt == 0:
+            self._leave(job)
+            return
+        ran_ns = fact.at - fact.ran_at if fact.ran_at else 0
+        succeeded = fact.end is End.SUCCEEDED
+        self._learn(job, predict.run_step_ns(fact.steps, ran_ns, fact.step_ns, succeeded))
+
+    def _node(self, joined: NodeJoined) -> None:
+        types = sorted({gpu.type for gpu in joined.gpus})
+        if len(types) != 1:
+            self._types.pop(joined.node, None)
+        elif joined.node in self._types or len(self._types) < NODES_MAX:
+            self._types[joined.node] = types[0]
+
+    def _rates(self, rates: Rates) -> None:
+        jobs = self._jobs
+        for rate in rates.jobs:
+            job = jobs.get(rate.job)
+            if job is None or job.attempt != rate.attempt or not job.attempt:
+                continue
+            job.steps, job.rate_milli = rate.steps, rate.rate_milli
+            if not job.learned and rate.steps >= LEARNED_STEPS:
+                job.learned = self._learn(job, predict.rate_step_ns(rate.rate_milli))
+
+    def _learn(self, job: _Job, step_ns: Duration | None) -> bool:
+        """Take over what a mini-batch of a run takes; return whether that was of any use."""
+        if not job.family or step_ns is None:
+            return False
+        self._speeds.learn(job.family, job.gpus, job.ran_on, job.job, step_ns)
+        self._changed = True
+        return True
+
+    # --- what is advised ---------------------------------------------------------------------
+
+    def _advise(self, now: Instant) -> list[Effect]:
+        ranked = self._rank(now)
+        self._ranked_at, self._changed = now, False
+        if all(each.waiting.remaining is None for each in ranked):
+            self._advised = ()
+            return []
+        order = tuple(each.waiting.job for each in ranked)
+        if order == self._advised and now < after(self._advised_at, RESEND_AFTER):
+            return []
+        self._advised, self._advised_at = order, now
+        jobs = tuple(
+            JobAdvice(job=waiting.job, why=why, remaining=waiting.remaining)
+            for waiting, why in ranked
+        )
+        advice = QueueAdvice(at=now, expires_at=after(now, EXPIRES_AFTER), jobs=jobs)
+        return [Send(subjects.ADVICE_QUEUE, advice)]
+
+    def _rank(self, now: Instant) -> list[Ranked]:
+        queued = self._queued
+        first = [queued[position] for position in self._queue[:ADVISED_MAX]]
+        waiting = [
+            Waiting(job.job, job.group, job.submitted_at, self._remaining(job)) for job in first
+        ]
+        return shortest_remaining_first(waiting, Instant(now - AGE_MAX))
+
+    def _remaining(self, job: _Job) -> Duration | None:
+        if job.total is None:
+            return None
+        step_ns = predict.rate_step_ns(job.rate_milli)
+        if step_ns is None and job.family:
+            step_ns = self._speeds.step_ns(job.family, job.gpus, job.gpu_type)
+        return predict.remaining(job.total, job.steps, step_ns)

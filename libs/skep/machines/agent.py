@@ -1,0 +1,582 @@
+"""The agent: starts and ends the processes of one node, and tells the cluster what became of them.
+
+    BindJob --BindTaken--> ranks start --PartStarted--> run --PartOver--> forgotten when settled
+
+Its facts are a local journal: memory and outbox in one. A part of an attempt is taken once, ever;
+commands at or below the floor, or for an attempt it knows, start nothing. What happened is told
+again until the stream has it. The processes themselves live under a runtime that outlasts the
+agent; after a restart the agent asks the runtime what is there and goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
+from skep.units import Instant, after, seconds
+from skep.wire import subjects
+from skep.wire.codec import Unreadable
+from skep.wire.commands import BindJob, JoinAgain, RankPlan, RefuseNode, StopJob
+from skep.wire.facts import (
+    AgentFact,
+    AgentStarted,
+    BindTaken,
+    EpochBegan,
+    FloorRaised,
+    PartOver,
+    PartStarted,
+    PartStepped,
+    RankDown,
+    RankUp,
+    StopTaken,
+)
+from skep.wire.node import (
+    MemberExited,
+    MemberStarted,
+    MemberStepped,
+    NodeEvent,
+    NodeJoined,
+    Outcome,
+    RankExit,
+)
+from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
+from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+
+REPORT_EVERY = seconds(1)
+FORGET_AT_ONCE = 32
+"""Settled parts are forgotten in batches: one small fact for many, not one for each."""
+PEER_GRACE_S = 5.0
+"""What the other ranks of a node get once one has failed: nothing they do can succeed any more."""
+PORT_BUSY = "port-busy: "
+"""How a RunNotStarted says that the rendezvous port was taken."""
+
+SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+           9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU"}  # fmt: skip
+"""Linux's names of the signals that end jobs, for people."""
+
+PartKey = tuple[str, int]
+"""A job and the number of its attempt."""
+
+
+class StartRank(msgspec.Struct, frozen=True):
+    """Call: execute one rank. Answered by RunStarted, RunNotStarted, later RunExited."""
+
+    token: str
+    command: BindJob
+    plan: RankPlan
+
+
+class StopRun(msgspec.Struct, frozen=True):
+    """Call: end a process tree. Answered by RunExited."""
+
+    token: str
+    grace_s: float
+
+
+class ForgetRun(msgspec.Struct, frozen=True):
+    """Call: the end of this run is in the journal; drop it. Not answered."""
+
+    token: str
+
+
+class ListRuns(msgspec.Struct, frozen=True):
+    """Call: which runs are there? Answered by RunsListed."""
+
+
+class PublishEvent(msgspec.Struct, frozen=True):
+    """Call: put a node event into its stream. Answered by Published once it is durable."""
+
+    event: int
+    subject: str
+    key: str
+    message: NodeEvent
+
+
+class ExitProcess(msgspec.Struct, frozen=True):
+    """Call: this agent must not go on. Not answered."""
+
+    text: str
+
+
+class RunsListed(msgspec.Struct, frozen=True):
+    """Every run the runtime knows, alive or ended."""
+
+    runs: tuple[RunStarted | RunExited, ...]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The stream has this event."""
+
+    event: int
+
+
+class RankStats(msgspec.Struct, frozen=True):
+    """A rank said how far it is, over its socket."""
+
+    job: str
+    attempt: int
+    progress: RankProgress
+
+
+class Rank(msgspec.Struct):
+    """One process of a part."""
+
+    plan: RankPlan
+    up: bool = False
+    down: RankDown | None = None
+
+
+class PartState(msgspec.Struct):
+    """This node's part of one attempt; `command` is None if a stop came before it."""
+
+    order: int
+    command: BindJob | None
+    ranks: dict[str, Rank] = {}
+    stop_grace_ms: int | None = None
+    first_down: str = ""
+    started: PartStarted | None = None
+    stepped: PartStepped | None = None
+    over: PartOver | None = None
+
+    @property
+    def grace_s(self) -> float | None:
+        """Return what its processes get to end in, or None while they may go on."""
+        if self.stop_grace_ms is not None:
+            return self.stop_grace_ms / 1000
+        return PEER_GRACE_S if self.first_down else None
+
+    @property
+    def all_down(self) -> bool:
+        """Return whether no process of the part is or can still come up."""
+        return all(rank.down is not None for rank in self.ranks.values())
+
+
+class AgentMachine:
+    """The behaviour of one node's agent."""
+
+    def __init__(self, joined: NodeJoined) -> None:
+        """Start with what the node has; `joined.incarnation` is counted by the machine."""
+        self.joined = joined
+        self.epoch_floor = 0
+        self.floor = 0
+        self.event = 0
+        self.incarnation = 0
+        self.join_event = 0
+        self.parts: dict[PartKey, PartState] = {}
+        self.progress: dict[PartKey, dict[int, RankProgress]] = {}
+        self.settled = 0
+        """The highest order the allocator says is answered: soft, as every command repeats it."""
+        self.told: dict[int, None] = {}
+        """Events the stream has: soft, as telling one again is harmless."""
+        self.unsure: dict[str, None] = {}
+        """Ranks that may have ended or never begun while no agent was there: soft, as every restart
+        asks the runtime. Ranks started since are not among them: the list may be older."""
+        self.report_at: Instant | None = None
+        self.forget_at_once = FORGET_AT_ONCE
+        """Bound of the parts that wait to be forgotten; a simulation makes it small."""
+        self._effects: list[Effect] = []
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the facts, calls and messages that follow from `event`."""
+        self._effects = []
+        match event:
+            case BindJob():
+                self._bind(event)
+            case StopJob():
+                self._stop(event, now)
+            case RunStarted():
+                self._run_started(event, now)
+            case RunNotStarted():
+                self._down(event.token, None, now, started=False, detail=event.detail)
+            case RunExited():
+                self._down(event.token, event.code, now)
+                self._effects.append(Call(ForgetRun(event.token)))
+            case RankStats():
+                self._stats(event, now)
+            case Published():
+                self.told[event.event] = None
+                self._forget_settled()
+            case Tick():
+                self._report(now)
+            case Restarted():
+                self._restarted(now)
+            case RunsListed():
+                self._adopt(event, now)
+            case RefuseNode():
+                if event.identity == self.joined.identity:
+                    self._effects.append(Call(ExitProcess(event.text)))
+            case JoinAgain():
+                if event.identity == self.joined.identity and self.join_event in self.told:
+                    self._join()
+            case Unreadable():
+                pass
+            case _:
+                text = f"an agent does not take {event!r}"
+                raise AssertionError(text)
+        return self._effects
+
+    def wake_at(self) -> Instant | None:
+        """Return when the next heartbeat and report are due."""
+        return self.report_at
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def _addressed(self, command: BindJob | StopJob) -> bool:
+        return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
+
+    def _bind(self, command: BindJob) -> None:
+        key = command.job, command.attempt
+        if not self._addressed(command) or key in self.parts or command.order <= self.floor:
+            return  # Overtaken, or known: what became of it was told or is being told.
+        self._record(BindTaken(command=command))
+        for token in self.parts[key].ranks:
+            self._start(key, token)
+        self._raise_floor(command.settled)
+
+    def _start(self, key: PartKey, token: str) -> None:
+        part = self.parts[key]
+        assert part.command is not None, key
+        self._effects.append(Call(StartRank(token, part.command, part.ranks[token].plan)))
+
+    def _stop(self, command: StopJob, now: Instant) -> None:
+        key = command.job, command.attempt
+        part = self.parts.get(key)
+        floor = self.floor + 1 if part is None else part.order
+        if not self._addressed(command) or command.order < floor:
+            return  # Overtaken.
+        if part is None or (part.over is None and command.order > part.order):
+            self._record(
+                StopTaken(
+                    job=command.job,
+                    attempt=command.attempt,
+                    order=command.order,
+                    epoch=command.epoch,
+                    grace_ms=round(command.grace_s * 1000),
+                )
+            )
+        part = self.parts[key]
+        if part.over is None:
+            self._stop_ranks(part, command.grace_s)
+            self._finish(key, now)
+        self._raise_floor(command.settled)
+
+    def _stop_ranks(self, part: PartState, grace_s: float) -> None:
+        for token, rank in part.ranks.items():
+            if rank.down is None:
+                self._effects.append(Call(StopRun(token, grace_s)))
+
+    # --- what the runtime says -----------------------------------------------------------------
+
+    def _run_started(self, event: RunStarted, now: Instant) -> None:
+        key, part = self._part_of(event.token)
+        if part is None or part.ranks[event.token].down is not None:
+            self._effects.append(Call(StopRun(event.token, 0.0)))
+            return  # Nothing waits for it: what it was part of is over, or has mourned it.
+        if part.ranks[event.token].up:
+            return
+        self._record(RankUp(token=event.token, pid=event.pid, start_ticks=event.start_ticks))
+        if part.grace_s is not None:
+            self._effects.append(Call(StopRun(event.token, part.grace_s)))
+        elif part.started is None and all(rank.up for rank in part.ranks.values()):
+            started = PartStarted(job=key[0], attempt=key[1], event=self.event + 1, at=event.at)
+            self._record(started)
+            self._publish_part(part, started)
+
+    def _down(
+        self,
+        token: str,
+        code: int | None,
+        now: Instant,
+        *,
+        started: bool = True,
+        detail: str = "",
+    ) -> None:
+        key, part = self._part_of(token)
+        if part is None or part.ranks[token].down is not None:
+            return
+        stopped = part.stop_grace_ms is not None
+        self._record(RankDown(token=token, code=code, started=started, detail=detail,
+                              stopped=stopped))  # fmt: skip
+        if code != 0 and not stopped:
+            self._stop_ranks(part, PEER_GRACE_S)
+        self._finish(key, now)
+
+    def _part_of(self, token: str) -> tuple[PartKey, PartState | None]:
+        job, attempt, _ = token.rsplit(".", 2)
+        key = job, int(attempt)
+        part = self.parts.get(key)
+        return key, part if part is not None and token in part.ranks else None
+
+    def _finish(self, key: PartKey, now: Instant) -> None:
+        """Say that the part is over once every process is gone."""
+        part = self.parts[key]
+        if part.over is not None or not part.all_down:
+            return
+        outcome, detail = _outcome(part)
+        latest = self.progress.get(key, {}).values()
+        ranks = tuple(RankExit(rank=rank.plan.rank, code=rank.down.code)
+                      for rank in part.ranks.values() if rank.down is not None)  # fmt: skip
+        exited = MemberExited(
+            node=self.joined.node,
+            identity=self.joined.identity,
+            job=key[0],
+            attempt=key[1],
+            outcome=outcome,
+            at=now,
+            detail=detail,
+            ranks=ranks,
+            steps=min((rank.steps for rank in latest), default=0),
+            step_ns=max((rank.step_ns for rank in latest), default=0),
+            trace=part.command.trace if part.command is not None else "",
+        )
+        over = PartOver(event=self.event + 1, exited=exited)
+        self._record(over)
+        self._publish_part(part, over)
+        self.progress.pop(key, None)
+
+    # --- start and restart ---------------------------------------------------------------------
+
+    def _restarted(self, now: Instant) -> None:
+        """Join, tell again what may not have been heard, and ask what is running."""
+        self.told = {}
+        self.unsure = {token: None for part in self.parts.values()
+                       for token, rank in part.ranks.items() if rank.down is None}  # fmt: skip
+        self._join()
+        for part in self.parts.values():
+            for fact in (part.started, part.stepped, part.over):
+                if fact is not None:
+                    self._publish_part(part, fact)
+        self._effects.append(Call(ListRuns()))
+        self.report_at = now
+
+    def _join(self) -> None:
+        self._record(AgentStarted(incarnation=self.incarnation + 1, event=self.event + 1))
+        self._publish(self.join_event, "joined", self.joined)
+
+    def _adopt(self, event: RunsListed, now: Instant) -> None:
+        """Bring journal and runtime together: adopt what runs, mourn what vanished."""
+        listed = {run.token: run for run in event.runs}
+        for run in event.runs:
+            _, part = self._part_of(run.token)
+            if part is None or part.over is not None:
+                call = StopRun(run.token, 0.0) if isinstance(run, RunStarted) else None
+                self._effects.append(Call(call or ForgetRun(run.token)))
+        for key, part in list(self.parts.items()):
+            for token, rank in list(part.ranks.items()):
+                if rank.down is None and token in self.unsure:
+                    self._adopt_rank(key, token, listed.get(token), now)
+            if part.grace_s is not None and part.over is None:
+                self._stop_ranks(part, part.grace_s)
+        self.unsure = {}
+
+    def _adopt_rank(
+        self, key: PartKey, token: str, run: RunStarted | RunExited | None, now: Instant
+    ) -> None:
+        part = self.parts[key]
+        if isinstance(run, RunStarted):
+            self._run_started(run, now)
+        elif isinstance(run, RunExited):
+            self._down(token, run.code, now)
+            self._effects.append(Call(ForgetRun(token)))
+        elif part.ranks[token].up:
+            self._down(token, None, now)
+        elif part.grace_s is not None:
+            self._down(token, None, now, started=False)
+        else:
+            self._start(key, token)
+
+    # --- progress ------------------------------------------------------------------------------
+
+    def _stats(self, event: RankStats, now: Instant) -> None:
+        key = event.job, event.attempt
+        part = self.parts.get(key)
+        if part is None or part.over is not None or part.command is None:
+            return
+        token = f"{event.job}.{event.attempt}.{event.progress.rank}"
+        if token not in part.ranks:
+            return
+        self.progress.setdefault(key, {})[event.progress.rank] = event.progress
+        if event.progress.steps and part.stepped is None:
+            at = event.progress.last_step_at or now
+            stepped = PartStepped(job=key[0], attempt=key[1], event=self.event + 1, at=at)
+            self._record(stepped)
+            self._publish_part(part, stepped)
+
+    def _report(self, now: Instant) -> None:
+        node = self.joined.node
+        beat = Heartbeat(node=node, identity=self.joined.identity, at=now)
+        self._effects.append(Send(subjects.heartbeat(node), beat))
+        jobs = []
+        for key, ranks in self.progress.items():
+            part = self.parts[key]
+            assert part.command is not None, key
+            over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
+            alive = tuple(told for rank, told in ranks.items() if rank not in over)
+            if alive:
+                jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
+                                        ranks=alive, trace=part.command.trace))  # fmt: skip
+        if jobs:
+            report = NodeReport(node=node, at=now, jobs=tuple(jobs))
+            self._effects.append(Send(subjects.report(node), report))
+        self.report_at = after(now, REPORT_EVERY)
+
+    # --- facts ---------------------------------------------------------------------------------
+
+    def _record(self, fact: AgentFact) -> None:
+        self.apply(fact)
+        self._effects.append(Record(fact))
+
+    def apply(self, fact: AgentFact) -> None:
+        """Take over one fact."""
+        match fact:
+            case EpochBegan():
+                pass
+            case AgentStarted():
+                self.incarnation, self.join_event = fact.incarnation, fact.event
+                self.joined = msgspec.structs.replace(self.joined, incarnation=fact.incarnation)
+                self.event = max(self.event, fact.event)
+            case BindTaken():
+                command = fact.command
+                self.epoch_floor = max(self.epoch_floor, command.epoch)
+                ranks = {f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan)
+                         for plan in command.ranks}  # fmt: skip
+                self.parts[command.job, command.attempt] = PartState(
+                    order=command.order, command=command, ranks=ranks
+                )
+            case StopTaken():
+                self.epoch_floor = max(self.epoch_floor, fact.epoch)
+                part = self.parts.setdefault((fact.job, fact.attempt), PartState(0, None))
+                part.order, part.stop_grace_ms = fact.order, fact.grace_ms
+            case RankUp():
+                self._rank(fact.token)[1].up = True
+            case RankDown():
+                part, rank = self._rank(fact.token)
+                rank.down = fact
+                if fact.code != 0 and not part.first_down and not fact.stopped:
+                    part.first_down = fact.token
+            case PartStarted():
+                self.parts[fact.job, fact.attempt].started = fact
+                self.event = max(self.event, fact.event)
+            case PartStepped():
+                self.parts[fact.job, fact.attempt].stepped = fact
+                self.event = max(self.event, fact.event)
+            case PartOver():
+                self.parts[fact.exited.job, fact.exited.attempt].over = fact
+                self.event = max(self.event, fact.event)
+            case FloorRaised():
+                self.floor = fact.order
+                self.event = max(self.event, fact.event)
+                self.epoch_floor = max(self.epoch_floor, fact.epoch)
+                for key in fact.forgotten:
+                    self._forget(self.parts.pop(key))
+
+    def _forget(self, part: PartState) -> None:
+        for fact in (part.started, part.stepped, part.over):
+            if fact is not None:
+                self.told.pop(fact.event, None)
+
+    def _rank(self, token: str) -> tuple[PartState, Rank]:
+        _, part = self._part_of(token)
+        assert part is not None, token
+        return part, part.ranks[token]
+
+    def check(self) -> None:
+        """Assert that what is over is told, and that nothing over still reports."""
+        for key, part in self.parts.items():
+            assert (part.over is None) or part.all_down, key
+            assert part.over is not None or not part.all_down, f"{key}: gone but not told"
+            assert part.over is None or key not in self.progress, key
+
+    def snapshot(self) -> list[AgentFact]:
+        """Return the facts that rebuild this state: what a compacted journal holds."""
+        facts: list[AgentFact] = [
+            AgentStarted(incarnation=self.incarnation, event=self.join_event),
+            FloorRaised(order=self.floor, event=self.event, epoch=self.epoch_floor),
+        ]
+        for (job, attempt), part in self.parts.items():
+            if part.command is not None:
+                facts.append(BindTaken(command=part.command))
+            if part.stop_grace_ms is not None:
+                facts.append(StopTaken(job=job, attempt=attempt, order=part.order, epoch=0,
+                                       grace_ms=part.stop_grace_ms))  # fmt: skip
+            facts += _rank_facts(part)
+            facts += [fact for fact in (part.started, part.stepped, part.over) if fact is not None]
+        return facts
+
+    # --- outbox and floor ------------------------------------------------------------------------
+
+    def _publish(self, number: int, event: str, message: NodeEvent) -> None:
+        """Have event `number` put into the stream; it is told again until Published."""
+        subject = subjects.node_event(self.joined.node, event)
+        key = f"{self.joined.identity}:{number}"
+        self._effects.append(Call(PublishEvent(number, subject, key, message)))
+
+    def _publish_part(self, part: PartState, fact: PartStarted | PartStepped | PartOver) -> None:
+        node, identity = self.joined.node, self.joined.identity
+        trace = part.command.trace if part.command is not None else ""
+        match fact:
+            case PartStarted():
+                started = MemberStarted(node=node, identity=identity, job=fact.job, trace=trace,
+                                        attempt=fact.attempt, at=fact.at)  # fmt: skip
+                self._publish(fact.event, "started", started)
+            case PartStepped():
+                stepped = MemberStepped(node=node, identity=identity, job=fact.job, trace=trace,
+                                        attempt=fact.attempt, at=fact.at)  # fmt: skip
+                self._publish(fact.event, "stepped", stepped)
+            case PartOver():
+                self._publish(fact.event, "exited", fact.exited)
+
+    def _raise_floor(self, settled: int) -> None:
+        self.settled = max(self.settled, settled)
+        self._forget_settled()
+
+    def _forget_settled(self) -> None:
+        """Forget parts that are over and told, and whose orders the allocator saw answered."""
+        forgotten = tuple(
+            key
+            for key, part in self.parts.items()
+            if part.over is not None and part.over.event in self.told and part.order <= self.settled
+        )
+        if len(forgotten) >= self.forget_at_once:
+            self._record(FloorRaised(order=self.settled, event=self.event,
+                                     epoch=self.epoch_floor, forgotten=forgotten))  # fmt: skip
+
+
+def _rank_facts(part: PartState) -> list[AgentFact]:
+    """Return what happened to each rank, the first failure first as it decides the outcome."""
+    facts: list[AgentFact] = []
+    tokens = sorted(part.ranks, key=lambda token: token != part.first_down)
+    for token in tokens:
+        rank = part.ranks[token]
+        if rank.up:
+            facts.append(RankUp(token=token, pid=0, start_ticks=0))
+        if rank.down is not None:
+            facts.append(rank.down)
+    return facts
+
+
+def _outcome(part: PartState) -> tuple[Outcome, str]:
+    """Return how the part ended, by its first failure, and what to tell about it."""
+    token = part.first_down
+    if part.stop_grace_ms is not None and not token:
+        codes = [rank.down.code for rank in part.ranks.values() if rank.down is not None]
+        whole = bool(codes) and all(code == 0 for code in codes)
+        return (Outcome.SUCCEEDED, "") if whole else (Outcome.STOPPED, "")
+    if not token:
+        return Outcome.SUCCEEDED, ""
+    rank = part.ranks[token]
+    down = rank.down
+    assert down is not None, token
+    who = f"rank {rank.plan.rank}"
+    if not down.started:
+        if down.detail.startswith(PORT_BUSY):
+            return Outcome.PORT_BUSY, f"{who}: {down.detail[len(PORT_BUSY) :]}"
+        return Outcome.NOT_STARTED, f"{who}: {down.detail}"
+    if down.code is None:
+        return Outcome.UNKNOWN, f"{who} vanished; nobody saw how it ended"
+    if down.code < 0:
+        name = SIGNALS.get(-down.code, "another")
+        return Outcome.SIGNALLED, f"{who}: signal {-down.code} ({name})"
+    return Outcome.EXITED, f"{who}: exit status {down.code}"

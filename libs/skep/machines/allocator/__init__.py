@@ -1,0 +1,5 @@
+"""The allocator's behaviour: `machine` decides, `jobs` says how lives go, `dispatch` acts."""
+
+from skep.machines.allocator.machine import AllocatorMachine
+
+__all__ = ["AllocatorMachine"]

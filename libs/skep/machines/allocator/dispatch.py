@@ -1,0 +1,512 @@
+"""The allocator's hands: binding what fits, stopping what must yield, repeating what is unanswered.
+
+Everything here reads the allocator's state and changes it only through its `record`. `Soft` holds
+what a crash may forget: timers, heartbeats and advice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from skep.cells.nodes import Attempt, Coming, NodeState
+from skep.machines.allocator.jobs import JobState, Part, State
+from skep.machines.base import Send
+from skep.policies import place
+from skep.policies.queue import Entry, Head
+from skep.units import Instant, after, seconds
+from skep.wire import subjects
+from skep.wire.advice import QueueAdvice
+from skep.wire.commands import (
+    AGENT_PYTHON,
+    BindJob,
+    JoinAgain,
+    RankPlan,
+    RefuseNode,
+    StopJob,
+)
+from skep.wire.facts import (
+    GhostGone,
+    JobBound,
+    JobStopping,
+    JobWaits,
+    MemberGone,
+    NodeAdded,
+    NodeBack,
+    NodeLost,
+)
+from skep.wire.node import NodeJoined, Outcome
+from skep.wire.reasons import Reason
+from skep.wire.reports import Heartbeat
+from skep.wire.spec import JobSpec
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+RESEND_AFTER = seconds(2)
+"""How long a command may stay unanswered before it is repeated: many times an agent's usual answer
+(a few milliseconds), and far below a person's patience."""
+NODE_CHECK_EVERY = seconds(1)
+NODE_LOST_AFTER = seconds(40)
+"""Silence after which a node's jobs are given up: far beyond an agent's restart (a second) and a
+bus election (4 to 9 s), well within what a user would wait."""
+TAKE_OVER_AFTER = seconds(5)
+"""Silence after which another agent may take a node's name: five heartbeats."""
+MEMBERS_BOUND_MAX = 200
+"""Parts of gangs bound in one decision: their facts and those of the event itself fit one record
+(400 bytes for a job of one part, less for each further part), unless a gang alone is larger."""
+GRACE_S = 10.0
+"""What a job gets between SIGTERM and SIGKILL: long enough to write a checkpoint of some 100 MB."""
+PREEMPT_GRACE_S = 5.0
+STALE_TIMERS_MAX = 1000
+"""Replaced reminders that may lie about: few to keep, and worth sorting out together."""
+assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
+
+
+Reminder = tuple[str, str, int]
+"""Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt."""
+
+
+class Soft:
+    """Timers, heartbeats and advice: rebuilt after a restart, never part of the truth."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing."""
+        self.timers: list[tuple[Instant, Reminder]] = []
+        self.due: dict[Reminder, Instant] = {}
+        """When each reminder falls due; what `timers` has beyond it was replaced or called off."""
+        self.last_heard: dict[str, Instant] = {}
+        """When each node was heard, or could first have been."""
+        self.speaking: dict[str, None] = {}
+        """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
+        self.check_at: Instant | None = None
+        self.advice_until = Instant(0)
+
+    def wake_at(self) -> Instant | None:
+        """Return the earliest timer."""
+        first = self.timers[0][0] if self.timers else None
+        return min((at for at in (first, self.check_at) if at is not None), default=None)
+
+    def remind(self, at: Instant, reminder: Reminder) -> None:
+        """Ask for a reminder, in place of the same one asked for earlier."""
+        self.due[reminder] = at
+        heapq.heappush(self.timers, (at, reminder))
+        if len(self.timers) > 2 * len(self.due) + STALE_TIMERS_MAX:
+            self.timers = sorted((at, reminder) for reminder, at in self.due.items())
+
+    def call_off(self, reminder: Reminder) -> None:
+        """Do without a reminder."""
+        self.due.pop(reminder, None)
+
+    def pop_due(self, now: Instant) -> list[Reminder]:
+        """Return the reminders that have fallen due, earliest first."""
+        fallen = []
+        while self.timers and self.timers[0][0] <= now:
+            at, reminder = heapq.heappop(self.timers)
+            if self.due.get(reminder) == at:
+                del self.due[reminder]
+                fallen.append(reminder)
+        return fallen
+
+
+def restarted(machine: AllocatorMachine, now: Instant) -> None:
+    """Take up every command that may not have been sent, and give every node time to speak."""
+    soft = machine.soft = Soft()
+    for name in machine.nodes:
+        soft.last_heard[name] = now
+    if machine.nodes:
+        soft.check_at = after(now, NODE_CHECK_EVERY)
+    for job in machine.jobs.values():
+        for name in job.parts:
+            command(machine, name, job.job, job.attempt, now)
+        if job.state is State.RUNNING:
+            limit(machine, job, now)
+    for name, node in machine.nodes.items():
+        for attempt in node.ghosts:
+            command(machine, name, *attempt, now)
+
+
+def awake(machine: AllocatorMachine, now: Instant) -> None:
+    """Hold nobody's silence against him if this process itself slept, or its clock was set.
+
+    Its own timer being late shows that: a laptop that wakes up finds every node silent for hours.
+    """
+    soft = machine.soft
+    if soft.check_at is not None and now - soft.check_at > TAKE_OVER_AFTER:
+        soft.last_heard = dict.fromkeys(soft.last_heard, now)
+        soft.speaking = {}
+
+
+def tick(machine: AllocatorMachine, now: Instant) -> None:
+    """Do what has fallen due."""
+    soft = machine.soft
+    for node, name, attempt in soft.pop_due(now):
+        if node:
+            command(machine, node, name, attempt, now)
+        else:
+            job = machine.jobs.get(name)
+            if job is not None and job.attempt == attempt and job.state is State.RUNNING:
+                stop(machine, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+    if soft.check_at is not None and soft.check_at <= now:
+        soft.check_at = after(now, NODE_CHECK_EVERY)
+        _look_for_lost_nodes(machine, now)
+
+
+def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Arm the time limit of an attempt that runs."""
+    if isinstance(job.spec.limits.time, int):
+        # A clock that was set back since would make the limit as much longer.
+        ends_at = after(min(job.ran_at, now), seconds(job.spec.limits.time))
+        machine.soft.remind(ends_at, ("", job.job, job.attempt))
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+
+def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None:
+    """Note that a node lives; one that was lost must first confirm what it still holds."""
+    node = machine.nodes.get(event.node)
+    if node is None:
+        return
+    if node.joined.identity != event.identity:
+        if _silent(machine, node, now):
+            # Its join takes the name over. It may be on its way, or have come too early for that.
+            again = JoinAgain(epoch=machine.epoch, node=event.node, identity=event.identity)
+            machine.effects.append(Send(subjects.command(event.node), again))
+        elif event.node in machine.soft.speaking:
+            _refuse(machine, event.node, event.identity)
+        return
+    machine.soft.last_heard[event.node] = now
+    machine.soft.speaking[event.node] = None
+    if node.lost:
+        _back(machine, event.node, now)
+
+
+def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
+    """Take in a node, or refuse a second agent of its name while the first is alive."""
+    node = machine.nodes.get(event.node)
+    if node is not None and node.joined.identity != event.identity:
+        if not _silent(machine, node, now):
+            if event.node in machine.soft.speaking:
+                _refuse(machine, event.node, event.identity)
+            return  # Whoever has the name may speak yet; if not, the newcomer is asked again.
+        _replace(machine, node, now)
+    elif node is not None and event.incarnation < node.joined.incarnation:
+        return  # Published by an earlier process of this agent, stored after a later one's.
+    machine.soft.last_heard[event.node] = now
+    if machine.soft.check_at is None:
+        machine.soft.check_at = after(now, NODE_CHECK_EVERY)
+    if node is None or node.joined != event:
+        machine.record(NodeAdded(joined=event))
+    if node is not None and node.lost:
+        _back(machine, event.node, now)
+    elif node is not None:
+        for attempt in list(node.holdings):
+            command(machine, event.node, *attempt, now)
+
+
+def _silent(machine: AllocatorMachine, node: NodeState, now: Instant) -> bool:
+    """Return whether nothing was heard of a node for so long that another may take its name."""
+    heard = machine.soft.last_heard.get(node.joined.node, now)
+    return node.lost or now - heard > TAKE_OVER_AFTER
+
+
+def _replace(machine: AllocatorMachine, node: NodeState, now: Instant) -> None:
+    """Give up everything on a node whose agent was replaced by one with a fresh state folder.
+
+    The newcomer has other processes and says what GPUs it has: nothing it runs is ours.
+    """
+    name = node.joined.node
+    if not node.lost:
+        _lose(machine, name, now)
+    machine.soft.speaking.pop(name, None)
+    for job, attempt in list(node.ghosts):
+        machine.record(GhostGone(job=job, attempt=attempt, node=name))
+
+
+def _refuse(machine: AllocatorMachine, name: str, identity: str) -> None:
+    text = f"another agent named {name} is alive: give this one another name"
+    refusal = RefuseNode(epoch=machine.epoch, node=name, identity=identity, text=text)
+    machine.effects.append(Send(subjects.command(name), refusal))
+
+
+def _back(machine: AllocatorMachine, name: str, now: Instant) -> None:
+    machine.record(NodeBack(node=name))
+    for attempt in list(machine.nodes[name].ghosts):
+        command(machine, name, *attempt, now)
+
+
+def _look_for_lost_nodes(machine: AllocatorMachine, now: Instant) -> None:
+    for name, node in machine.nodes.items():
+        heard = machine.soft.last_heard.setdefault(name, now)
+        if not node.lost and now - heard > machine.node_lost_after:
+            _lose(machine, name, now)
+
+
+def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
+    """Give up what runs on a node; its GPUs stay taken until it confirms that they are free."""
+    machine.record(NodeLost(node=name))
+    node = machine.nodes[name]
+    for job_name, attempt in list(node.holdings):
+        if (job_name, attempt) in node.ghosts:
+            continue
+        job = machine.jobs[job_name]
+        if job.state is not State.STOPPING:
+            stop(machine, job, Reason.NODE_LOST, now, name)
+        machine.record(MemberGone(job=job_name, attempt=attempt, node=name, free=False,
+                                  outcome=Outcome.UNKNOWN, detail="node lost"))  # fmt: skip
+        machine.settle(job, now)
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def stop(
+    machine: AllocatorMachine, job: JobState, why: Reason, now: Instant, detail: str = ""
+) -> None:
+    """End an attempt: told to every node that still has a part of it."""
+    machine.record(JobStopping(job=job.job, attempt=job.attempt, order=machine.order + 1, why=why,
+                               at=now, detail=detail, trace=job.trace))  # fmt: skip
+    for name in job.parts:
+        command(machine, name, job.job, job.attempt, now)
+
+
+def command(
+    machine: AllocatorMachine, name: str, job_name: str, attempt: int, now: Instant
+) -> None:
+    """Tell a node what it has not answered about an attempt, and look again later.
+
+    Says nothing if nothing is owed, so a reminder may come late or twice.
+    """
+    node = machine.nodes[name]
+    key: Attempt = (job_name, attempt)
+    message = _owed(machine, node, key)
+    if message is not None and not node.lost:
+        machine.effects.append(Send(subjects.command(name), message, _headers(machine, job_name)))
+        machine.soft.remind(after(now, RESEND_AFTER), (name, job_name, attempt))
+
+
+def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
+    job = machine.jobs.get(job_name)
+    return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
+
+
+def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob | StopJob | None:
+    """Return the command a node has not answered about an attempt, or None."""
+    name = node.joined.node
+    if key in node.ghosts:
+        return _stop_command(machine, node, key, node.ghosts[key], 0.0)
+    job = machine.jobs.get(key[0])
+    if job is None or job.attempt != key[1] or job.parts.get(name, Part.GONE) is Part.GONE:
+        return None
+    if job.state is State.STOPPING:
+        grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
+        return _stop_command(machine, node, key, job.order, grace_s)
+    return _bind_command(machine, job, name) if job.parts[name] is Part.BOUND else None
+
+
+def _stop_command(
+    machine: AllocatorMachine, node: NodeState, key: Attempt, order: int, grace_s: float
+) -> StopJob:
+    return StopJob(order=order, epoch=machine.epoch, settled=node.settled(machine.order),
+                   node=node.joined.node, identity=node.joined.identity, job=key[0],
+                   attempt=key[1], grace_s=grace_s)  # fmt: skip
+
+
+def _bind_command(machine: AllocatorMachine, job: JobState, name: str) -> BindJob:
+    node, member = machine.nodes[name], job.members[name]
+    first = next(member for member in job.members.values() if member.first_rank == 0)
+    ranks = tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
+                  for i, devices in enumerate(member.devices))  # fmt: skip
+    return BindJob(
+        order=job.order,
+        epoch=machine.epoch,
+        settled=node.settled(machine.order),
+        node=name,
+        identity=member.identity,
+        job=job.job,
+        attempt=job.attempt,
+        name=job.spec.name,
+        vc=job.spec.vc,
+        argv=argv(job.spec),
+        ranks=ranks,
+        world=job.spec.resources.workers,
+        node_rank=list(job.members).index(name),
+        nodes=len(job.members),
+        master_address=machine.nodes[first.node].joined.address,
+        master_port=job.port,
+        env=job.spec.env,
+        workdir=job.spec.workdir or "",
+        trace=job.trace,
+    )
+
+
+def argv(spec: JobSpec) -> tuple[str, ...]:
+    """Return the command line of every worker of a job."""
+    if spec.script is not None:
+        return (AGENT_PYTHON, "-m", "skep_job", spec.script, *spec.args)
+    if isinstance(spec.command, str):
+        return ("/bin/sh", "-c", spec.command)
+    assert spec.command is not None, spec
+    return spec.command
+
+
+# --- advice and scheduling ---------------------------------------------------------------------
+
+
+def advised(machine: AllocatorMachine, event: QueueAdvice, now: Instant) -> None:
+    """Let the queues follow an order among equals until it expires."""
+    if event.expires_at <= now:
+        return
+    orders: dict[tuple[str, bool], list[Entry]] = {}
+    for advice in event.jobs:
+        job = machine.jobs.get(advice.job)
+        if job is not None and job.state is State.QUEUED:
+            orders.setdefault(job.queue, []).append(job.entry)
+    for key, queue in machine.queues.items():
+        queue.advise(orders.get(key, ()))
+    machine.soft.advice_until = event.expires_at
+
+
+def schedule(machine: AllocatorMachine, now: Instant) -> None:
+    """Bind what fits: guaranteed jobs first, then opportunistic ones on what nobody waits for."""
+    if 0 < machine.soft.advice_until <= now:
+        machine.soft.advice_until = Instant(0)
+        for queue in machine.queues.values():
+            queue.advise(())
+    blocked: dict[str, str] = {}
+    bound = 0
+    for opportunistic in (False, True):
+        claims = [(head.claim, vc) for (vc, kind), queue in machine.queues.items()
+                  if kind is opportunistic and (head := queue.head()) is not None]  # fmt: skip
+        heapq.heapify(claims)
+        while claims:
+            if bound >= MEMBERS_BOUND_MAX:
+                machine.soft.check_at = now  # Go on in the next decision.
+                return
+            vc = claims[0][1]
+            queue = machine.queues[vc, opportunistic]
+            head = queue.head()
+            assert head is not None, vc
+            goes_on = _bind(machine, head, blocked, now)
+            bound += len(machine.jobs[head.entry.job].members)
+            following = queue.head() if goes_on else None
+            if following is None:
+                heapq.heappop(claims)
+            else:
+                heapq.heapreplace(claims, (following.claim, vc))
+
+
+def _bind(machine: AllocatorMachine, head: Head, blocked: dict[str, str], now: Instant) -> bool:
+    """Bind one job if it fits; else say why it waits. Returns whether its queue may go on.
+
+    `blocked` maps each GPU type that an earlier job waits for to that job.
+    """
+    job = machine.jobs[head.entry.job]
+    spec = job.spec
+    if not spec.opportunistic:
+        quota = machine.vcs[spec.vc].gpus if spec.vc in machine.vcs else 0
+        if machine.used.get(spec.vc, 0) + spec.gpus > quota:
+            _wait(machine, job, Reason.WAITS_FOR_QUOTA, f"{spec.gpus} of {quota} GPUs of {spec.vc}")
+            return False
+    kinds = place.gpu_types(machine.nodes, spec)
+    ahead = next((blocked[kind] for kind in kinds if kind in blocked), None)
+    if ahead is not None:
+        _wait(machine, job, Reason.WAITS_BEHIND, ahead)
+        return False
+    found = place.fit(machine.nodes, spec, kinds)
+    port = machine.nodes[found.slots[0].node].port() if found else None
+    if found is None or port is None:
+        types = " or ".join(kinds) or "any type"
+        needs = f"{spec.resources.workers} x {spec.resources.gpus} GPUs ({types})"
+        if not place.possible(machine.nodes, spec, kinds):
+            # No other job's end would help it, so other tenants' jobs need not wait behind it.
+            _wait(machine, job, Reason.WAITS_FOR_NODES, needs)
+            return False
+        for kind in kinds:
+            blocked[kind] = job.job
+        _make_room(machine, job, kinds, needs, now)
+        return False
+    machine.record(
+        JobBound(
+            job=job.job,
+            attempt=job.attempt + 1,
+            order=machine.order + 1,
+            members=place.members(machine.nodes, spec, found),
+            master_port=port,
+            why=found.why,
+            at=now,
+            ranked=head.ranked,
+            trace=job.trace,
+        )
+    )
+    for name in job.members:
+        command(machine, name, job.job, job.attempt, now)
+    return True
+
+
+def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> None:
+    if job.waits != (why, needs):
+        machine.record(JobWaits(job=job.job, why=why, needs=needs))
+
+
+def _make_room(
+    machine: AllocatorMachine, job: JobState, kinds: list[str], needs: str, now: Instant
+) -> None:
+    """Say what the job waits for; if stopping opportunistic jobs gives it room, stop them."""
+    if job.spec.opportunistic:
+        _wait(machine, job, Reason.WAITS_FOR_GPUS, needs)
+        return
+    coming: dict[str, Coming] = {}
+    for other in _stopping(machine):
+        _give_back(machine, other, coming, 1)
+    if coming and place.fit(machine.nodes, job.spec, kinds, coming) is not None:
+        _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
+        return
+    for other in _opportunistic(machine):
+        _give_back(machine, other, coming, 1)
+    found = place.fit(machine.nodes, job.spec, kinds, coming) if coming else None
+    if found is None:
+        _wait(machine, job, Reason.WAITS_FOR_GPUS, needs)
+        return
+    _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
+    for victim in _victims(machine, job, found, coming):
+        stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
+
+
+def _give_back(
+    machine: AllocatorMachine, job: JobState, coming: dict[str, Coming], sign: int
+) -> None:
+    """Add what a job holds to what is coming, or (`sign` -1) take it out again."""
+    for name, part in job.parts.items():
+        if part is not Part.GONE:
+            on_node = coming.setdefault(name, Coming())
+            machine.nodes[name].give_back((job.job, job.attempt), on_node, sign)
+
+
+def _stopping(machine: AllocatorMachine) -> list[JobState]:
+    """Return the jobs whose GPUs come free soon."""
+    return [job for job in machine.placed.values() if job.state is State.STOPPING]
+
+
+def _opportunistic(machine: AllocatorMachine) -> list[JobState]:
+    """Return the opportunistic jobs that hold GPUs and are not being stopped."""
+    return [job for job in machine.placed.values()
+            if job.spec.opportunistic and job.state is not State.STOPPING]  # fmt: skip
+
+
+def _victims(
+    machine: AllocatorMachine, job: JobState, found: place.Fit, coming: dict[str, Coming]
+) -> list[JobState]:
+    """Return whom to stop so that `found` comes free: the latest started first, none in vain.
+
+    `coming` holds what every opportunistic job would give back; who is spared is taken out.
+    """
+    victims = []
+    for other in sorted(_opportunistic(machine), key=lambda each: (each.bound_at, each.sequence)):
+        if any(slot.node in other.parts for slot in found.slots):
+            _give_back(machine, other, coming, -1)
+            if not place.holds(machine.nodes, job.spec, found, coming):
+                _give_back(machine, other, coming, 1)
+                victims.append(other)
+    return victims[::-1]

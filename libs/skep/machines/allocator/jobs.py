@@ -1,0 +1,161 @@
+"""The life of a job as the allocator sees it: states, transitions, and how an attempt ends.
+
+queued --JobBound--> bound --JobRan--> running --> ended
+^                    |                  |          ^
+|                    +--JobStopping--> stopping ---+
++---------------JobRequeued-----------------+
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from skep.policies.queue import Entry
+from skep.units import Instant
+from skep.wire.facts import End, Member, MemberGone
+from skep.wire.node import Outcome
+from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec
+
+LOSSES_MAX = 20
+"""Attempts a job may lose to Skep's own reasons: a job that takes every node down must end."""
+
+
+class State(StrEnum):
+    """Where an unfinished job is."""
+
+    QUEUED = "queued"
+    BOUND = "bound"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.QUEUED, "JobBound"): State.BOUND,
+    (State.BOUND, "JobRan"): State.RUNNING,
+    (State.BOUND, "JobStopping"): State.STOPPING,
+    (State.RUNNING, "JobStopping"): State.STOPPING,
+    (State.BOUND, "JobRequeued"): State.QUEUED,
+    (State.RUNNING, "JobRequeued"): State.QUEUED,
+    (State.STOPPING, "JobRequeued"): State.QUEUED,
+}
+"""Which fact moves a job where. JobEnded ends it from any state."""
+
+
+class Part(StrEnum):
+    """Where one node's part of an attempt is."""
+
+    BOUND = "bound"
+    RAN = "ran"
+    GONE = "gone"
+
+
+class JobState(msgspec.Struct):
+    """An unfinished job."""
+
+    job: str
+    sequence: int
+    spec: JobSpec
+    submitted_at: Instant
+    trace: str
+    state: State = State.QUEUED
+    attempt: int = 0
+    order: int = 0
+    retries_used: int = 0
+    losses: int = 0
+    cancelled: bool = False
+    waits: tuple[Reason, str] | None = None
+    members: dict[str, Member] = {}
+    parts: dict[str, Part] = {}
+    gone: list[MemberGone] = []
+    port: int = 0
+    bound_at: Instant = Instant(0)
+    ran_at: Instant = Instant(0)
+    stopped_why: Reason | None = None
+    stopped_detail: str = ""
+
+    @property
+    def entry(self) -> Entry:
+        """Return the job's place in its queue."""
+        return Entry(-self.spec.priority, self.sequence, self.job)
+
+    @property
+    def queue(self) -> tuple[str, bool]:
+        """Return which queue it waits in: VC, and whether opportunistic."""
+        return self.spec.vc, self.spec.opportunistic
+
+    @property
+    def over(self) -> bool:
+        """Return whether every part of the attempt is gone."""
+        return all(part is Part.GONE for part in self.parts.values())
+
+    def move(self, fact: str) -> None:
+        """Change state as the table says; any other change is a bug."""
+        step = self.state, fact
+        assert step in TRANSITIONS, f"{self.job}: {fact} in {self.state}"
+        self.state = TRANSITIONS[step]
+
+
+class Verdict(NamedTuple):
+    """What becomes of a job whose attempt is over: its end, or (None) another attempt."""
+
+    end: End | None
+    why: Reason
+    detail: str = ""
+    counted: bool = False
+
+
+FAILURES: dict[Outcome, Reason] = {
+    Outcome.EXITED: Reason.EXITED_NONZERO,
+    Outcome.SIGNALLED: Reason.KILLED_BY_SIGNAL,
+    Outcome.NOT_STARTED: Reason.NOT_STARTED,
+    Outcome.PORT_BUSY: Reason.PORT_BUSY,
+    Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
+}
+
+RETRY_KEYS = {
+    Outcome.EXITED: "exit",
+    Outcome.SIGNALLED: "signal",
+    Outcome.NOT_STARTED: "not-started",
+}
+"""Which word of `limits.retry_on` covers which outcome."""
+
+
+def judge(job: JobState) -> Verdict:
+    """Return what follows from an attempt whose every part is gone.
+
+    An attempt that succeeded everywhere has succeeded, even if a stop was under way. Otherwise the
+    reason for stopping decides; then the earliest failure does. What Skep or its hardware lost is
+    repeated without counting, LOSSES_MAX times at most.
+    """
+    if all(gone.outcome is Outcome.SUCCEEDED for gone in job.gone):
+        return Verdict(End.SUCCEEDED, Reason.SUCCEEDED)
+    if job.cancelled:
+        return Verdict(End.CANCELLED, Reason.CANCELLED)
+    if job.stopped_why is Reason.TIME_LIMIT:
+        return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
+    if job.stopped_why is Reason.PREEMPTED:
+        return Verdict(None, Reason.PREEMPTED, job.stopped_detail)
+    if job.stopped_why is Reason.NODE_LOST:
+        return _lost(job, Reason.NODE_LOST, job.stopped_detail)
+    failed = next((gone for gone in job.gone if gone.outcome in FAILURES), None)
+    if failed is None:
+        return _lost(job, Reason.EXIT_UNKNOWN, "a node stopped its part unasked")
+    why = FAILURES[failed.outcome]
+    detail = f"{failed.node}: {failed.detail}" if failed.detail else failed.node
+    if failed.outcome not in RETRY_KEYS:
+        return _lost(job, why, detail)
+    limits = job.spec.limits
+    if RETRY_KEYS[failed.outcome] in limits.retry_on and job.retries_used < limits.retries:
+        return Verdict(None, why, detail, counted=True)
+    return Verdict(End.FAILED, why, detail)
+
+
+def _lost(job: JobState, why: Reason, detail: str) -> Verdict:
+    if job.losses >= LOSSES_MAX:
+        text = f"{LOSSES_MAX} attempts were lost; the last: {why} ({detail})"
+        return Verdict(End.FAILED, Reason.RETRIES_USED_UP, text)
+    return Verdict(None, why, detail)

@@ -1,0 +1,372 @@
+"""The allocator: the only writer of placement.
+
+A job waits in its VC's queue until its gang fits (priority, then arrival; `policies.queue`), gets
+GPUs (`policies.place`), and keeps them until its nodes confirm that its processes are gone. Every
+decision is a fact; commands to agents follow from facts and are repeated until a node event
+answers. `jobs` holds the life of a job, `cells.nodes` who holds what.
+
+Guaranteed jobs stay within their VC's quota. Opportunistic ones take what nobody guaranteed waits
+for, and are stopped when a guaranteed job needs their GPUs. A guaranteed job that does not fit
+holds back later ones that could use the same GPUs: a small job never overtakes a large one, so no
+gang starves. Heartbeats, timers and advice are soft: they are forgotten in a crash and cost
+nothing but time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.cells.nodes import Holding, NodeState
+from skep.ids import job_sequence
+from skep.machines.allocator import dispatch
+from skep.machines.allocator.jobs import JobState, Part, State, judge
+from skep.machines.base import Effect, Record, Restarted, Tick
+from skep.policies.queue import JobQueue
+from skep.units import Instant
+from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.advice import QueueAdvice
+from skep.wire.codec import Facts, Unreadable
+from skep.wire.facts import (
+    Admitted,
+    AllocatorFact,
+    CancelAsked,
+    End,
+    EpochBegan,
+    GhostGone,
+    JobBound,
+    JobEnded,
+    JobQueued,
+    JobRan,
+    JobRequeued,
+    JobStopping,
+    JobWaits,
+    Member,
+    MemberGone,
+    MemberRan,
+    NodeAdded,
+    NodeBack,
+    NodeDrained,
+    NodeLost,
+    VcsSet,
+)
+from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeJoined, Outcome
+from skep.wire.reasons import Reason
+from skep.wire.reports import Heartbeat
+
+
+class AllocatorMachine:
+    """The behaviour of the allocator service."""
+
+    def __init__(self) -> None:
+        """Start with no nodes and no jobs."""
+        self.epoch = 0
+        self.order = 0
+        self.last_queued = 0
+        self.vcs: dict[str, VcConfig] = {}
+        self.nodes: dict[str, NodeState] = {}
+        self.jobs: dict[str, JobState] = {}
+        self.placed: dict[str, JobState] = {}
+        """The jobs that hold GPUs: every one that is not queued."""
+        self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.used: dict[str, int] = {}
+        """GPUs that each VC's guaranteed jobs hold."""
+        self.soft = dispatch.Soft()
+        self.node_lost_after = dispatch.NODE_LOST_AFTER
+        """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.effects: list[Effect] = []
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the facts and commands that follow from `event`."""
+        self.effects = []
+        dispatch.awake(self, now)
+        match event:
+            case Facts():
+                for fact in event.facts:
+                    self._admission(fact, now)
+            case MemberStarted():
+                self._member_started(event, now)
+            case MemberExited():
+                self._member_exited(event, now)
+            case Heartbeat():
+                dispatch.heartbeat(self, event, now)
+            case NodeJoined():
+                dispatch.joined(self, event, now)
+            case SetVcs():
+                self.record(VcsSet(vcs=event.vcs))
+            case DrainNode():
+                if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
+                    self.record(NodeDrained(node=event.node, drain=event.drain))
+            case QueueAdvice():
+                dispatch.advised(self, event, now)
+            case Tick():
+                dispatch.tick(self, now)
+            case Restarted():
+                dispatch.restarted(self, now)
+            case MemberStepped() | Unreadable():
+                return []
+            case _:
+                text = f"the allocator does not take {event!r}"
+                raise AssertionError(text)
+        if not isinstance(event, Heartbeat) or self.effects:
+            dispatch.schedule(self, now)
+        return self.effects
+
+    def wake_at(self) -> Instant | None:
+        """Return when the earliest command must be repeated, limit enforced or node checked."""
+        return self.soft.wake_at()
+
+    def record(self, fact: AllocatorFact) -> None:
+        """Apply a fact and ask for it to be made durable."""
+        self.apply(fact)
+        self.effects.append(Record(fact))
+
+    # --- what others tell --------------------------------------------------------------------
+
+    def _admission(self, fact: Any, now: Instant) -> None:
+        match fact:
+            case Admitted():
+                if (job_sequence(fact.job) or 0) > self.last_queued:
+                    self.record(JobQueued(job=fact.job, spec=fact.spec, trace=fact.trace,
+                                          submitted_at=fact.submitted_at))  # fmt: skip
+            case CancelAsked():
+                self._cancel(fact.job, now)
+            case _:
+                pass  # Refusals, keys and admission's own views are not placement.
+
+    def _cancel(self, name: str, now: Instant) -> None:
+        job = self.jobs.get(name)
+        if job is None or job.cancelled:
+            return
+        self.record(CancelAsked(job=name))
+        if job.state is State.QUEUED:
+            self._end(job, End.CANCELLED, Reason.CANCELLED, now)
+        elif job.state is not State.STOPPING:
+            dispatch.stop(self, job, Reason.CANCELLED, now)
+
+    def _member_started(self, event: MemberStarted, now: Instant) -> None:
+        job = self.jobs.get(event.job)
+        if job is None or job.attempt != event.attempt:
+            return
+        if job.parts.get(event.node) is not Part.BOUND or not _speaks(job, event):
+            return
+        # The node's clock may be wrong, and the time limit counts from here.
+        at = min(max(event.at, job.bound_at), now)
+        self.record(MemberRan(job=job.job, attempt=job.attempt, node=event.node, at=at))
+        if job.state is State.BOUND and Part.BOUND not in job.parts.values():
+            self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
+            dispatch.limit(self, job, now)
+
+    def _member_exited(self, event: MemberExited, now: Instant) -> None:
+        attempt = event.job, event.attempt
+        node = self.nodes.get(event.node)
+        if node is not None and attempt in node.ghosts and event.identity == node.joined.identity:
+            self.record(GhostGone(job=event.job, attempt=event.attempt, node=event.node))
+            return
+        job = self.jobs.get(event.job)
+        if job is None or job.attempt != event.attempt:
+            return
+        if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
+            return
+        self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
+                               outcome=event.outcome, detail=event.detail, steps=event.steps,
+                               step_ns=event.step_ns))  # fmt: skip
+        self.settle(job, now)
+
+    # --- how attempts and jobs end -----------------------------------------------------------
+
+    def settle(self, job: JobState, now: Instant) -> None:
+        """Go on after a part of an attempt is gone: stop the others, or judge the whole."""
+        if not job.over:
+            failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
+            if failed and job.state is not State.STOPPING:
+                dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
+            return
+        self.soft.call_off(("", job.job, job.attempt))
+        verdict = judge(job)
+        if verdict.end is not None:
+            self._end(job, verdict.end, verdict.why, now, verdict.detail)
+            return
+        self.record(JobRequeued(job=job.job, attempt=job.attempt, why=verdict.why, at=now,
+                                counted=verdict.counted, detail=verdict.detail,
+                                trace=job.trace))  # fmt: skip
+
+    def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
+        steps = min((gone.steps for gone in job.gone), default=0)
+        step_ns = max((gone.step_ns for gone in job.gone), default=0)
+        self.record(JobEnded(job=job.job, end=end, why=why, attempts=job.attempt, at=now,
+                             ran_at=job.ran_at, steps=steps, step_ns=step_ns, detail=detail,
+                             trace=job.trace))  # fmt: skip
+
+    # --- facts -------------------------------------------------------------------------------
+
+    def apply(self, fact: AllocatorFact) -> None:
+        """Take over one fact."""
+        match fact:
+            case EpochBegan():
+                self.epoch = fact.epoch
+            case VcsSet():
+                self.vcs = dict(fact.vcs)
+            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | GhostGone():
+                self._apply_node(fact)
+            case JobQueued():
+                self._apply_queued(fact)
+            case JobWaits():
+                self.jobs[fact.job].waits = fact.why, fact.needs
+            case JobBound():
+                self._apply_bound(fact)
+            case MemberRan():
+                job = self.jobs[fact.job]
+                job.parts[fact.node] = Part.RAN
+                if job.state is State.BOUND:
+                    self.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
+            case JobRan():
+                job = self.jobs[fact.job]
+                job.move("JobRan")
+                job.ran_at = fact.at
+            case JobStopping():
+                self._apply_stopping(fact)
+            case MemberGone():
+                self._apply_gone(fact)
+            case JobRequeued():
+                self._apply_requeued(fact)
+            case JobEnded():
+                self._apply_ended(fact)
+            case CancelAsked():
+                self.jobs[fact.job].cancelled = True
+
+    def _apply_node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | GhostGone) -> None:
+        if isinstance(fact, NodeAdded):
+            name = fact.joined.node
+            if name in self.nodes:
+                self.nodes[name].refresh(fact.joined)
+            else:
+                self.nodes[name] = NodeState(fact.joined)
+                self.nodes = dict(sorted(self.nodes.items()))
+            return
+        node = self.nodes[fact.node]
+        match fact:
+            case NodeDrained():
+                node.drained = fact.drain
+            case NodeLost():
+                node.lost = True
+            case NodeBack():
+                node.lost = False
+            case GhostGone():
+                attempt = fact.job, fact.attempt
+                del node.ghosts[attempt]
+                node.open_orders.pop(attempt, None)
+                node.release(attempt)
+
+    def _apply_queued(self, fact: JobQueued) -> None:
+        sequence = job_sequence(fact.job) or 0
+        self.last_queued = sequence
+        job = JobState(job=fact.job, sequence=sequence, spec=fact.spec, trace=fact.trace,
+                       submitted_at=fact.submitted_at)  # fmt: skip
+        self.jobs[fact.job] = job
+        self.queue(job).add(job.entry)
+
+    def queue(self, job: JobState) -> JobQueue:
+        """Return the queue a job waits in."""
+        return self.queues.setdefault(job.queue, JobQueue())
+
+    def _apply_bound(self, fact: JobBound) -> None:
+        job = self.jobs[fact.job]
+        self.queue(job).remove(job.entry)
+        job.move("JobBound")
+        job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
+        job.bound_at, job.ran_at = fact.at, Instant(0)
+        job.members = {member.node: member for member in fact.members}
+        job.parts = dict.fromkeys(job.members, Part.BOUND)
+        job.gone, job.waits, job.stopped_why = [], None, None
+        job.stopped_detail = ""
+        self.order = fact.order
+        attempt = fact.job, fact.attempt
+        for member in fact.members:
+            port = fact.master_port if member.first_rank == 0 else 0
+            node = self.nodes[member.node]
+            node.take(attempt, self._holding(job, member, port))
+            node.open_orders[attempt] = fact.order
+        self.placed[job.job] = job
+        self._count(job, 1)
+
+    @staticmethod
+    def _holding(job: JobState, member: Member, port: int) -> Holding:
+        workers = len(member.devices)
+        wanted = job.spec.resources
+        return Holding(member=member, cpus=wanted.cpus * workers, port=port,
+                       memory=int(wanted.memory) * workers)  # fmt: skip
+
+    def _count(self, job: JobState, sign: int) -> None:
+        if not job.spec.opportunistic:
+            vc = job.spec.vc
+            self.used[vc] = self.used.get(vc, 0) + sign * job.spec.gpus
+
+    def _apply_stopping(self, fact: JobStopping) -> None:
+        job = self.jobs[fact.job]
+        job.move("JobStopping")
+        job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
+        self.order = fact.order
+        for name, part in job.parts.items():
+            if part is not Part.GONE:
+                self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
+
+    def _apply_gone(self, fact: MemberGone) -> None:
+        job = self.jobs[fact.job]
+        job.parts[fact.node] = Part.GONE
+        job.gone.append(fact)
+        node, attempt = self.nodes[fact.node], (fact.job, fact.attempt)
+        if fact.free:
+            node.open_orders.pop(attempt, None)
+            node.release(attempt)
+        else:
+            node.ghosts[attempt] = job.order
+
+    def _apply_requeued(self, fact: JobRequeued) -> None:
+        job = self.jobs[fact.job]
+        job.move("JobRequeued")
+        job.retries_used += fact.counted
+        job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
+        job.members, job.parts, job.gone = {}, {}, []
+        job.stopped_why, job.waits = None, None
+        del self.placed[job.job]
+        self._count(job, -1)
+        self.queue(job).add(job.entry)
+
+    def _apply_ended(self, fact: JobEnded) -> None:
+        job = self.jobs.pop(fact.job)
+        if job.state is State.QUEUED:
+            self.queue(job).remove(job.entry)
+        else:
+            del self.placed[job.job]
+            self._count(job, -1)
+
+    def check(self) -> None:
+        """Assert that every GPU, queue and count is as the jobs say."""
+        used: dict[str, int] = {}
+        held = {name: dict(node.ghosts) for name, node in self.nodes.items()}
+        waiting = 0
+        for job in self.jobs.values():
+            assert (job.state is State.QUEUED) == (not job.members), job
+            assert (job.state is State.QUEUED) == (job.job not in self.placed), job
+            if job.state is State.QUEUED:
+                assert self.queue(job).holds(job.entry), job
+                waiting += 1
+                continue
+            assert not job.over, f"{job.job}: an attempt that is over was not judged"
+            if not job.spec.opportunistic:
+                used[job.spec.vc] = used.get(job.spec.vc, 0) + job.spec.gpus
+            for name, part in job.parts.items():
+                if part is not Part.GONE:
+                    held[name][job.job, job.attempt] = 0
+        assert waiting == sum(len(queue) for queue in self.queues.values())
+        assert {vc: n for vc, n in self.used.items() if n} == used
+        for name, node in self.nodes.items():
+            node.check()
+            assert sorted(node.holdings) == sorted(held[name]), name
+            for attempt in node.open_orders:
+                assert attempt in node.holdings, (name, attempt)
+
+
+def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
+    """Return whether the agent that speaks is the one the part was given to."""
+    return job.members[event.node].identity == event.identity

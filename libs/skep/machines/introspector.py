@@ -1,0 +1,337 @@
+"""The introspector: how fast every job goes, from what the agents report.
+
+    NodeReport --> rank windows --(once a second)--> Rates, RateLearned, PhaseChanged, Stalled
+
+Reports carry cumulative counts, so a lost one costs nothing and a restart is made up for within
+seconds: the machine records no facts, and what it knew is gone with it. An attempt is known from
+its first report; the allocator's facts only make it forgotten at once when it is over, instead of
+after FORGET_AFTER of silence, and keep reports still under way from bringing it back.
+
+A job goes at the pace of its slowest rank among those that make mini-batches (a parameter server
+makes none). Its memory is that of its largest rank, its utilisation the mean of all. `Rates`
+leave out what was not heard of for a window. A job whose slowest rank is silent for
+`stall_limit` is stalled until that is over; learning and stalls are told once per attempt and
+incident, and once more after a restart of this service.
+
+What does not fit a bound is shed: telemetry costs quality, never liveness.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.ids import job_sequence
+from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.perf.progress import RATE_MILLI_MAX, WINDOW, PhaseWatch, RankWindow, stall_limit
+from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
+from skep.wire import subjects
+from skep.wire.codec import Facts, Unreadable, is_trace
+from skep.wire.facts import JobBound, JobEnded, JobRequeued
+from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.reports import JobProgress, NodeReport, RankProgress
+
+EMIT_EVERY = seconds(1.0)
+"""As often as agents report."""
+
+FORGET_AFTER = seconds(60.0)
+"""Silence after which an attempt is dropped: a node that is lost for longer has lost its jobs."""
+
+CLOCK_STEP = seconds(60.0)
+"""A report older than the node's latest by less is a duplicate; by more, its clock was set."""
+
+RATES_BYTES_MAX = 256 * KIB
+RATES_JOBS_MAX = 1_600
+"""Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
+
+RANKS_MAX = 100_000
+"""Ranks followed, at about 3 KiB each where every job has one: 300 MB at the very most."""
+
+ATTEMPTS_MAX = RANKS_MAX
+"""Attempts followed: one without any rank is known too."""
+
+NODES_MAX = 20_000
+"""Nodes whose latest report is remembered, the latest heard of: more than can exist."""
+
+OVER_MAX = 20_000
+"""Ended attempts remembered, the latest: reports under way arrive within seconds."""
+
+TOLD_MAX = 2_000
+"""Findings about single jobs per emission; the others are told in the next: the bus shares."""
+
+JOB_LENGTH_MAX = 20
+COUNT_MAX = 10**15
+ATTEMPT_MAX = 10**9
+INSTANT_MAX = 2**62
+"""Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
+
+JOB_RATE_BYTES_MAX = 158
+"""One JobRate in JSON with every field at its largest, and the comma after it."""
+
+ALL_ATTEMPTS = ATTEMPT_MAX
+"""A job that ended has no further attempt."""
+
+assert RATES_JOBS_MAX * JOB_RATE_BYTES_MAX + KIB <= RATES_BYTES_MAX
+assert EMIT_EVERY <= WINDOW < FORGET_AFTER
+
+RATES = subjects.finding("rates")
+LEARNED = subjects.finding("learned")
+PHASE = subjects.finding("phase")
+STALL = subjects.finding("stall")
+
+
+class _Attempt:
+    """One attempt of a job as its ranks report it."""
+
+    __slots__ = ("attempt", "heard_at", "job", "learned", "ranks", "stalled", "trace", "watch")
+
+    def __init__(self, progress: JobProgress) -> None:
+        self.job = progress.job
+        self.attempt = progress.attempt
+        self.trace = progress.trace if is_trace(progress.trace) else ""
+        self.ranks: dict[int, RankWindow] = {}
+        self.heard_at = 0
+        self.learned = False
+        self.stalled: int | None = None
+        """Since when, if it is."""
+        self.watch: PhaseWatch | None = None
+
+
+class IntrospectorMachine:
+    """The behaviour of the introspector service."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing: reports say it all again."""
+        self._attempts: dict[str, _Attempt] = {}
+        self._ranks = 0
+        self._nodes: dict[str, int] = {}
+        """When each node's latest report was made, by its clock; the latest heard of last."""
+        self._over: dict[str, int] = {}
+        self._due: Instant | None = None
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the findings that are due."""
+        match event:
+            case NodeReport():
+                self._report(event, now)
+            case Facts():
+                for fact in event.facts:
+                    self._fact(fact)
+            case Tick() | Restarted() | Unreadable():
+                pass
+            case _:
+                unexpected = f"the introspector does not take {event!r}"
+                raise AssertionError(unexpected)
+        if self._due is None or now < self._due:
+            return []
+        return self._emit(now)
+
+    def apply(self, fact: Any) -> None:
+        """Do nothing: the introspector's own log holds epochs only."""
+
+    def wake_at(self) -> Instant | None:
+        """Return the next whole second while attempts are known, else None."""
+        return self._due
+
+    def check(self) -> None:
+        """Assert the bounds, and that every count is of what is there."""
+        assert self._ranks == sum(len(attempt.ranks) for attempt in self._attempts.values())
+        assert self._ranks <= RANKS_MAX
+        assert len(self._attempts) <= ATTEMPTS_MAX
+        assert len(self._over) <= OVER_MAX
+        assert len(self._nodes) <= NODES_MAX
+        assert self._due is not None or not self._attempts
+        for job, attempt in self._attempts.items():
+            assert job == attempt.job
+            assert attempt.attempt > self._over.get(job, 0), job
+            for rank in attempt.ranks.values():
+                assert 0 <= rank.rate_milli <= RATE_MILLI_MAX, (job, rank.rate_milli)
+
+    # --- what is heard -----------------------------------------------------------------------
+
+    def _report(self, report: NodeReport, now: Instant) -> None:
+        if not 0 < report.at < INSTANT_MAX:
+            return
+        latest = self._nodes.get(report.node)
+        if latest is not None and latest - CLOCK_STEP < report.at <= latest:
+            return
+        self._nodes.pop(report.node, None)
+        self._nodes[report.node] = report.at
+        if len(self._nodes) > NODES_MAX:
+            del self._nodes[next(iter(self._nodes))]
+        attempts = self._attempts
+        at = report.at
+        for progress in report.jobs:
+            attempt = attempts.get(progress.job)
+            if attempt is None or attempt.attempt != progress.attempt:
+                attempt = self._meet(progress, attempt)
+                if attempt is None:
+                    continue
+            attempt.heard_at = now
+            windows = attempt.ranks
+            for rank in progress.ranks:
+                window = windows.get(rank.rank)
+                if window is None:
+                    if self._ranks >= RANKS_MAX or not 0 <= rank.rank < progress.world:
+                        continue
+                    window = windows[rank.rank] = RankWindow()
+                    self._ranks += 1
+                if _sane(rank):
+                    window.utilisation = rank.utilisation
+                    window.memory = rank.memory
+                    window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
+        if self._due is None and attempts:
+            self._due = _next_second(now)
+
+    def _meet(self, progress: JobProgress, known: _Attempt | None) -> _Attempt | None:
+        """Begin to follow an attempt, in place of an earlier one; None if it is not to be."""
+        job, number = progress.job, progress.attempt
+        if not max(self._over.get(job, 0), known.attempt if known else 0) < number < ATTEMPT_MAX:
+            return None
+        if known is not None:
+            self._forget(known)
+        elif (
+            len(self._attempts) >= ATTEMPTS_MAX
+            or len(job) > JOB_LENGTH_MAX
+            or job_sequence(job) is None
+        ):
+            return None
+        attempt = self._attempts[job] = _Attempt(progress)
+        return attempt
+
+    def _forget(self, attempt: _Attempt) -> None:
+        del self._attempts[attempt.job]
+        self._ranks -= len(attempt.ranks)
+
+    def _fact(self, fact: Any) -> None:
+        match fact:
+            case JobBound():
+                self._end(fact.job, fact.attempt - 1)
+            case JobRequeued():
+                self._end(fact.job, fact.attempt)
+            case JobEnded():
+                self._end(fact.job, ALL_ATTEMPTS)
+            case _:
+                pass  # Everything else changes no attempt.
+
+    def _end(self, job: str, last: int) -> None:
+        """Remember that the job's attempts up to `last` are over."""
+        last = max(last, self._over.pop(job, 0))
+        if last == 0:
+            return
+        self._over[job] = last
+        if len(self._over) > OVER_MAX:
+            del self._over[next(iter(self._over))]
+        attempt = self._attempts.get(job)
+        if attempt is not None and attempt.attempt <= last:
+            self._forget(attempt)
+
+    # --- what is said ------------------------------------------------------------------------
+
+    def _emit(self, now: Instant) -> list[Effect]:
+        self._drop_silent(now)
+        told: list[Effect] = []  # At most two entries more than TOLD_MAX.
+        heard_since = now - WINDOW
+        rates = [
+            self._look(attempt, told, now)
+            for attempt in self._attempts.values()
+            if attempt.ranks and attempt.heard_at >= heard_since
+        ]
+        effects: list[Effect] = [
+            Send(RATES, Rates(at=now, jobs=tuple(rates[start : start + RATES_JOBS_MAX])))
+            for start in range(0, len(rates), RATES_JOBS_MAX)
+        ]
+        self._due = _next_second(now) if self._attempts else None
+        return effects + told
+
+    def _drop_silent(self, now: Instant) -> None:
+        limit = now - FORGET_AFTER
+        for attempt in [each for each in self._attempts.values() if each.heard_at < limit]:
+            self._forget(attempt)
+
+    def _look(self, attempt: _Attempt, told: list[Effect], now: Instant) -> JobRate:
+        """Return an attempt's rate; add what else there is to say about it to `told`."""
+        slowest: RankWindow | None = None
+        laggard: RankWindow | None = None
+        steps = memory = utilisation = 0
+        for rank in attempt.ranks.values():
+            utilisation += rank.utilisation
+            memory = max(memory, rank.memory)
+            if rank.steps == 0:
+                continue
+            if laggard is None or rank.silent_ns > laggard.silent_ns:
+                laggard = rank
+            if steps == 0 or rank.steps < steps:
+                steps = rank.steps
+            if rank.known and (slowest is None or rank.rate_milli < slowest.rate_milli):
+                slowest = rank
+        if laggard is not None and len(told) < TOLD_MAX:
+            _look_for_stall(attempt, laggard, told, now)
+        if slowest is not None and len(told) < TOLD_MAX:
+            _look_for_level(attempt, slowest, told, now)
+        return JobRate(
+            job=attempt.job,
+            attempt=attempt.attempt,
+            steps=steps,
+            rate_milli=slowest.rate_milli if slowest else 0,
+            utilisation=utilisation // len(attempt.ranks),
+            memory=memory,
+        )
+
+
+def _look_for_stall(
+    attempt: _Attempt, laggard: RankWindow, told: list[Effect], now: Instant
+) -> None:
+    stalled = laggard.silent_ns > stall_limit(laggard.step_ns)
+    if stalled is (attempt.stalled is not None):
+        return
+    since = laggard.last_step_at if attempt.stalled is None else attempt.stalled
+    attempt.stalled = since if stalled else None
+    finding = Stalled(
+        at=now,
+        job=attempt.job,
+        attempt=attempt.attempt,
+        since=Instant(since),
+        over=not stalled,
+        trace=attempt.trace,
+    )
+    told.append(Send(STALL, finding))
+
+
+def _look_for_level(
+    attempt: _Attempt, slowest: RankWindow, told: list[Effect], now: Instant
+) -> None:
+    if not attempt.learned and slowest.full():
+        attempt.learned = True
+        rate = slowest.rate_milli
+        finding = RateLearned(at=now, job=attempt.job, attempt=attempt.attempt, rate_milli=rate,
+                              trace=attempt.trace)  # fmt: skip
+        told.append(Send(LEARNED, finding))
+    if attempt.watch is None:
+        attempt.watch = PhaseWatch(slowest)
+        return
+    change = attempt.watch.watch(slowest)
+    if change is not None:
+        changed = PhaseChanged(
+            at=now,
+            job=attempt.job,
+            attempt=attempt.attempt,
+            before_milli=change.before,
+            after_milli=change.after,
+            trace=attempt.trace,
+        )
+        told.append(Send(PHASE, changed))
+
+
+def _sane(rank: RankProgress) -> bool:
+    """Return whether a rank's values are in range: an agent may be broken, not this service."""
+    return (
+        0 <= rank.steps <= COUNT_MAX
+        and 0 <= rank.last_step_at < INSTANT_MAX
+        and 0 <= rank.step_ns <= COUNT_MAX
+        and 0 <= rank.utilisation <= 1000
+        and 0 <= rank.memory <= COUNT_MAX
+    )
+
+
+def _next_second(now: Instant) -> Instant:
+    return after(Instant(now - now % NS_PER_SECOND), Duration(NS_PER_SECOND))

@@ -1,0 +1,1 @@
+"""How fast jobs are: rates from counts, changes of level, predictions. Pure arithmetic."""

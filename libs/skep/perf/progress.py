@@ -1,0 +1,284 @@
+"""How fast a rank goes, whether its speed changed for good, and whether it stands still.
+
+All of it rests on cumulative counts and on when the latest mini-batch ended, by the rank's own
+clock: when a report was sent, delayed or lost changes nothing. The measure is Gandiva's, the time
+per mini-batch (section 4.1), as a rate over a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from skep.units import NS_PER_SECOND, Duration, seconds
+
+WINDOW = seconds(10.0)
+"""What a rate is measured over: ten reports, and longer than most pauses between mini-batches."""
+
+LEARNED_STEPS = 20
+"""Mini-batches that make a rate as good as a full window does: job lengths vary within ten."""
+
+RATE_MILLI_MAX = 10**12
+"""A thousand million mini-batches per second: beyond it only a broken clock can report."""
+
+QUIET = seconds(3.0)
+"""Silence that says nothing: a count reaches its node, and the node reports, once a second each."""
+
+STALL_AFTER = seconds(30.0)
+"""The shortest silence that is a stall: validation and checkpoints of small jobs take less."""
+
+STALL_STEPS = 20
+"""Or this many times the usual mini-batch, for jobs whose mini-batches take seconds."""
+
+LEVEL_CHANGE_MILLI = 300
+"""By how many thousandths a rate must differ from its level to be another one."""
+
+LEVEL_WINDOWS = 24
+"""Windows a level rests on, the latest: their deviation is a steady measure of the noise."""
+
+LEVEL_WINDOWS_MIN = 5
+"""Windows before there is a level: the first may hold compilation and cold caches."""
+
+HELD_WINDOWS = 3
+"""Windows a change must hold: a checkpoint or a validation run disturbs one or two."""
+
+HELD_WINDOWS_MAX = 12
+"""The most a restless series asks for: two minutes, after which noise counts as change."""
+
+NOISE_FACTOR = 28
+"""How many windows tell a change from noise: the square of this times the mean deviation.
+
+The median of k normal values deviates by 1.25 * 1.25 * the mean deviation / sqrt(k). This leaves
+5.4 times that within LEVEL_CHANGE_MILLI.
+"""
+
+FINE_PER_MILLI = 10**6
+"""Levels are finer than thousandths: one mini-batch in five minutes is three of them."""
+
+PHASE_STEPS_MIN = 5
+"""Mini-batches in a window of a level: fewer would let the length of single ones decide."""
+
+assert HELD_WINDOWS <= LEVEL_WINDOWS_MIN <= LEVEL_WINDOWS
+assert HELD_WINDOWS < HELD_WINDOWS_MAX <= LEVEL_WINDOWS
+assert 0 < LEVEL_CHANGE_MILLI < 1000, "a fall must be able to qualify"
+assert PHASE_STEPS_MIN <= LEARNED_STEPS
+assert QUIET < WINDOW < STALL_AFTER, "a rate falls before a stall is called"
+
+
+def rate_milli(steps: int, span_ns: int) -> int:
+    """Return thousandths of a mini-batch per second, 0 to RATE_MILLI_MAX; 0 for an empty span."""
+    if span_ns <= 0 or steps <= 0:
+        return 0
+    return min(steps * (1000 * NS_PER_SECOND) // span_ns, RATE_MILLI_MAX)
+
+
+def median(values: Sequence[int]) -> int:
+    """Return the median of at least one value, rounded down between the two middle ones."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) // 2
+
+
+def stall_limit(step_ns: int) -> Duration:
+    """Return the silence that is a stall for a job whose usual mini-batch takes `step_ns`."""
+    return max(STALL_AFTER, Duration(STALL_STEPS * step_ns))
+
+
+class RankWindow:
+    """The latest mini-batches of one rank, from its cumulative reports.
+
+    `rate_milli` is the rate over the samples since the newest one at least WINDOW old; it falls
+    while the rank is silent. It is 0 and `known` false until there is something to go by. `lives`
+    counts how often the rank began anew: a count or clock that goes back is another life.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_interval_ns",
+        "_times",
+        "known",
+        "last_step_at",
+        "lives",
+        "memory",
+        "rate_milli",
+        "silent_ns",
+        "step_ns",
+        "steps",
+        "utilisation",
+    )
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._counts: list[int] = []
+        self._interval_ns = 0
+        self.known = False
+        self.last_step_at = 0
+        self.lives = 0
+        self.rate_milli = 0
+        self.silent_ns = 0
+        self.step_ns = 0
+        self.steps = 0
+        self.utilisation = 0
+        self.memory = 0
+
+    def observe(self, steps: int, last_step_at: int, step_ns: int, at: int) -> None:
+        """Take over the rank's counts as of `at`; both times by the rank's clock, ns.
+
+        A rank without a mini-batch stays as it is. One that counts without saying when (0) is
+        taken to have made its latest mini-batch at `at`.
+        """
+        if steps <= 0:
+            return
+        if steps != self.steps:
+            ended = last_step_at or at
+            if steps < self.steps or ended < self.last_step_at or not self._times:
+                self._begin(steps, ended)
+            elif ended > self.last_step_at:
+                self._advance(steps, ended)
+        self.step_ns = step_ns
+        if not self.known and step_ns > 0:
+            self.rate_milli, self._interval_ns, self.known = rate_milli(1, step_ns), step_ns, True
+        silent = at - self.last_step_at
+        self.silent_ns = max(0, silent)
+        if silent > QUIET and self.known:
+            self._slow_down()
+
+    def full(self) -> bool:
+        """Return whether the rate rests on a whole window, or on LEARNED_STEPS mini-batches."""
+        span, steps = self.last_step_at - self._times[0], self.steps - self._counts[0]
+        return span >= WINDOW or steps >= LEARNED_STEPS
+
+    def _begin(self, steps: int, ended: int) -> None:
+        self._times, self._counts = [ended], [steps]
+        self._interval_ns = 0
+        self.lives += 1
+        self.known = False
+        self.rate_milli = 0
+        self.steps, self.last_step_at = steps, ended
+
+    def _advance(self, steps: int, ended: int) -> None:
+        times, counts = self._times, self._counts
+        times.append(ended)
+        counts.append(steps)
+        horizon = ended - WINDOW
+        while times[1] <= horizon:
+            del times[0], counts[0]
+        span, made = ended - times[0], steps - counts[0]
+        self._interval_ns = span // made
+        self.rate_milli = rate_milli(made, span)
+        self.known = True
+        self.steps, self.last_step_at = steps, ended
+
+    def _slow_down(self) -> None:
+        """Let silence count that is neither a report under way nor a mini-batch under way.
+
+        With no mini-batch left in the window, all that is known is that the next one takes
+        longer than the silence.
+        """
+        counted = self.silent_ns - max(QUIET, 2 * self._interval_ns)
+        if counted <= 0:
+            return
+        times, counts = self._times, self._counts
+        until = self.last_step_at + counted
+        while len(times) > 1 and times[1] <= until - WINDOW:
+            del times[0], counts[0]
+        made = self.steps - counts[0]
+        slower = rate_milli(made, until - times[0]) if made else rate_milli(1, self.silent_ns)
+        self.rate_milli = min(self.rate_milli, slower)
+
+
+class LevelChange(NamedTuple):
+    """The level of a series, before and after, in the series' unit."""
+
+    before: int
+    after: int
+
+
+class Level:
+    """The level of a series of rates (any unit), and when it becomes another one.
+
+    The medians of two adjacent stretches are compared: the latest HELD_WINDOWS rates (more, if
+    the series is restless) and the LEVEL_WINDOWS before them. The level has changed once they
+    differ by more than LEVEL_CHANGE_MILLI and at least HELD_WINDOWS rates in a row do so on the
+    same side. That run is the next level and the series begins anew with it, so the way back is
+    as long as the way there. Slow drift is followed and is no change.
+    """
+
+    __slots__ = ("_windows",)
+
+    def __init__(self) -> None:
+        self._windows: list[int] = []
+
+    def add(self, rate: int) -> LevelChange | None:
+        """Take over the next window's rate, above 0; return the change it completes, if any."""
+        windows = self._windows
+        windows.append(rate)
+        del windows[: -(LEVEL_WINDOWS + HELD_WINDOWS_MAX)]
+        before = windows[:-HELD_WINDOWS][-LEVEL_WINDOWS:]
+        if len(before) < LEVEL_WINDOWS_MIN:
+            return None
+        level = median(before)
+        if not _differs(rate, level):
+            return None
+        noise = sum(abs(each - level) for each in before) // len(before)
+        held = (NOISE_FACTOR * noise) ** 2 // level**2 + 1
+        held = min(max(held, HELD_WINDOWS), HELD_WINDOWS_MAX)
+        before = windows[:-held][-LEVEL_WINDOWS:]
+        if len(before) < LEVEL_WINDOWS_MIN:
+            return None
+        level, latest = median(before), median(windows[-held:])
+        if not _differs(latest, level):
+            return None
+        run = _run(windows, level, latest > level)
+        if len(run) < HELD_WINDOWS:
+            return None
+        self._windows = run
+        return LevelChange(level, median(run))
+
+
+def _run(windows: list[int], level: int, above: bool) -> list[int]:
+    """Return the latest windows that all differ from the level on one side."""
+    held = 1  # It ends before the first window: a median has windows on both sides, or on it.
+    while _differs(windows[-held], level) and (windows[-held] > level) is above:
+        held += 1
+    return windows[len(windows) - held + 1 :]
+
+
+def _differs(rate: int, level: int) -> bool:
+    return abs(rate - level) * 1000 > LEVEL_CHANGE_MILLI * level
+
+
+class PhaseWatch:
+    """Cuts a rank's progress into adjacent windows and watches their level.
+
+    A window ends once it is WINDOW long and holds PHASE_STEPS_MIN mini-batches. The rank
+    watched is the slowest at the time a window begins: the gang goes at its pace.
+    """
+
+    __slots__ = ("_lives", "_since", "_steps", "level", "rank")
+
+    def __init__(self, rank: RankWindow) -> None:
+        self.level = Level()
+        self._begin(rank)
+
+    def watch(self, slowest: RankWindow) -> LevelChange | None:
+        """Look at the rank; return the change that its progress completes, in thousandths."""
+        rank = self.rank
+        span = rank.last_step_at - self._since
+        if rank.lives != self._lives:
+            self._begin(slowest)
+            return None
+        made = rank.steps - self._steps
+        if span < WINDOW or made < PHASE_STEPS_MIN:
+            return None
+        self._begin(slowest)
+        change = self.level.add(made * FINE_PER_MILLI * 1000 * NS_PER_SECOND // span)
+        if change is None:
+            return None
+        return LevelChange(change.before // FINE_PER_MILLI, change.after // FINE_PER_MILLI)
+
+    def _begin(self, rank: RankWindow) -> None:
+        self.rank = rank
+        self._lives, self._since, self._steps = rank.lives, rank.last_step_at, rank.steps

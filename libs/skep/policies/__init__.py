@@ -1,0 +1,1 @@
+"""Rules of order and placement: pure functions, one file per rule."""

@@ -1,0 +1,170 @@
+"""From bytes to events and back: the one place that knows which subject carries what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_id
+from skep.units import Instant
+from skep.wire import subjects
+from skep.wire.admin import Admin
+from skep.wire.advice import QueueAdvice
+from skep.wire.commands import Command
+from skep.wire.facts import AdmissionFact, AllocatorFact
+from skep.wire.findings import Finding
+from skep.wire.node import NodeEvent
+from skep.wire.reports import Heartbeat, NodeReport
+
+MESSAGE_BYTES_MAX = 1024 * 1024
+RECORD_BYTES_MAX = 256 * 1024
+
+ENCODER = msgspec.json.Encoder()
+
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "admin": msgspec.json.Decoder(Admin),
+    "node": msgspec.json.Decoder(NodeEvent),
+    "cmd": msgspec.json.Decoder(Command),
+    "heartbeat": msgspec.json.Decoder(Heartbeat),
+    "report": msgspec.json.Decoder(NodeReport),
+    "finding": msgspec.json.Decoder(Finding),
+    "advice": msgspec.json.Decoder(QueueAdvice),
+}
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody published a job spec. `raw` is whatever they sent."""
+
+    job: str
+    vc: str
+    raw: bytes
+    at: Instant
+    key: str = ""
+    reply: str = ""
+    trace: str = ""
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody published a cancellation: JSON `{"job": "j17"}`."""
+
+    vc: str
+    raw: bytes
+    at: Instant
+    reply: str = ""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Another service's record, as far as a follower cares: its facts, in order."""
+
+    service: str
+    at: Instant
+    facts: tuple[Any, ...]
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that does not say what its subject promises. Nothing is decided on it."""
+
+    subject: str
+    text: str
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as JSON."""
+    return ENCODER.encode(message)
+
+
+def read(
+    subject: str, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
+) -> Any:
+    """Return the event a delivered message is, or Unreadable.
+
+    `sequence` and `at` are the stream's for streamed messages, 0 for core messages.
+    """
+    parsed = subjects.parse(subject)
+    if parsed is None:
+        return Unreadable(subject=subject, text="not one of our subjects")
+    match parsed.kind:
+        case "submit":
+            return _submission(parsed.first, payload, headers, sequence, at)
+        case "cancel":
+            return CancelRequest(vc=parsed.first, raw=payload, at=at,
+                                 reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+        case "fact":
+            return _facts(parsed.first, subject, payload)
+        case _:
+            return _typed(parsed, subject, payload)
+
+
+def _typed(parsed: subjects.Parsed, subject: str, payload: bytes) -> Any:
+    decoder = _DECODERS.get(parsed.kind)
+    if decoder is None:
+        return Unreadable(subject=subject, text=f"nothing is read from `{parsed.kind}`")
+    try:
+        message = decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable(subject=subject, text=str(error))
+    speaker = getattr(message, "node", parsed.first)
+    if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
+        text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"
+        return Unreadable(subject=subject, text=text)
+    return message
+
+
+def _submission(
+    vc: str, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
+) -> Submission:
+    trace = headers.get(subjects.TRACE_HEADER, "")
+    return Submission(
+        job=job_id(sequence),
+        vc=vc,
+        raw=payload,
+        at=at,
+        key=headers.get(subjects.KEY_HEADER, ""),
+        reply=headers.get(subjects.REPLY_HEADER, ""),
+        trace=trace if is_trace(trace) else fresh_trace(vc, sequence, at),
+    )
+
+
+class _AdmissionRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[AdmissionFact, ...]
+
+
+class _AllocatorRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[AllocatorFact, ...]
+
+
+_RECORDS: dict[str, msgspec.json.Decoder[Any]] = {
+    "admission": msgspec.json.Decoder(_AdmissionRecord),
+    "allocator": msgspec.json.Decoder(_AllocatorRecord),
+}
+
+
+def _facts(service: str, subject: str, payload: bytes) -> Any:
+    if service not in _RECORDS:
+        return Unreadable(subject=subject, text=f"no service {service!r} writes facts")
+    try:
+        record = _RECORDS[service].decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Unreadable(subject=subject, text=str(error))
+    return Facts(service=service, at=record.at, facts=record.facts)
+
+
+def is_trace(text: str) -> bool:
+    """Return whether `text` is a W3C traceparent of version 00."""
+    parts = text.split("-")
+    if [len(part) for part in parts] != [2, 32, 16, 2] or parts[0] != "00":
+        return False
+    digits = "".join(parts[1:])
+    valid = all(character in "0123456789abcdef" for character in digits)
+    return valid and parts[1].strip("0") != "" and parts[2].strip("0") != ""
+
+
+def fresh_trace(vc: str, sequence: int, at: Instant) -> str:
+    """Return a sampled traceparent for a submission without one, derived from its position."""
+    digest = hashlib.sha256(f"{vc}/{sequence}/{at}".encode()).hexdigest()
+    return f"00-{digest[:32]}-{digest[32:48]}-01"

@@ -1,0 +1,364 @@
+"""Durable records of decisions. Folding them rebuilds the machine that recorded them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from skep.units import Instant
+from skep.wire.admin import VcConfig
+from skep.wire.commands import BindJob
+from skep.wire.message import Message
+from skep.wire.node import MemberExited, NodeJoined, Outcome
+from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec, Problem
+
+
+class EpochBegan(Message, frozen=True, tag="epoch-began"):
+    """A process won the log: what an earlier owner still wants to write is refused."""
+
+    epoch: int
+    owner: str
+
+
+# --- admission -----------------------------------------------------------------------------
+
+
+class VcsSet(Message, frozen=True, tag="vcs-set"):
+    """The virtual clusters in force."""
+
+    vcs: dict[str, VcConfig]
+
+
+class NodeSeen(Message, frozen=True, tag="node-seen"):
+    """A node's inventory: what exists, for refusing what never can run."""
+
+    node: str
+    gpus: dict[str, int]
+    cpus: int
+    memory: int
+
+
+class Admitted(Message, frozen=True, tag="admitted"):
+    """A submission became a job. `spec` is normalised and whole."""
+
+    job: str
+    spec: JobSpec
+    submitted_at: Instant
+    key: str = ""
+    trace: str = ""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """A submission did not become a job."""
+
+    job: str
+    vc: str
+    problems: tuple[Problem, ...]
+    submitted_at: Instant
+    name: str = ""
+    key: str = ""
+    trace: str = ""
+
+
+class Repeated(Message, frozen=True, tag="repeated"):
+    """A submission with a key used before: it is `original`, not a job of its own."""
+
+    job: str
+    original: str
+    vc: str
+    trace: str = ""
+
+
+class CancelAsked(Message, frozen=True, tag="cancel-asked"):
+    """A cancellation of an unfinished job was accepted."""
+
+    job: str
+
+
+class JobOver(Message, frozen=True, tag="job-over"):
+    """Admission saw the end of a job: its place in the VC is free."""
+
+    job: str
+
+
+AdmissionFact = (
+    EpochBegan | VcsSet | NodeSeen | Admitted | Refused | Repeated | CancelAsked | JobOver
+)
+
+# --- allocator -----------------------------------------------------------------------------
+
+
+class End(StrEnum):
+    """The one end of a job."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Member(Message, frozen=True):
+    """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`."""
+
+    node: str
+    identity: str
+    first_rank: int
+    devices: tuple[tuple[int, ...], ...]
+
+
+class NodeAdded(Message, frozen=True, tag="node-added"):
+    """The allocator uses this inventory for the node from here on."""
+
+    joined: NodeJoined
+
+
+class NodeDrained(Message, frozen=True, tag="node-drained"):
+    """An operator closed a node to further work, or (`drain` false) opened it again."""
+
+    node: str
+    drain: bool
+
+
+class NodeLost(Message, frozen=True, tag="node-lost"):
+    """A node was silent for too long. Its GPUs stay taken until it confirms that they are free."""
+
+    node: str
+
+
+class NodeBack(Message, frozen=True, tag="node-back"):
+    """A lost node speaks again."""
+
+    node: str
+
+
+class JobQueued(Message, frozen=True, tag="job-queued"):
+    """An admitted job waits for GPUs."""
+
+    job: str
+    spec: JobSpec
+    submitted_at: Instant
+    trace: str = ""
+
+
+class JobWaits(Message, frozen=True, tag="job-waits"):
+    """Why the job at the head of its queue does not start. `needs` names what it waits for."""
+
+    job: str
+    why: Reason
+    needs: str = ""
+
+
+class JobBound(Message, frozen=True, tag="job-bound"):
+    """An attempt got its GPUs. `order` numbers the commands that follow from it."""
+
+    job: str
+    attempt: int
+    order: int
+    members: tuple[Member, ...]
+    master_port: int
+    why: Reason
+    at: Instant
+    ranked: Reason = Reason.ARRIVAL
+    trace: str = ""
+
+
+class MemberRan(Message, frozen=True, tag="member-ran"):
+    """One node executed its part of an attempt."""
+
+    job: str
+    attempt: int
+    node: str
+    at: Instant
+
+
+class JobRan(Message, frozen=True, tag="job-ran"):
+    """Every member of the gang runs. `at` is the latest member's start."""
+
+    job: str
+    attempt: int
+    at: Instant
+    trace: str = ""
+
+
+class JobStopping(Message, frozen=True, tag="job-stopping"):
+    """An attempt is being ended; `order` numbers the commands that follow from it."""
+
+    job: str
+    attempt: int
+    order: int
+    why: Reason
+    at: Instant
+    detail: str = ""
+    trace: str = ""
+
+
+class MemberGone(Message, frozen=True, tag="member-gone"):
+    """One node's part of an attempt is over.
+
+    `free` says whether its GPUs are known to be free: not while a lost node has yet to confirm it.
+    """
+
+    job: str
+    attempt: int
+    node: str
+    outcome: Outcome
+    free: bool = True
+    steps: int = 0
+    step_ns: int = 0
+    detail: str = ""
+
+
+class GhostGone(Message, frozen=True, tag="ghost-gone"):
+    """A node that was lost confirmed the end of an attempt given up meanwhile."""
+
+    job: str
+    attempt: int
+    node: str
+
+
+class JobRequeued(Message, frozen=True, tag="job-requeued"):
+    """An attempt ended and the job waits for another. `counted`: it used up a retry."""
+
+    job: str
+    attempt: int
+    why: Reason
+    counted: bool
+    at: Instant
+    detail: str = ""
+    trace: str = ""
+
+
+class JobEnded(Message, frozen=True, tag="job-ended"):
+    """The job's one end. Times are wall clock; `ran_at` 0 if the last attempt never ran.
+
+    `steps` are the mini-batches of the slowest rank in the last attempt.
+    """
+
+    job: str
+    end: End
+    why: Reason
+    attempts: int
+    at: Instant
+    ran_at: Instant = Instant(0)
+    steps: int = 0
+    step_ns: int = 0
+    detail: str = ""
+    trace: str = ""
+
+
+AllocatorFact = (
+    EpochBegan
+    | VcsSet
+    | NodeAdded
+    | NodeDrained
+    | NodeLost
+    | NodeBack
+    | JobQueued
+    | JobWaits
+    | JobBound
+    | MemberRan
+    | JobRan
+    | JobStopping
+    | MemberGone
+    | GhostGone
+    | JobRequeued
+    | JobEnded
+    | CancelAsked
+)
+
+# --- agent (its journal) -------------------------------------------------------------------
+
+
+class AgentStarted(Message, frozen=True, tag="agent-started"):
+    """The agent joins, at its start or asked to; `incarnation` counts that, `event` numbers it."""
+
+    incarnation: int
+    event: int
+
+
+class BindTaken(Message, frozen=True, tag="bind-taken"):
+    """A BindJob above its job's floor was accepted: its processes will be started once."""
+
+    command: BindJob
+
+
+class StopTaken(Message, frozen=True, tag="stop-taken"):
+    """A StopJob above its job's floor was accepted."""
+
+    job: str
+    attempt: int
+    order: int
+    epoch: int
+    grace_ms: int
+
+
+class RankUp(Message, frozen=True, tag="rank-up"):
+    """A rank's process was executed."""
+
+    token: str
+    pid: int
+    start_ticks: int
+
+
+class RankDown(Message, frozen=True, tag="rank-down"):
+    """A rank's process tree is gone, or (`started` false) never came to be.
+
+    `stopped`: the cluster had asked for it, so its status says nothing about the job.
+    """
+
+    token: str
+    code: int | None
+    started: bool = True
+    detail: str = ""
+    stopped: bool = False
+
+
+class PartStarted(Message, frozen=True, tag="part-started"):
+    """Every rank of the attempt was executed; told to the cluster as event number `event`."""
+
+    job: str
+    attempt: int
+    event: int
+    at: Instant
+
+
+class PartStepped(Message, frozen=True, tag="part-stepped"):
+    """The attempt's first mini-batch was seen; told as event number `event`."""
+
+    job: str
+    attempt: int
+    event: int
+    at: Instant
+
+
+class PartOver(Message, frozen=True, tag="part-over"):
+    """This node's part of an attempt is over; told as event number `event`."""
+
+    event: int
+    exited: MemberExited
+
+
+class FloorRaised(Message, frozen=True, tag="floor-raised"):
+    """Orders up to `order` are settled for this node, and these attempts are forgotten.
+
+    `event` and `epoch` keep the event counter and the epoch floor, which the forgotten attempts
+    may have been the last to carry.
+    """
+
+    order: int
+    event: int
+    epoch: int
+    forgotten: tuple[tuple[str, int], ...] = ()
+
+
+AgentFact = (
+    EpochBegan
+    | AgentStarted
+    | BindTaken
+    | StopTaken
+    | RankUp
+    | RankDown
+    | PartStarted
+    | PartStepped
+    | PartOver
+    | FloorRaised
+)

@@ -1,0 +1,68 @@
+"""What the introspector saw, as core messages that expire.
+
+Rates are thousandths of a mini-batch per second (`rate_milli`), of the slowest rank.
+"""
+
+from __future__ import annotations
+
+from skep.units import Instant
+from skep.wire.message import Message
+
+
+class JobRate(Message, frozen=True):
+    """One running job: mini-batches done and the rate over the window.
+
+    `utilisation` is the mean of its ranks (thousandths), `memory` that of its largest (bytes).
+    """
+
+    job: str
+    attempt: int
+    steps: int
+    rate_milli: int
+    utilisation: int = 0
+    memory: int = 0
+
+
+class Rates(Message, frozen=True, tag="rates"):
+    """The rates of jobs that ran in the last window, on `skep.v1.finding.rates`."""
+
+    at: Instant
+    jobs: tuple[JobRate, ...]
+
+
+class RateLearned(Message, frozen=True, tag="rate-learned"):
+    """An attempt has its first full window, on `skep.v1.finding.learned`."""
+
+    at: Instant
+    job: str
+    attempt: int
+    rate_milli: int
+    trace: str = ""
+
+
+class PhaseChanged(Message, frozen=True, tag="phase-changed"):
+    """A job's rate moved to another level and stayed there, on `skep.v1.finding.phase`."""
+
+    at: Instant
+    job: str
+    attempt: int
+    before_milli: int
+    after_milli: int
+    trace: str = ""
+
+
+class Stalled(Message, frozen=True, tag="stalled"):
+    """A job that made mini-batches makes none, on `skep.v1.finding.stall`.
+
+    `since` is when its latest mini-batch ended; `over` says that it has resumed.
+    """
+
+    at: Instant
+    job: str
+    attempt: int
+    since: Instant
+    over: bool = False
+    trace: str = ""
+
+
+Finding = Rates | RateLearned | PhaseChanged | Stalled

@@ -1,0 +1,268 @@
+"""Reading a spec: every problem found at once, each with path, reason and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+
+from skep.ids import is_token
+from skep.wire.reasons import Reason
+from skep.wire.spec import (
+    ENV_MAX,
+    GPUS_PER_WORKER_MAX,
+    LABELS_MAX,
+    NOT_BUILT,
+    PRIORITY_MAX,
+    RETRIES_MAX,
+    SPEC_BYTES_MAX,
+    SPEC_VERSION,
+    TIME_S_MAX,
+    WORKERS_MAX,
+    JobSpec,
+    Limits,
+    Problem,
+    Resources,
+    SizeHint,
+)
+
+PROBLEMS_MAX = 20
+"""A wrong file can have a thousand problems; the first twenty are enough to start mending.
+
+Finding the nearest valid key costs up to 100 µs: no more problems are looked for than are told.
+"""
+
+TIME = re.compile(r"(\d+)(s|m|h|d)")
+TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
+MEMORY_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+                "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+COUNT_MAX = 2**53
+"""Counts beyond this are not exact in every JSON reader."""
+
+
+def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
+    """Return the spec in `raw` (JSON), times in seconds and memory in bytes, or its problems."""
+    if len(raw) > SPEC_BYTES_MAX:
+        text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
+        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        tree = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = f"not JSON: {error}"
+        return [Problem(path="$", reason=Reason.NOT_JSON, text=text)]
+    return parse_tree(tree)
+
+
+def parse_tree(tree: Any) -> JobSpec | list[Problem]:
+    """Return the spec in a decoded JSON or YAML value, or its problems."""
+    if not isinstance(tree, dict):
+        text = f"a spec is an object with keys, not {_kind(tree)}"
+        return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
+    built = {key: value for key, value in tree.items() if key not in NOT_BUILT}
+    problems = list(islice(chain(_not_built(tree), _shape(JobSpec, built, "$")), PROBLEMS_MAX))
+    if problems:
+        return problems
+    spec: JobSpec = msgspec.convert(tree, JobSpec)
+    return list(islice(_values(spec), PROBLEMS_MAX)) or _normalised(spec)
+
+
+def time_s(value: int | str) -> int | None:
+    """Return a time limit in seconds, or None if the text is not one."""
+    if isinstance(value, int):
+        return value
+    match = TIME.fullmatch(value.strip())
+    return int(match[1]) * TIME_UNITS_S[match[2]] if match and len(match[1]) < 12 else None
+
+
+def memory_bytes(value: int | str) -> int | None:
+    """Return an amount of memory in bytes, or None if the text is not one."""
+    if isinstance(value, int):
+        return value
+    match = MEMORY.fullmatch(value.strip())
+    if not match or len(match[1]) > 15:
+        return None
+    unit = match[2] or ""
+    return int(match[1]) * MEMORY_UNITS[unit[:-1] if len(unit) > 1 and unit[-1] == "B" else unit]
+
+
+def nearest(word: str, words: list[str]) -> str:
+    """Return the nearest valid word as a suggestion, or an empty text."""
+    close = difflib.get_close_matches(str(word), words, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
+    for key, what in NOT_BUILT.items():
+        if key in tree:
+            yield Problem(
+                path=f"$.{key}",
+                reason=Reason.NOT_BUILT,
+                text=f"{what} are not built yet",
+                suggestion=f"leave `{key}` out",
+            )
+    if tree.get("kind") == "inference":
+        yield Problem(
+            path="$.kind",
+            reason=Reason.NOT_BUILT,
+            text="inference jobs are not built yet",
+            suggestion="use `training`",
+        )
+
+
+def _shape(struct: type[msgspec.Struct], tree: dict[Any, Any], path: str) -> Iterator[Problem]:
+    """Yield what is wrong with keys and types of one level and the levels below."""
+    fields = _fields(struct)
+    for key in tree:
+        if key not in fields:
+            yield Problem(path=f"{path}.{key}", reason=Reason.UNKNOWN_KEY,
+                          text=f"unknown key `{key}`",
+                          suggestion=nearest(key, sorted(fields)))  # fmt: skip
+    for name, field in fields.items():
+        here = f"{path}.{name}"
+        if name not in tree:
+            if field.required:
+                yield Problem(path=here, reason=Reason.MISSING_KEY, text=f"`{name}` is required")
+            continue
+        inner = _struct_in(field.type)
+        if inner is not None and isinstance(tree[name], dict):
+            yield from _shape(inner, tree[name], here)
+            continue
+        if field.type == dict[str, str] and isinstance(tree[name], dict):
+            wrong = list(_not_text(tree[name], here))
+            if wrong:
+                yield from wrong
+                continue
+        try:
+            msgspec.convert(tree[name], field.type)
+        except msgspec.ValidationError as error:
+            text = str(error).replace("`$", f"`{here}")
+            yield Problem(path=here, reason=Reason.WRONG_TYPE, text=text)
+
+
+def _not_text(tree: dict[Any, Any], path: str) -> Iterator[Problem]:
+    """Yield the values that are not text: in YAML a number or `yes` is none without quotes."""
+    for key, value in tree.items():
+        if not isinstance(value, str):
+            text = f"`{key}` must be text, not {_kind(value)}"
+            yield Problem(path=f"{path}.{key}", reason=Reason.WRONG_TYPE, text=text,
+                          suggestion="put it in quotes")  # fmt: skip
+
+
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """Return a level's fields by name; finding out costs most of a millisecond."""
+    return {field.encode_name: field for field in msgspec.structs.fields(struct)}
+
+
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct a field holds, looking through `| None`."""
+    for option in getattr(kind, "__args__", (kind,)):
+        if isinstance(option, type) and issubclass(option, msgspec.Struct):
+            return option
+    return None
+
+
+def _values(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with values whose types are right."""
+    if spec.version != SPEC_VERSION:
+        yield Problem(
+            path="$.version",
+            reason=Reason.WRONG_VERSION,
+            text=f"version {spec.version} is not spoken here",
+            suggestion=f"use version {SPEC_VERSION}",
+        )
+    if not 1 <= len(spec.name) <= 128 or not spec.name.isprintable():
+        yield _bad("$.name", "1 to 128 printable characters")
+    if not is_token(spec.vc):
+        yield _bad("$.vc", "a name of letters, digits, `_` and `-`")
+    if (spec.command is None) == (spec.script is None):
+        yield Problem(
+            path="$.command",
+            reason=Reason.MISSING_KEY,
+            text="exactly one of `command` and `script` must be given",
+        )
+    if spec.command is not None and not (spec.command and spec.command[0]):
+        yield _bad("$.command", "not empty")
+    if spec.script is not None and not spec.script:
+        yield _bad("$.script", "not empty")
+    if spec.args and spec.script is None:
+        yield _bad("$.args", "given only with `script`; put them into `command`")
+    if spec.workdir is not None and not spec.workdir.startswith("/"):
+        yield _bad("$.workdir", "an absolute path")
+    if not 0 <= spec.priority <= PRIORITY_MAX:
+        yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
+    yield from _texts(spec)
+    yield from _resources(spec.resources)
+    yield from _limits(spec.limits)
+    yield from _size(spec.size)
+
+
+def _texts(spec: JobSpec) -> Iterator[Problem]:
+    if len(spec.env) > ENV_MAX:
+        yield _bad("$.env", f"at most {ENV_MAX} variables")
+    if len(spec.labels) > LABELS_MAX:
+        yield _bad("$.labels", f"at most {LABELS_MAX} labels")
+    for name in spec.env:
+        if not name or "=" in name:
+            yield _bad(f"$.env.{name}", "a name that is not empty and has no `=`")
+    command = (spec.command,) if isinstance(spec.command, str) else (spec.command or ())
+    parts = (*command, *spec.args, spec.script or "", spec.workdir or "")
+    if any("\0" in text for text in (*parts, *spec.env, *spec.env.values())):
+        yield _bad("$", "free of NUL characters")
+
+
+def _resources(resources: Resources) -> Iterator[Problem]:
+    if not 1 <= resources.gpus <= GPUS_PER_WORKER_MAX:
+        yield _bad("$.resources.gpus", f"1 to {GPUS_PER_WORKER_MAX} (GPUs of one worker)")
+    if not 1 <= resources.workers <= WORKERS_MAX:
+        yield _bad("$.resources.workers", f"1 to {WORKERS_MAX}")
+    if not 0 <= resources.cpus <= 4096:
+        yield _bad("$.resources.cpus", "0 to 4096 (CPUs of one worker)")
+    if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:
+        yield _bad("$.resources.memory", "bytes, or text such as `16GiB`")
+
+
+def _limits(limits: Limits) -> Iterator[Problem]:
+    if limits.time is not None:
+        length_s = time_s(limits.time)
+        if length_s is None or not 1 <= length_s <= TIME_S_MAX:
+            yield _bad("$.limits.time", "seconds, or text such as `90s`, `15m`, `2h`, up to a year")
+    if not 0 <= limits.retries <= RETRIES_MAX:
+        yield _bad("$.limits.retries", f"0 to {RETRIES_MAX}")
+
+
+def _size(size: SizeHint) -> Iterator[Problem]:
+    for name in ("mini_batches", "epochs", "mini_batches_per_epoch", "batch_size"):
+        value = getattr(size, name)
+        if value is not None and not 1 <= value <= COUNT_MAX:
+            yield _bad(f"$.size.{name}", "1 or more")
+    if size.family is not None and not 1 <= len(size.family) <= 128:
+        yield _bad("$.size.family", "1 to 128 characters")
+
+
+def _bad(path: str, wanted: str) -> Problem:
+    name = path.rsplit(".", 1)[-1]
+    return Problem(path=path, reason=Reason.BAD_VALUE, text=f"`{name}` must be {wanted}")
+
+
+def _normalised(spec: JobSpec) -> JobSpec:
+    memory = memory_bytes(spec.resources.memory)
+    limit_s = None if spec.limits.time is None else time_s(spec.limits.time)
+    assert memory is not None, spec
+    replace: Callable[..., Any] = msgspec.structs.replace
+    resources = replace(spec.resources, memory=memory)
+    limits = replace(spec.limits, time=limit_s)
+    done: JobSpec = replace(spec, resources=resources, limits=limits)
+    return done
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false",
+             type(None): "null"}  # fmt: skip
+    return names.get(type(value), "a number")

@@ -1,0 +1,107 @@
+"""The one closed list of reasons behind verdicts and decisions; text is rendered at the edge."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why something was decided. Codes are stable: scripts may rely on them."""
+
+    # Refusals of a submission or a request.
+    NOT_JSON = "not-json"
+    TOO_LARGE = "too-large"
+    UNKNOWN_KEY = "unknown-key"
+    MISSING_KEY = "missing-key"
+    WRONG_TYPE = "wrong-type"
+    BAD_VALUE = "bad-value"
+    NOT_BUILT = "not-built"
+    WRONG_VERSION = "wrong-version"
+    UNKNOWN_VC = "unknown-vc"
+    WRONG_VC = "wrong-vc"
+    UNKNOWN_JOB = "unknown-job"
+    ALREADY_ENDED = "already-ended"
+    OVER_QUOTA = "over-quota"
+    QUOTA_TOO_SMALL = "quota-too-small"
+    TOO_MANY_JOBS = "too-many-jobs"
+    NO_SUCH_GPU_TYPE = "no-such-gpu-type"
+    TOO_MANY_GPUS = "too-many-gpus"
+    NODE_TOO_SMALL = "node-too-small"
+    UNKNOWN_NODE = "unknown-node"
+    REPEATED = "repeated"
+
+    # Why a job waits.
+    WAITS_FOR_GPUS = "waits-for-gpus"
+    WAITS_FOR_QUOTA = "waits-for-quota"
+    WAITS_BEHIND = "waits-behind"
+    WAITS_FOR_NODES = "waits-for-nodes"
+    WAITS_FOR_VICTIMS = "waits-for-victims"
+
+    # Why a job was placed where it was.
+    BEST_FIT_ONE_NODE = "best-fit-one-node"
+    FEWEST_NODES = "fewest-nodes"
+
+    # Why a job was stopped, put back or ended.
+    SUCCEEDED = "succeeded"
+    EXITED_NONZERO = "exited-nonzero"
+    KILLED_BY_SIGNAL = "killed-by-signal"
+    EXIT_UNKNOWN = "exit-unknown"
+    NOT_STARTED = "not-started"
+    PORT_BUSY = "port-busy"
+    PEER_FAILED = "peer-failed"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time-limit"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node-lost"
+    RETRIES_USED_UP = "retries-used-up"
+
+    # How the advisor ordered the queue.
+    PREDICTED_SHORTEST = "predicted-shortest"
+    ARRIVAL = "arrival"
+
+
+TEXT: dict[Reason, str] = {
+    Reason.NOT_JSON: "the message is not a JSON object",
+    Reason.TOO_LARGE: "the message is larger than is accepted",
+    Reason.UNKNOWN_KEY: "this key is not known",
+    Reason.MISSING_KEY: "a required key is missing",
+    Reason.WRONG_TYPE: "the value has the wrong type",
+    Reason.BAD_VALUE: "the value is out of range",
+    Reason.NOT_BUILT: "this is part of the schema but not built yet",
+    Reason.WRONG_VERSION: "this version of the schema is not spoken here",
+    Reason.UNKNOWN_VC: "no such virtual cluster",
+    Reason.WRONG_VC: "the virtual cluster named is not the one published to",
+    Reason.UNKNOWN_JOB: "no such job in this virtual cluster",
+    Reason.ALREADY_ENDED: "the job has already ended",
+    Reason.OVER_QUOTA: "the virtual cluster's quota is used up and the job asked not to wait",
+    Reason.QUOTA_TOO_SMALL: "the job needs more GPUs than its virtual cluster owns",
+    Reason.TOO_MANY_JOBS: "the virtual cluster has as many unfinished jobs as it may have",
+    Reason.NO_SUCH_GPU_TYPE: "no node has GPUs of this type",
+    Reason.TOO_MANY_GPUS: "the job needs more GPUs than the cluster has",
+    Reason.NODE_TOO_SMALL: "no node is large enough for one worker (or for a gang tied to one)",
+    Reason.UNKNOWN_NODE: "no such node",
+    Reason.REPEATED: "the same idempotency key was used before: it is the same job",
+    Reason.WAITS_FOR_GPUS: "not enough GPUs are free",
+    Reason.WAITS_FOR_QUOTA: "its virtual cluster uses its whole quota",
+    Reason.WAITS_BEHIND: "an earlier or more important job comes first",
+    Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
+    Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",
+    Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
+    Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",
+    Reason.SUCCEEDED: "every process exited with status 0",
+    Reason.EXITED_NONZERO: "a process exited with a status other than 0",
+    Reason.KILLED_BY_SIGNAL: "a process was killed by a signal",
+    Reason.EXIT_UNKNOWN: "a process vanished and nobody saw how it ended",
+    Reason.NOT_STARTED: "a process could not be started",
+    Reason.PORT_BUSY: "the rendezvous port was taken by another program",
+    Reason.PEER_FAILED: "another member of the gang ended first",
+    Reason.CANCELLED: "cancelled on request",
+    Reason.TIME_LIMIT: "the job ran longer than its limit",
+    Reason.PREEMPTED: "a guaranteed job needed the GPUs",
+    Reason.NODE_LOST: "a node was silent for too long",
+    Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
+    Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
+    Reason.ARRIVAL: "in order of arrival",
+}
+
+assert set(TEXT) == set(Reason), "every reason has its sentence"

@@ -1,0 +1,51 @@
+"""What agents say about running jobs, as core messages: losing one costs nothing.
+
+Counts are cumulative, so the next report makes up for a lost one; rates are computed by the
+introspector.
+"""
+
+from __future__ import annotations
+
+from skep.units import Instant
+from skep.wire.message import Message
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """The agent lives."""
+
+    node: str
+    identity: str
+    at: Instant
+
+
+class RankProgress(Message, frozen=True):
+    """One rank's mini-batches so far. Times are the node's wall clock, ns.
+
+    `step_ns` is the median length of the latest mini-batches, `last_step_at` when the latest one
+    ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
+    """
+
+    rank: int
+    steps: int
+    step_ns: int = 0
+    last_step_at: Instant = Instant(0)
+    utilisation: int = 0
+    memory: int = 0
+
+
+class JobProgress(Message, frozen=True):
+    """The ranks of one attempt on this node that have reported."""
+
+    job: str
+    attempt: int
+    world: int
+    ranks: tuple[RankProgress, ...]
+    trace: str = ""
+
+
+class NodeReport(Message, frozen=True, tag="node-report"):
+    """Everything one node saw of its jobs in a second."""
+
+    node: str
+    at: Instant
+    jobs: tuple[JobProgress, ...]

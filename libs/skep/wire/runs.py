@@ -1,0 +1,56 @@
+"""Process trees on a node: what the agent asks its runtime for, and what the runtime answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from skep.units import Instant
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One process tree to start on this node.
+
+    `token` identifies it for ever on this node (job, attempt and rank are in it). `env` is the
+    whole environment. `log_path` receives stdout and stderr, appended, `log_bytes_max` at most.
+    """
+
+    token: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    workdir: str
+    log_path: str
+    log_bytes_max: int
+
+
+class RunStarted(msgspec.Struct, frozen=True):
+    """The process was executed. `start_ticks` (from /proc/PID/stat) makes `pid` an identity."""
+
+    token: str
+    pid: int
+    start_ticks: int
+    at: Instant
+
+
+class RunNotStarted(msgspec.Struct, frozen=True):
+    """The process could not be executed: `detail` says what was missing and where."""
+
+    token: str
+    detail: str
+
+
+class RunExited(msgspec.Struct, frozen=True):
+    """The process and everything it started are gone.
+
+    `code` is the exit status, or minus the signal's number, or None where nobody saw it end.
+    `leftovers` counts descendants that outlived the process and were killed.
+    """
+
+    token: str
+    code: int | None
+    at: Instant
+    leftovers: int = 0
+
+
+RunEvent = RunStarted | RunNotStarted | RunExited

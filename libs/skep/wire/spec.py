@@ -1,0 +1,145 @@
+"""The job spec: what a tenant asks for. Written as YAML by people, sent as JSON on the bus."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from skep.wire.reasons import Reason
+
+SPEC_VERSION = 1
+SPEC_BYTES_MAX = 64 * 1024
+"""A spec is a description, not a payload: 64 KiB hold 500 environment variables of 100 bytes."""
+
+GPUS_PER_WORKER_MAX = 16
+WORKERS_MAX = 8192
+PRIORITY_MAX = 1000
+RETRIES_MAX = 100
+TIME_S_MAX = 365 * 24 * 3600
+ENV_MAX = 1024
+LABELS_MAX = 64
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A piece of the spec: closed, immutable, defaults left out on the wire."""
+
+
+class Topology(_Part, frozen=True):
+    """Where the workers should be relative to one another.
+
+    `within` is the level they should share; a hard wish waits for it, a soft one prefers it.
+    """
+
+    within: Literal["node"] = "node"
+    hard: bool = False
+
+
+class Resources(_Part, frozen=True):
+    """What one worker needs, and how many workers there are.
+
+    `memory` is bytes of host memory per worker, or text such as `16GiB`; `cpus` per worker.
+    """
+
+    gpus: int = 1
+    workers: int = 1
+    gpu_type: str | None = None
+    cpus: int = 0
+    memory: int | str = 0
+    topology: Topology | None = None
+
+
+class Limits(_Part, frozen=True):
+    """How long and how often. `time` is seconds, or text such as `90s`, `15m`, `2h`, `1d`.
+
+    `retries` counts attempts after the first; `retry_on` says which ends are worth another one.
+    Attempts lost to Skep's own reasons (node lost, preempted) are repeated and never counted.
+    """
+
+    time: int | str | None = None
+    retries: int = 0
+    retry_on: tuple[Literal["exit", "signal", "not-started"], ...] = ("exit", "signal")
+
+
+class SizeHint(_Part, frozen=True):
+    """How much work the job is, for predictions. Never binding.
+
+    `mini_batches` in total, or `epochs` of `mini_batches_per_epoch`; `family` groups jobs whose
+    speed is alike.
+    """
+
+    mini_batches: int | None = None
+    epochs: int | None = None
+    mini_batches_per_epoch: int | None = None
+    batch_size: int | None = None
+    family: str | None = None
+
+    def total(self) -> int | None:
+        """Return the mini-batches of the whole job, or None if the hint does not say."""
+        if self.mini_batches is not None:
+            return self.mini_batches
+        if self.epochs is not None and self.mini_batches_per_epoch is not None:
+            return self.epochs * self.mini_batches_per_epoch
+        return None
+
+
+class JobSpec(_Part, frozen=True):
+    """One job. Exactly one of `command` and `script` is given.
+
+    `command` is an argument list, or one line for `/bin/sh -c`. `script` is a Python file, run
+    observed through `python -m skep_job` with `args`. `guaranteed` jobs use their VC's quota;
+    `opportunistic` ones run on what is idle and yield.
+    """
+
+    name: str
+    vc: str
+    version: int = SPEC_VERSION
+    kind: Literal["training", "inference"] = "training"
+    command: tuple[str, ...] | str | None = None
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    resources: Resources = Resources()
+    priority: int = 0
+    service_class: Literal["guaranteed", "opportunistic"] = "guaranteed"
+    over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
+    limits: Limits = Limits()
+    size: SizeHint = SizeHint()
+    labels: dict[str, str] = {}
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of the whole gang."""
+        return self.resources.gpus * self.resources.workers
+
+    @property
+    def opportunistic(self) -> bool:
+        """Return whether the job runs outside its VC's quota."""
+        return self.service_class == "opportunistic"
+
+
+NOT_BUILT: dict[str, str] = {
+    "roles": "roles with their own resources (worker, parameter server)",
+    "shape": "shapes left to the scheduler",
+    "elastic": "elastic sizes",
+    "sharing": "permission to share GPUs",
+    "qos": "QoS classes",
+    "finish_by": "finish-by times",
+    "checkpoint": "checkpoint modes",
+    "multi_job": "multi-jobs",
+    "runtime": "runtimes other than a process",
+    "image": "container images",
+}
+"""Keys of the schema to come. They are refused as such: a wish ignored is worse than refused."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing wrong with a spec: where (`$.resources.gpus`), why, and what to do."""
+
+    path: str
+    reason: Reason
+    text: str
+    suggestion: str = ""

@@ -1,0 +1,125 @@
+"""NATS subjects and streams, as functions: no other file spells one."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+PREFIX = "skep.v1"
+
+SUBMIT = "SUBMIT"
+ADMIN = "ADMIN"
+NODE = "NODE"
+ADMISSION = "ADMISSION"
+ALLOC = "ALLOC"
+
+STREAMS: dict[str, tuple[str, ...]] = {
+    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*"),
+    ADMIN: (f"{PREFIX}.admin.*",),
+    NODE: (f"{PREFIX}.node.*.*",),
+    ADMISSION: (f"{PREFIX}.fact.admission",),
+    ALLOC: (f"{PREFIX}.fact.allocator",),
+}
+"""The append-only truth: stream name to the subjects it keeps."""
+
+ADMISSION_FACTS = STREAMS[ADMISSION][0]
+ALLOC_FACTS = STREAMS[ALLOC][0]
+ADVICE_QUEUE = f"{PREFIX}.advice.queue"
+FINDINGS = f"{PREFIX}.finding.*"
+HEARTBEATS = f"{PREFIX}.heartbeat.*"
+REPORTS = f"{PREFIX}.report.*"
+SPANS = f"{PREFIX}.span.*"
+NODES_JOINING = f"{PREFIX}.node.*.joined"
+
+KEY_HEADER = "Nats-Msg-Id"
+REPLY_HEADER = "Skep-Reply"
+TRACE_HEADER = "traceparent"
+
+INBOX = re.compile(r"[\w$=-]+(\.[\w$=-]+)+", re.ASCII)
+"""A subject without empty tokens, wildcards or spaces: safe to publish on."""
+INBOX_CHARACTERS_MAX = 256
+"""A client's own inboxes have about 60 characters."""
+
+
+def submit(vc: str) -> str:
+    """Return where a VC's job specs are published."""
+    return f"{PREFIX}.submit.{vc}"
+
+
+def cancel(vc: str) -> str:
+    """Return where a VC's cancellations are published."""
+    return f"{PREFIX}.cancel.{vc}"
+
+
+def admin(verb: str) -> str:
+    """Return where operators publish a change."""
+    return f"{PREFIX}.admin.{verb}"
+
+
+def node_event(node: str, event: str) -> str:
+    """Return where an agent publishes a durable event."""
+    return f"{PREFIX}.node.{node}.{event}"
+
+
+def command(node: str) -> str:
+    """Return where a node's agent takes commands."""
+    return f"{PREFIX}.cmd.{node}"
+
+
+def heartbeat(node: str) -> str:
+    """Return where a node's agent says that it lives."""
+    return f"{PREFIX}.heartbeat.{node}"
+
+
+def report(node: str) -> str:
+    """Return where a node's agent publishes its one report per second."""
+    return f"{PREFIX}.report.{node}"
+
+
+def finding(kind: str) -> str:
+    """Return where the introspector publishes what it saw."""
+    return f"{PREFIX}.finding.{kind}"
+
+
+def span(service: str) -> str:
+    """Return where a service publishes finished trace spans."""
+    return f"{PREFIX}.span.{service}"
+
+
+def logs(node: str) -> str:
+    """Return where a node answers requests for pieces of job logs."""
+    return f"{PREFIX}.logs.{node}"
+
+
+def health(identity: str) -> str:
+    """Return where a process answers whether it is well."""
+    return f"{PREFIX}.health.{identity}"
+
+
+class Parsed(NamedTuple):
+    """A subject taken apart: `skep.v1.<kind>.<first>[.<second>]`."""
+
+    kind: str
+    first: str
+    second: str
+
+
+def parse(subject: str) -> Parsed | None:
+    """Return the parts of one of our subjects, or None for any other subject."""
+    parts = subject.split(".")
+    if not 4 <= len(parts) <= 5 or parts[0] != "skep" or parts[1] != "v1":
+        return None
+    return Parsed(parts[2], parts[3], parts[4] if len(parts) == 5 else "")
+
+
+def reply_allowed(subject: str, vc: str) -> bool:
+    """Return whether a tenant may have verdicts sent to `subject`.
+
+    Admission publishes there with its own rights, so only the tenant's own inboxes qualify:
+    otherwise a tenant could make admission speak on a subject the tenant itself may not use.
+    """
+    if len(subject) > INBOX_CHARACTERS_MAX or not INBOX.fullmatch(subject):
+        return False
+    return subject.startswith(
+        (f"_INBOX.vc-{vc}.", f"{PREFIX}.reply.{vc}.", "_INBOX.operator.", "_INBOX.gateway.")
+    )
