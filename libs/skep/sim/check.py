@@ -1,0 +1,175 @@
+"""What must hold, at every step of a history: checked from the logs and from the processes' lives.
+
+    I1  every acknowledged submission comes to exactly one end
+    I2  no GPU has two attempts: in the allocator's log, and among real processes; and the log
+        frees a GPU only when the processes on it are gone
+    I3  a gang has all its workers or none, and has succeeded only if every rank exited with 0
+    I4  a rank of an attempt is executed at most once, and never unless its attempt holds its GPUs
+    I5  epochs and orders increase by one, and no record of an earlier epoch follows
+    I6  every log is without gaps
+    I7  replaying a log rebuilds the machine that wrote it
+    I8  guaranteed jobs of a VC never hold more GPUs than its quota when they are bound, and a VC
+        never has more unfinished jobs than it may when one is admitted
+    I9  the same key makes one job, and every verdict says what the log says
+    I10 once faults end, everything ends within a bounded time
+    I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
+
+The models know nothing of the machines: they read what became durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from skep.cells.nodes import NodeState
+from skep.machines.agent import StartRank
+from skep.machines.base import Machine
+from skep.policies.queue import JobQueue
+from skep.sim.logs import FactLog, LogRecord
+from skep.sim.model import AdmissionModel, AllocatorModel, ViolationError, require
+from skep.sim.processes import Host, Run
+from skep.wire.commands import BindJob
+from skep.wire.facts import EpochBegan, Member
+from skep.wire.node import Outcome
+
+SOFT = {
+    "AdmissionMachine": ("_effects",),
+    "AllocatorMachine": ("soft", "effects"),
+    "AgentMachine": ("_effects", "progress", "settled", "told", "unsure", "report_at"),
+}
+"""What each machine may forget in a crash."""
+
+
+class LogWatch:
+    """Checks the envelope of every record of one log, and hands its facts to a model."""
+
+    def __init__(
+        self, name: str, model: AdmissionModel | AllocatorModel | None, *, strict: bool
+    ) -> None:
+        """Start with an empty log. Unless `strict`, breaches of the fence are only counted."""
+        self.name, self.model, self.strict = name, model, strict
+        self.epoch = 0
+        self.counter = 0
+        self.facts = 0
+        self.breaches = 0
+
+    def record(self, record: LogRecord) -> None:
+        """Take a record that became durable; raises ViolationError."""
+        epoch = self.epoch
+        first = record.facts[0]
+        if isinstance(first, EpochBegan):
+            self._require(first.epoch == epoch + 1, "I5", f"epoch {first.epoch} after {epoch}")
+            self.epoch = epoch = first.epoch
+        self._require(record.epoch == epoch, "I5", f"epoch {record.epoch} written in {epoch}")
+        self._require(record.n == self.counter + 1, "I6", f"{record.n} after {self.counter}")
+        self.counter = record.n
+        self.facts += len(record.facts)
+        if self.model is not None:
+            self.model.take(record.facts)
+
+    def compacted(self, counter: int) -> None:
+        """Note that a journal was rewritten and goes on behind `counter`."""
+        self.counter = counter
+
+    def _require(self, holds: bool, invariant: str, text: str) -> None:
+        if not holds and self.strict:
+            raise ViolationError(invariant, f"{self.name}: {text}")
+        self.breaches += not holds
+
+
+class Watch:
+    """Sees every record and every process."""
+
+    def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
+        """Start empty; `hosts` are the machines by identity."""
+        self.allocator = AllocatorModel(self._freed)
+        self.admission = AdmissionModel(self.allocator)
+        self.allocator.admission = self.admission
+        self.logs = {
+            "admission": LogWatch("admission", self.admission, strict=strict),
+            "allocator": LogWatch("allocator", self.allocator, strict=strict),
+        }
+        self.runs: dict[str, Run] = {}
+        self.executions = 0
+        self.replays = 0
+        self._hosts = hosts
+
+    def log_of(self, name: str) -> LogWatch:
+        """Return who watches a log, made at first use for an agent's journal."""
+        return self.logs.setdefault(name, LogWatch(name, None, strict=True))
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def executed(self, host: Host, command: StartRank, run: Run) -> None:
+        """Raise unless a process may be executed on a machine."""
+        earlier = self.runs.get(run.token)
+        if earlier is not None:
+            again = earlier.boot == run.boot or earlier.live
+            require(not again, "I4", f"{run.token} is executed twice")
+        for other in host.live_runs():
+            shared = [device for device in run.devices if device in other.devices]
+            require(not shared, "I2", f"{run.token} and {other.token} on {host.identity} {shared}")
+        self.runs[run.token] = run
+        self.executions += 1
+        if host.identity not in self.allocator.disowned:
+            bind: BindJob = command.command
+            held = self.allocator.holds(host.identity, bind, run.devices)
+            require(held, "I4", f"{run.token} is executed, but its GPUs are not its own")
+
+    def _freed(self, member: Member, job: str, attempt: int) -> None:
+        host = self._hosts[member.identity]
+        alive = [run.token for run in host.live_runs()
+                 if run.job == job and run.attempt == attempt]  # fmt: skip
+        require(not alive, "I2", f"{member.node} is said to be free of {alive}")
+        gone = self.allocator.jobs.get(job)
+        fact = gone.gone.get(member.node) if gone is not None and gone.attempt == attempt else None
+        if fact is not None and fact.outcome is Outcome.SUCCEEDED:
+            for i in range(len(member.devices)):
+                run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
+                require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
+
+    # --- machines --------------------------------------------------------------------------------
+
+    def compare(self, machine: Machine, fresh: Machine, log: FactLog) -> None:
+        """Raise unless replaying a log into `fresh` rebuilds `machine`."""
+        for record in log.replay():
+            for fact in record.facts:
+                fresh.apply(fact)
+        fresh.check()
+        self.replays += 1
+        here, there = durable(machine), durable(fresh)
+        for name, value in here.items():
+            text = f"{log.service}: {name} is {value!r} live and {there[name]!r} replayed"
+            require(value == there[name], "I7", text)
+
+    def compare_snapshot(self, machine: Any, fresh: Any) -> None:
+        """Raise unless an agent's snapshot rebuilds it."""
+        for fact in machine.snapshot():
+            fresh.apply(fact)
+        here, there = durable(machine), durable(fresh)
+        for name, value in here.items():
+            text = f"agent: {name} is {value!r} live and {there[name]!r} from its snapshot"
+            require(value == there[name], "I7", text)
+
+
+def durable(machine: Machine) -> dict[str, Any]:
+    """Return what a machine must know again after a crash, by name; dicts as ordered pairs."""
+    soft = SOFT[type(machine).__name__]
+    return {name: _plain(value) for name, value in vars(machine).items() if name not in soft}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return [(key, _plain(each)) for key, each in value.items()]
+        case NodeState():
+            return _plain(vars(value))
+        case JobQueue():
+            return value.entries
+        case msgspec.Struct():
+            return value
+        case _:
+            return value

@@ -1,0 +1,135 @@
+"""Streams and fact logs as the bus keeps them: what is stored stays, in order.
+
+A fact log is fenced: an append names the sequence it expects to follow, and is refused if another
+process appended meanwhile. With the fence off (a test switch) every append is taken, which is how
+the simulator shows that it would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from skep.units import Instant
+from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact
+
+ENCODER = msgspec.json.Encoder()
+
+
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    sequence: int
+    at: Instant
+
+
+class Stream:
+    """A kept sequence of messages; sequence n is at index n - 1.
+
+    `keys` remembers idempotency keys for a while: whoever forgets them (`forget_keys`) makes a
+    repeated publish a second message, as a real bus does after its window.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start empty."""
+        self.name = name
+        self.messages: list[Stored] = []
+        self.keys: dict[str, int] = {}
+        self.wakes: dict[int, Callable[[], None]] = {}
+        """Who wants to know of new messages, by a number of its own."""
+
+    def store(
+        self, subject: str, payload: bytes, headers: Mapping[str, str], key: str, at: Instant
+    ) -> int:
+        """Keep a message, unless its key is remembered; return its sequence."""
+        if key and key in self.keys:
+            return self.keys[key]
+        sequence = len(self.messages) + 1
+        self.messages.append(Stored(subject, payload, headers, sequence, at))
+        if key:
+            self.keys[key] = sequence
+        for wake in list(self.wakes.values()):
+            wake()
+        return sequence
+
+    def forget_keys(self) -> None:
+        """Let the window in which repeated keys are noticed pass."""
+        self.keys.clear()
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    """One append: counter, epoch, time, input positions consumed, facts."""
+
+    n: int
+    epoch: int
+    at: Instant
+    pos: dict[str, int]
+    facts: tuple[Any, ...]
+
+
+class _AdmissionRecord(LogRecord, frozen=True):
+    facts: tuple[AdmissionFact, ...]
+
+
+class _AllocatorRecord(LogRecord, frozen=True):
+    facts: tuple[AllocatorFact, ...]
+
+
+class _AgentRecord(LogRecord, frozen=True):
+    facts: tuple[AgentFact, ...]
+
+
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "admission": msgspec.json.Decoder(_AdmissionRecord),
+    "allocator": msgspec.json.Decoder(_AllocatorRecord),
+    "agent": msgspec.json.Decoder(_AgentRecord),
+}
+
+
+class Watcher(Protocol):
+    """Who sees every record that is taken."""
+
+    def record(self, record: LogRecord) -> None:
+        """Take a record; raise if it must not be."""
+        ...
+
+    def compacted(self, counter: int) -> None:
+        """Note that the log was rewritten and goes on behind `counter`."""
+        ...
+
+
+class FactLog:
+    """The append-only truth of one service, in JSON. `watch` sees every record that is taken."""
+
+    def __init__(self, service: str, watch: Watcher, *, fenced: bool) -> None:
+        """Start empty."""
+        self.service = service
+        self.fenced = fenced
+        self.payloads: list[bytes] = []
+        self.refused = 0
+        self._decoder = _DECODERS[service]
+        self._watch = watch
+
+    def append(self, payload: bytes, expected: int) -> bool:
+        """Take a record if nothing was appended behind the writer's back; return whether it was."""
+        if self.fenced and expected != len(self.payloads):
+            self.refused += 1
+            return False
+        self.payloads.append(payload)
+        self._watch.record(self._decoder.decode(payload))
+        return True
+
+    def replay(self) -> list[LogRecord]:
+        """Return every record, read from its bytes."""
+        return [self._decoder.decode(payload) for payload in self.payloads]
+
+    def compact(self, facts: Sequence[Any], epoch: int, at: Instant) -> None:
+        """Replace all records by one that holds `facts`."""
+        record = LogRecord(1, epoch, at, {}, tuple(facts))
+        self.payloads = [ENCODER.encode(record)]
+        self._watch.compacted(1)

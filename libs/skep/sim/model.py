@@ -1,0 +1,343 @@
+"""Reference models of the two fact logs: what they say, read plainly, and must never say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_sequence
+from skep.wire.admin import VcConfig
+from skep.wire.commands import BindJob
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    End,
+    GhostGone,
+    JobBound,
+    JobEnded,
+    JobOver,
+    JobQueued,
+    JobRan,
+    JobRequeued,
+    JobStopping,
+    Member,
+    MemberGone,
+    MemberRan,
+    NodeAdded,
+    NodeBack,
+    NodeDrained,
+    NodeLost,
+    NodeSeen,
+    Refused,
+    Repeated,
+    VcsSet,
+)
+from skep.wire.node import Outcome
+from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec
+
+Key = tuple[str, int]
+"""A job and an attempt; or a machine's identity and a device."""
+
+
+class ViolationError(Exception):
+    """Something happened that must not."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        """Say which invariant broke, and how."""
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+def require(holds: bool, invariant: str, text: str) -> None:
+    """Raise ViolationError unless `holds`."""
+    if not holds:
+        raise ViolationError(invariant, text)
+
+
+class AdmissionModel:
+    """What admission's log says."""
+
+    def __init__(self, allocator: AllocatorModel) -> None:
+        """Start empty; `allocator` knows which jobs have ended."""
+        self.answers: dict[str, Admitted | Refused | Repeated] = {}
+        self.cancelled: dict[str, None] = {}
+        self.over: dict[str, None] = {}
+        self.nodes: dict[str, NodeSeen] = {}
+        self.vcs: dict[str, VcConfig] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        self._allocator = allocator
+
+    def take(self, facts: Sequence[Any]) -> None:
+        """Take the facts of one record."""
+        for fact in facts:
+            match fact:
+                case Admitted() | Refused() | Repeated():
+                    self._answer(fact)
+                case CancelAsked():
+                    admitted = isinstance(self.answers.get(fact.job), Admitted)
+                    require(admitted, "I1", f"{fact.job} is cancelled but was not admitted")
+                    require(fact.job not in self.cancelled, "I1", f"{fact.job} cancelled twice")
+                    self.cancelled[fact.job] = None
+                case JobOver():
+                    require(fact.job in self._allocator.ended, "I1", f"{fact.job} is not over")
+                    require(fact.job not in self.over, "I1", f"{fact.job} is over twice")
+                    self.over[fact.job] = None
+                case NodeSeen():
+                    self.nodes[fact.node] = fact
+                case VcsSet():
+                    self.vcs = fact.vcs
+                case _:
+                    pass  # Epochs are checked with the envelope.
+
+    def _answer(self, fact: Admitted | Refused | Repeated) -> None:
+        require(fact.job not in self.answers, "I1", f"{fact.job} is answered twice")
+        self.answers[fact.job] = fact
+        if isinstance(fact, Repeated):
+            require(fact.original in self.answers, "I9", f"{fact.job} repeats nothing")
+        elif fact.key:
+            vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
+            first = self.keys.setdefault((vc, fact.key), fact.job)
+            require(first == fact.job, "I9", f"{fact.job} and {first} have one key")
+        if isinstance(fact, Admitted):
+            self._few_enough(fact.spec.vc)
+
+    def _few_enough(self, vc: str) -> None:
+        active = [job for job, answer in self.answers.items()
+                  if isinstance(answer, Admitted) and answer.spec.vc == vc
+                  and job not in self.over]  # fmt: skip
+        jobs_max = self.vcs[vc].jobs_max if vc in self.vcs else 0
+        require(len(active) <= jobs_max, "I8", f"{vc} has {len(active)} of {jobs_max} jobs")
+
+
+class ModelJob(msgspec.Struct):
+    """An unfinished job, as the log has it."""
+
+    spec: JobSpec
+    queued: bool = True
+    attempt: int = 0
+    order: int = 0
+    members: dict[str, Member] = {}
+    gone: dict[str, MemberGone] = {}
+    ran: dict[str, None] = {}
+    stopping: Reason | None = None
+
+
+class ModelNode(msgspec.Struct):
+    """A node, as the log has it."""
+
+    identity: str
+    lost: bool = False
+    drained: bool = False
+
+
+class AllocatorModel:
+    """What the allocator's log says.
+
+    `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
+    are alive there.
+    """
+
+    admission: AdmissionModel
+    """What was admitted."""
+
+    def __init__(self, freed: Callable[[Member, str, int], None]) -> None:
+        """Start empty; `admission` is to be set."""
+        self.jobs: dict[str, ModelJob] = {}
+        self.ended: dict[str, JobEnded] = {}
+        self.nodes: dict[str, ModelNode] = {}
+        self.vcs: dict[str, VcConfig] = {}
+        self.gpus: dict[Key, Key] = {}
+        self.ghosts: dict[tuple[str, str, int], Member] = {}
+        self.disowned: dict[str, None] = {}
+        """Machines whose name was given to another: nobody watches them any more."""
+        self.order = 0
+        self.attempts = 0
+        self._freed = freed
+
+    def take(self, facts: Sequence[Any]) -> None:
+        """Take the facts of one record."""
+        for index, fact in enumerate(facts):
+            match fact:
+                case NodeAdded() | NodeDrained() | NodeLost() | NodeBack():
+                    self._node(fact)
+                case GhostGone():
+                    self._ghost_gone(fact, facts[index + 1 :])
+                case VcsSet():
+                    self.vcs = fact.vcs
+                case JobQueued():
+                    known = fact.job in self.jobs or fact.job in self.ended
+                    require(not known, "I1", f"{fact.job} is queued twice")
+                    answer = self.admission.answers.get(fact.job)
+                    same = isinstance(answer, Admitted) and answer.spec == fact.spec
+                    require(same, "I1", f"{fact.job} is not as it was admitted")
+                    self.jobs[fact.job] = ModelJob(spec=fact.spec)
+                case JobBound():
+                    self._bound(fact)
+                case MemberRan() | JobRan():
+                    self._ran(fact)
+                case JobStopping():
+                    self._stopping(fact)
+                case MemberGone():
+                    self._member_gone(fact)
+                case JobRequeued():
+                    self._over(fact).queued = True
+                case JobEnded():
+                    self._ended(fact)
+                case _:
+                    pass  # Why a job waits changes nothing.
+
+    def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack) -> None:
+        if isinstance(fact, NodeAdded):
+            joined = fact.joined
+            node = self.nodes.setdefault(joined.node, ModelNode(identity=joined.identity))
+            if node.identity != joined.identity:
+                self.disowned[node.identity] = None
+                held = [key for key in self.gpus if key[0] == node.identity]
+                require(not held, "I2", f"{joined.node} was replaced while {held} were held")
+            node.identity = joined.identity
+            return
+        node = self.nodes[fact.node]
+        match fact:
+            case NodeDrained():
+                node.drained = fact.drain
+            case NodeLost():
+                node.lost = True
+            case NodeBack():
+                node.lost = False
+
+    def _job(self, name: str) -> ModelJob:
+        job = self.jobs.get(name)
+        if job is None:
+            invariant = "I1"
+            raise ViolationError(invariant, f"{name} is not an unfinished job")
+        return job
+
+    def _attempt(self, name: str, attempt: int) -> ModelJob:
+        job = self._job(name)
+        live = not job.queued and job.attempt == attempt
+        require(live, "I1", f"{name} is not in attempt {attempt}")
+        return job
+
+    def _next_order(self, order: int) -> None:
+        require(order == self.order + 1, "I5", f"order {order} after {self.order}")
+        self.order = order
+
+    def _bound(self, fact: JobBound) -> None:
+        job, name = self._job(fact.job), fact.job
+        require(job.queued, "I1", f"{name} is bound twice")
+        require(fact.attempt == job.attempt + 1, "I1", f"{name}: attempt {fact.attempt} again")
+        self._next_order(fact.order)
+        self.attempts += 1
+        wanted = job.spec.resources
+        ranks = [(member.first_rank + i, devices)
+                 for member in fact.members
+                 for i, devices in enumerate(member.devices)]  # fmt: skip
+        whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
+        whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
+        require(whole, "I3", f"{name}: {fact.members} are not the gang")
+        self._in_turn(job, fact)
+        job.queued, job.attempt, job.order = False, fact.attempt, fact.order
+        job.members = {member.node: member for member in fact.members}
+        job.gone, job.ran, job.stopping = {}, {}, None
+        for member in fact.members:
+            node = self.nodes[member.node]
+            usable = not (node.lost or node.drained) and node.identity == member.identity
+            require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
+            for gpu in _gpus(member):
+                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
+                self.gpus[gpu] = fact.job, fact.attempt
+        if not job.spec.opportunistic:
+            self._within_quota(job.spec.vc)
+
+    def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
+        """Require that nobody in the job's queue is more important, or earlier without advice."""
+        spec, sequence = job.spec, job_sequence(fact.job) or 0
+        for name, other in self.jobs.items():
+            theirs = other.spec
+            if not other.queued or name == fact.job or theirs.vc != spec.vc:
+                continue
+            if theirs.opportunistic is spec.opportunistic:
+                first = theirs.priority > spec.priority
+                if fact.ranked is Reason.ARRIVAL and theirs.priority == spec.priority:
+                    first = first or (job_sequence(name) or 0) < sequence
+                require(not first, "I11", f"{fact.job} was bound before {name}")
+
+    def _within_quota(self, vc: str) -> None:
+        holders = [job.spec for job in self.jobs.values() if not job.queued]
+        used = sum(spec.gpus for spec in holders if spec.vc == vc and not spec.opportunistic)
+        quota = self.vcs[vc].gpus if vc in self.vcs else 0
+        require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
+
+    def _ran(self, fact: MemberRan | JobRan) -> None:
+        job = self._attempt(fact.job, fact.attempt)
+        if isinstance(fact, MemberRan):
+            require(fact.node not in job.gone, "I3", f"{fact.node} ran after it was gone")
+            job.ran[fact.node] = None
+        else:
+            # A part may have succeeded before its start was told.
+            missing = [node for node in job.members if node not in {**job.ran, **job.gone}]
+            require(not missing, "I3", f"{fact.job} ran without {missing}")
+
+    def _stopping(self, fact: JobStopping) -> None:
+        job = self._attempt(fact.job, fact.attempt)
+        require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
+        self._next_order(fact.order)
+        job.stopping = fact.why
+        if fact.why is Reason.TIME_LIMIT:
+            require(job.spec.limits.time is not None, "I1", f"{fact.job} has no time limit")
+
+    def _member_gone(self, fact: MemberGone) -> None:
+        job = self._attempt(fact.job, fact.attempt)
+        require(fact.node in job.members, "I3", f"{fact.node} has no part of {fact.job}")
+        require(fact.node not in job.gone, "I1", f"{fact.node} is gone twice")
+        job.gone[fact.node] = fact
+        member = job.members[fact.node]
+        if fact.free:
+            self._free(member, fact.job, fact.attempt)
+        else:
+            self.ghosts[fact.node, fact.job, fact.attempt] = member
+
+    def _ghost_gone(self, fact: GhostGone, later: Sequence[Any]) -> None:
+        key = fact.node, fact.job, fact.attempt
+        require(key in self.ghosts, "I2", f"{key} was no ghost")
+        member = self.ghosts.pop(key)
+        replaced = any(isinstance(each, NodeAdded) and each.joined.node == fact.node
+                       and each.joined.identity != member.identity for each in later)  # fmt: skip
+        if replaced:
+            self.disowned[member.identity] = None
+        self._free(member, fact.job, fact.attempt)
+
+    def _free(self, member: Member, job: str, attempt: int) -> None:
+        for gpu in _gpus(member):
+            require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
+            del self.gpus[gpu]
+        if member.identity not in self.disowned:
+            self._freed(member, job, attempt)
+
+    def _over(self, fact: JobRequeued | JobEnded) -> ModelJob:
+        job = self._job(fact.job)
+        left = [node for node in job.members if node not in job.gone]
+        require(job.queued or not left, "I3", f"{fact.job} is over but for {left}")
+        return job
+
+    def _ended(self, fact: JobEnded) -> None:
+        job = self._over(fact)
+        outcomes = [gone.outcome for gone in job.gone.values()]
+        if fact.end is End.SUCCEEDED:
+            whole = not job.queued and all(each is Outcome.SUCCEEDED for each in outcomes)
+            require(whole, "I3", f"{fact.job} succeeded with {outcomes}")
+        require(fact.attempts == job.attempt, "I1", f"{fact.job}: {fact.attempts} attempts")
+        self.ended[fact.job] = fact
+        del self.jobs[fact.job]
+
+    def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
+        """Return whether an attempt holds these GPUs of a machine."""
+        key = command.job, command.attempt
+        return all(self.gpus.get((identity, device)) == key for device in devices)
+
+
+def _gpus(member: Member) -> list[Key]:
+    return [(member.identity, device) for devices in member.devices for device in devices]

@@ -1,0 +1,259 @@
+"""What tenants and operators do: submit, cancel, repeat themselves, drain nodes, change quotas."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_id
+from skep.sim.network import Network
+from skep.sim.processes import KINDS
+from skep.sim.story import Story
+from skep.sim.timeline import MILLISECOND, SECOND, Timeline
+from skep.wire import codec, subjects
+from skep.wire.admin import JOBS_MAX, DrainNode, SetVcs, VcConfig
+from skep.wire.verdict import Verdict
+
+VCS = ("nlp", "vision", "lab")
+KIND_WEIGHTS = (10, 2, 2, 1, 2, 2, 1, 2)
+LENGTHS_MS = (100, 1_000, 5_000, 15_000)
+LONG_MS = 45_000
+"""Longer than a silent node's jobs are waited for; for few jobs, as everything waits for them."""
+
+VERDICTS = msgspec.json.Decoder(Verdict)
+
+assert len(KIND_WEIGHTS) == len(KINDS)
+
+
+class Submission(msgspec.Struct):
+    """What a tenant published. `job` is empty until the stream acknowledged it."""
+
+    vc: str
+    raw: bytes
+    key: str
+    job: str = ""
+    verdicts: list[Verdict] = []
+
+
+class People:
+    """Tenants and operators, as one endpoint that never dies and is never cut off for long."""
+
+    def __init__(
+        self,
+        network: Network,
+        timeline: Timeline,
+        rng: random.Random,
+        story: Story,
+        nodes: list[str],
+    ) -> None:
+        """Listen for verdicts; nothing is asked for before `begin`."""
+        self.place = "people"
+        self.dead = False
+        self.submissions: list[Submission] = []
+        self.cancels = 0
+        self.left = rng.randrange(22, 45)
+        """Submissions still to be made."""
+        self._network, self._timeline, self._rng, self._story = network, timeline, rng, story
+        self._nodes = nodes
+        self._admin_keys = 0
+        self._changes: deque[tuple[str, bytes]] = deque()
+        self._drained: dict[str, None] = {}
+        self._pace = rng.choice((300 * MILLISECOND, SECOND, 3 * SECOND))
+        self._inboxes: dict[str, Submission] = {}
+        for vc in VCS:
+            network.listen(self, f"skep.v1.reply.{vc}.*")
+
+    # --- endpoint --------------------------------------------------------------------------------
+
+    def enter(self, do: Callable[..., None], *arguments: Any) -> None:
+        """People are always there."""
+        do(*arguments)
+
+    def hear(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Take a verdict."""
+        del headers
+        verdict = VERDICTS.decode(payload)
+        self._story.say("people", f"{subject}: {verdict!r}")
+        submission = self._inboxes.get(subject)
+        if submission is not None:
+            submission.verdicts.append(verdict)
+
+    # --- what they do ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Set the quotas and begin to submit."""
+        self.set_vcs(generous=True)
+        self._timeline.after(self._some(self._pace), self._act)
+
+    def _some(self, mean: int) -> int:
+        return int(mean * 2 * self._rng.random())
+
+    def _act(self) -> None:
+        roll = self._rng.random()
+        if roll < 0.68:
+            if self.left:
+                self.left -= 1
+                self.submit()
+        elif roll < 0.84:
+            self._cancel()
+        elif roll < 0.89:
+            self._repeat()
+        elif roll < 0.94:
+            self._drain()
+        elif roll < 0.97:
+            self._garbage()
+        else:
+            self.set_vcs(generous=self._rng.random() < 0.5)
+        if self.left:
+            self._timeline.after(self._some(self._pace), self._act)
+
+    def stop(self) -> None:
+        """Do no more, undo what keeps jobs waiting."""
+        self.left = 0
+        self.set_vcs(generous=True)
+        for node in list(self._drained):
+            self._admin("drain", DrainNode(node=node, drain=False))
+        self._drained.clear()
+
+    def submit(self) -> None:
+        """Publish a spec, now and then a wrong one."""
+        rng = self._rng
+        vc = rng.choice(VCS)
+        spec: Any = self._spec(vc)
+        roll = rng.random()
+        target = vc
+        if roll < 0.03:
+            spec["resuorces"] = {}
+        elif roll < 0.05:
+            target = VCS[0] if vc != VCS[0] else VCS[1]
+        elif roll < 0.06:
+            target = "nobody"
+        elif roll < 0.08:
+            spec["resources"] = {"gpus": 16, "workers": 4}
+        raw = b"not json" if roll > 0.98 else codec.encode(spec)
+        key = f"k{len(self.submissions)}" if rng.random() < 0.8 else ""
+        self._publish(Submission(target, raw, key))
+
+    def _spec(self, vc: str) -> dict[str, Any]:
+        rng = self._rng
+        kind = rng.choices(KINDS, KIND_WEIGHTS)[0]
+        length = LONG_MS if rng.random() < 0.06 else rng.choice(LENGTHS_MS)
+        resources: dict[str, Any] = {"gpus": rng.choice((1, 1, 1, 2)),
+                                     "workers": rng.choice((1, 1, 1, 2, 2, 3, 4))}  # fmt: skip
+        if rng.random() < 0.15:
+            resources["topology"] = {"within": "node", "hard": rng.random() < 0.5}
+        if rng.random() < 0.15:
+            resources["cpus"] = rng.choice((1, 4))
+        if rng.random() < 0.1:
+            resources["gpu_type"] = rng.choice(("cpu", "a100"))
+        limits: dict[str, Any] = {"retries": rng.choice((0, 0, 1, 3))}
+        if rng.random() < 0.3:
+            limits["time"] = rng.choice((2, 8, "20s"))
+        if kind == "endless":
+            limits["time"] = rng.choice((5, 20, 40))
+        if rng.random() < 0.2:
+            limits["retry_on"] = ["exit", "not-started"]
+        return {
+            "name": f"job-{len(self.submissions)}",
+            "vc": vc,
+            "command": ["job", kind, str(length)],
+            "resources": resources,
+            "limits": limits,
+            "priority": rng.choice((0, 0, 0, 5)),
+            "service_class": rng.choice(("guaranteed", "guaranteed", "opportunistic")),
+            "over_quota": rng.choice(("wait", "wait", "refuse", "opportunistic")),
+            "size": {"mini_batches": 1 + length // 1000, "family": kind},
+        }
+
+    def _publish(self, submission: Submission) -> None:
+        number = len(self.submissions)
+        self.submissions.append(submission)
+        reply = f"skep.v1.reply.{submission.vc}.{number}"
+        self._inboxes[reply] = submission
+        headers = {subjects.REPLY_HEADER: reply}
+        if submission.key:
+            headers[subjects.KEY_HEADER] = submission.key
+
+        def acked(sequence: int) -> None:
+            submission.job = job_id(sequence)
+            self._story.say("people", f"{submission.job} is acknowledged ({submission.key})")
+
+        self._network.publish(self, subjects.submit(submission.vc), submission.raw, headers, acked)
+
+    def _repeat(self) -> None:
+        """Publish a spec again with its key, long after the stream's own window."""
+        known = [each for each in self.submissions if each.key]
+        if known:
+            original = self._rng.choice(known)
+            self._network.streams[subjects.SUBMIT].forget_keys()
+            self._publish(Submission(original.vc, original.raw, original.key))
+
+    def _cancel(self) -> None:
+        acked = [each for each in self.submissions if each.job]
+        if not acked:
+            return
+        submission = self._rng.choice(acked)
+        vc = submission.vc if self._rng.random() < 0.9 else self._rng.choice(VCS)
+        raw = codec.encode({"job": submission.job}) if self._rng.random() < 0.95 else b"[]"
+        headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
+        self.cancels += 1
+        self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
+
+    def _drain(self) -> None:
+        node = self._rng.choice(self._nodes)
+        drain = node not in self._drained
+        if drain:
+            self._drained[node] = None
+        else:
+            del self._drained[node]
+        self._admin("drain", DrainNode(node=node, drain=drain))
+
+    def _garbage(self) -> None:
+        """Say something that nobody understands, where anybody may speak."""
+        node = self._rng.choice(self._nodes)
+        raw = self._rng.choice((b"", b"\xff", b"{}", b"[[[", b'{"type":"bind-job"}'))
+        core = subjects.command(node), subjects.heartbeat(node), subjects.ADVICE_QUEUE
+        kept = (
+            subjects.admin("vcs"),
+            subjects.admin("nonsense"),
+            subjects.node_event(node, "joined"),
+        )
+        subject = self._rng.choice((*core, *kept))
+        if subject in kept:
+            self._network.publish(self, subject, raw, {}, _ignore)
+        else:
+            self._network.send(self, subject, raw, {}, "garbage")
+
+    def set_vcs(self, *, generous: bool) -> None:
+        """Publish the virtual clusters."""
+        gpus = (16, 12, 8) if generous else (self._rng.randrange(1, 8), 4, 2)
+        jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
+        vcs = {vc: VcConfig(gpus=quota, jobs_max=jobs_max)
+               for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
+        self._admin("vcs", SetVcs(vcs=vcs))
+
+    def _admin(self, verb: str, message: Any) -> None:
+        """Publish a change once the one before it is stored: operators wait for their tools."""
+        self._changes.append((subjects.admin(verb), codec.encode(message)))
+        if len(self._changes) == 1:
+            self._publish_change()
+
+    def _publish_change(self) -> None:
+        self._admin_keys += 1
+        headers = {subjects.KEY_HEADER: f"admin-{self._admin_keys}"}
+        subject, payload = self._changes[0]
+        self._network.publish(self, subject, payload, headers, self._changed)
+
+    def _changed(self, sequence: int) -> None:
+        del sequence
+        self._changes.popleft()
+        if self._changes:
+            self._publish_change()
+
+
+def _ignore(sequence: int) -> None:
+    """Be content that it is stored."""

@@ -1,0 +1,294 @@
+"""One history: the services, the nodes, the tenants, and what befalls them, from one seed.
+
+First chaos, while tenants submit and cancel, until enough has happened and gone wrong. Then heal:
+no faults, everything restarted, every message delivered; and everything that was acknowledged must
+come to its one end within a bounded time. `check` says what must hold all along.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from skep.machines.admission import AdmissionMachine
+from skep.machines.agent import AgentMachine
+from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.sim.check import Watch
+from skep.sim.driver import Habits, Process
+from skep.sim.logs import FactLog
+from skep.sim.model import require
+from skep.sim.network import Network
+from skep.sim.processes import Host
+from skep.sim.services import LOGGED, SERVICES, Patience, Role
+from skep.sim.story import Story
+from skep.sim.timeline import MILLISECOND, SECOND, Timeline
+from skep.sim.workload import People
+from skep.units import seconds
+from skep.wire.facts import Admitted, Repeated
+from skep.wire.node import Gpu
+
+OPERATOR_COMES_AFTER = 12 * SECOND
+"""When an operator starts an agent again that was refused although nobody else has its name."""
+
+NODE_LOST_AFTER = (seconds(7), seconds(15), dispatch.NODE_LOST_AFTER)
+"""How long a silent node is waited for, in different histories: jobs run for seconds here."""
+
+OPEN_S_MAX = 60
+"""How long all nodes may take to join."""
+
+MOMENTS_MAX = 400_000
+"""Many times what a history takes: one that does not end has a loop without progress."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How to run a history: with the fence or without, with faults or without, with its story.
+
+    `check_every` steps of a process its machine is checked; the logs are checked always.
+    """
+
+    fence: bool = True
+    faults: bool = True
+    story: bool = False
+    check_every: int = 1
+
+
+class World:
+    """Everything there is, and what happens between its parts."""
+
+    def __init__(self, seed: int, settings: Settings) -> None:
+        """Lay out a cluster; nothing runs before `open`."""
+        self.rng = rng = random.Random(seed)
+        self.settings = settings
+        self.timeline = Timeline()
+        self.story = Story(self.timeline, on=settings.story)
+        self.network = Network(self.timeline, rng, self.story)
+        self.hosts: dict[str, Host] = {}
+        self.watch = Watch(self.hosts, strict=settings.fence)
+        self.roles: dict[str, Role] = {}
+        self.nodes: list[str] = []
+        self.people = People(self.network, self.timeline, rng, self.story, self.nodes)
+        self.strays: list[Process] = []
+        """Processes that live beside the one in their role: paused ones with a successor."""
+        self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
+        self.habits = Habits(batch_max=rng.choice((1, 4, 256)), compacts=rng.random() < 0.5,
+                             record_facts_max=rng.choice((1, 3, 100)),
+                             check_every=settings.check_every)  # fmt: skip
+        self.on_start: Callable[[Role], None] = _ignore
+        """Sees every process before it begins."""
+        self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),
+                                 node_lost_after=rng.choice(NODE_LOST_AFTER))  # fmt: skip
+        self._decided = 0
+        self._steps = 0
+
+    # --- layout ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start every service and node; tenants begin once admission knows the nodes."""
+        rng = self.rng
+        for service in SERVICES:
+            log = None
+            if service in LOGGED:
+                watch = self.watch.log_of(service)
+                log = FactLog(service, watch, fenced=self.settings.fence)
+            self.start(self._add(Role(service, log, self.patience)))
+        types = rng.choice((("cpu",), ("cpu",), ("a100", "v100")))
+        skewed = rng.random() < 0.25
+        for number in range(rng.randrange(2, 5)):
+            node = f"n{number + 1}"
+            self.nodes.append(node)
+            kind = types[number % len(types)]
+            gpus = tuple(Gpu(index=i, type=kind) for i in range(rng.randrange(2, 5)))
+            skew = rng.randrange(-30 * SECOND, 30 * SECOND) if skewed else 0
+            self.add_host(node, gpus, skew)
+        self.until(lambda: len(self.nodes) - len(self.watch.admission.nodes), OPEN_S_MAX)
+        self.people.begin()
+
+    def add_host(self, node: str, gpus: tuple[Gpu, ...], skew: int) -> Host:
+        """Add a machine that calls itself `node`, and start its agent."""
+        identity = f"{node}-{len(self.hosts) + 1}"
+        host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
+        host.skew = skew
+        self.hosts[identity] = host
+        log = FactLog("agent", self.watch.log_of(identity), fenced=True)
+        self.start(self._add(Role(f"agent:{identity}", log, self.patience, host)))
+        return host
+
+    def _add(self, role: Role) -> Role:
+        self.roles[role.name] = role
+        return role
+
+    def agents(self) -> list[Role]:
+        """Return the agents that should run."""
+        return [role for role in self.roles.values() if role.host is not None and role.wanted]
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def start(self, role: Role) -> None:
+        """Start a process for a role; one it still has becomes a stray."""
+        if role.process is not None and not role.process.dead:
+            self.strays.append(role.process)
+        role.started += 1
+        process = Process(f"{role.name}#{role.started}", role.machine(), role.wiring(self.network),
+                          self.habits, self.network, self.timeline, self.story, self)  # fmt: skip
+        role.process = process
+        self.on_start(role)
+        process.start()
+
+    def died(self, process: Process, why: str) -> None:
+        """See to it that a process that died is replaced, as a supervisor does."""
+        self._decided += process.decided
+        self._steps += process.steps
+        if process in self.strays:
+            self.strays.remove(process)
+            return
+        role = next(role for role in self.roles.values() if role.process is process)
+        self._compare(role)
+        if why == "crash":
+            self.story.crashes += 1
+        if why == "refused":
+            self.timeline.after(OPERATOR_COMES_AFTER, self._operator_looks, role)
+        elif why != "gone":
+            delay = 10 * MILLISECOND + int(self.rng.random() * self.restart_ns_max)
+            self.timeline.after(delay, self._restart, role, process)
+
+    def _restart(self, role: Role, process: Process) -> None:
+        if role.wanted and role.process is process:
+            self.start(role)
+
+    def _operator_looks(self, role: Role) -> None:
+        """Start a refused agent again if no other machine of its name is in use."""
+        assert role.host is not None
+        namesakes = [each for each in self.agents() if each is not role and each.host is not None
+                     and each.host.node == role.host.node]  # fmt: skip
+        alone = all(each.process is None or each.process.dead for each in namesakes)
+        if role.wanted and alone and role.process is not None and role.process.dead:
+            self.start(role)
+
+    def _compare(self, role: Role) -> None:
+        """Check that a process's machine is what its log says, if the log is its own."""
+        process, log = role.process, role.log
+        if process is None or log is None or not process.current or not self.settings.fence:
+            return
+        self.watch.compare(process.machine, role.machine(), log)
+        if isinstance(process.machine, AgentMachine):
+            self.watch.compare_snapshot(process.machine, role.machine())
+
+    def _processes(self) -> list[Process]:
+        held = [role.process for role in self.roles.values() if role.process is not None]
+        return [process for process in [*held, *self.strays] if not process.dead]
+
+    @property
+    def decided(self) -> int:
+        """Return how many events were decided, timers and heartbeats apart."""
+        return self._decided + sum(process.decided for process in self._processes())
+
+    @property
+    def steps(self) -> int:
+        """Return how many events were decided in all."""
+        return self._steps + sum(process.steps for process in self._processes())
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def until(self, pending: Callable[[], object], seconds: int) -> None:
+        """Let time pass until nothing is pending, looked at every 0.2 s; raise after `seconds`."""
+        deadline = self.timeline.now + seconds * SECOND
+        look_at: int = self.timeline.now
+        for _ in range(MOMENTS_MAX):
+            self.timeline.step()
+            if self.timeline.now >= look_at:
+                what = pending()
+                if not what:
+                    return
+                require(self.timeline.now < deadline, "I10", f"after {seconds} s: {what}")
+                look_at = self.timeline.now + 200 * MILLISECOND
+        require(False, "I10", f"after {MOMENTS_MAX} moments: {pending()}")
+
+    # --- heal ------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """End every fault, have everything restarted, and what keeps jobs back undone."""
+        self.story.say("FAULT", "none from here on: healed")
+        self.network.heal()
+        for host in self.hosts.values():
+            host.slow_until = 0
+        for process in self._processes():
+            process.blow = None
+            process.resume()
+        self.people.stop()
+
+    def pending(self) -> str:
+        """Return what has not come to its end yet, or an empty text."""
+        watch = self.watch
+        for role in self.roles.values():
+            if role.host is None and not role.up:
+                return f"{role.name} is down"
+        answers, ended = watch.admission.answers, watch.allocator.ended
+        for message in self.network.streams["SUBMIT"].messages:
+            job = f"j{message.sequence}"
+            if ".submit." in message.subject and job not in answers:
+                return f"{job} has no verdict"
+        for job, answer in answers.items():
+            if isinstance(answer, Admitted) and job not in ended:
+                return f"{job} has not ended"
+            if isinstance(answer, Admitted) and job not in watch.admission.over:
+                return f"admission does not know that {job} has ended"
+        if watch.allocator.gpus:
+            return f"GPUs are held: {watch.allocator.gpus}"
+        return self._nodes_pending()
+
+    def _nodes_pending(self) -> str:
+        """Return what the nodes have not done or told yet, or an empty text."""
+        for role in self.agents():
+            process = role.process
+            if process is None or process.dead:
+                continue  # Refused: another has its name.
+            machine: Any = process.machine
+            left = [key for key, part in machine.parts.items() if part.over is None]
+            if not role.up or left:
+                return f"{role.name} is at {process.step} with {left}"
+        allocator: Any = self._machine("allocator", AllocatorMachine)
+        for name, node in allocator.nodes.items():
+            if node.lost:
+                return f"{name} is lost"
+            held = list(node.holdings) or list(node.ghosts) or list(node.open_orders)
+            if held:
+                return f"{name} still holds {held}"
+            host = self.hosts[node.joined.identity]
+            agent: Any = self._machine(f"agent:{host.identity}", AgentMachine)
+            if node.joined != agent.joined:
+                return f"{name}: the allocator has not heard of its latest start"
+            if host.live_runs():
+                return f"{name} runs {host.live_runs()}"
+        return ""
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Check what must hold once everything has ended."""
+        for role in self.roles.values():
+            self._compare(role)
+        self._check_verdicts()
+        admission: Any = self._machine("admission", AdmissionMachine)
+        require(not admission.active, "I1", f"admission still counts {list(admission.active)}")
+
+    def _machine(self, name: str, kind: type) -> Any:
+        process = self.roles[name].process
+        assert process is not None
+        assert isinstance(process.machine, kind), name
+        return process.machine
+
+    def _check_verdicts(self) -> None:
+        answers = self.watch.admission.answers
+        for submission in self.people.submissions:
+            for verdict in submission.verdicts:
+                answer = answers[verdict.job]
+                require(not isinstance(answer, Repeated), "I9", f"{verdict} names a repetition")
+                same = verdict.accepted == isinstance(answer, Admitted)
+                require(same, "I9", f"{submission.job}: {verdict!r} but {answer!r}")
+
+
+def _ignore(role: Role) -> None:
+    """Let a process begin undisturbed."""
