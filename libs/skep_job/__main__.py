@@ -1,0 +1,26 @@
+"""The entry of `python -m skep_job`: makes room for the script, then runs it."""
+
+import os
+import sys
+
+
+def _leave_working_directory() -> None:
+    """Take the working directory, which `-m` puts first, off the import path.
+
+    Otherwise a `json.py` of the user would replace the standard one for this package too.
+    """
+    if sys.flags.safe_path:
+        return  # -P or -I: the interpreter has put nothing there.
+    try:
+        directory = os.getcwd()
+    except OSError:
+        return  # A deleted working directory is never on the path.
+    if sys.path[:1] == [directory]:
+        del sys.path[0]
+
+
+_leave_working_directory()
+
+from skep_job.launch import main  # noqa: E402  the path is put right first
+
+main(sys.argv[1:])

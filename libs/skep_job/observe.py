@@ -1,0 +1,48 @@
+"""Turns observation on for this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from skep_job.memory import memory_bytes
+from skep_job.reporter import Reporter
+from skep_job.settings import Unobserved, read
+from skep_job.tally import Tally
+from skep_job.torch_hooks import TorchHooks
+
+
+class Observation(NamedTuple):
+    """The parts at work in an observed process."""
+
+    tally: Tally
+    hooks: TorchHooks
+    reporter: Reporter
+
+
+_active: Observation | None = None
+
+
+def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
+    """Start to count and to report as `environ` says; return what is at work, or why nothing is.
+
+    Idempotent: a second call, in this process or in a fork of it, returns what the first started.
+    """
+    global _active  # noqa: PLW0603  a process is observed once
+    if _active is not None:
+        return _active
+    settings = read(environ)
+    if isinstance(settings, Unobserved):
+        return settings
+    tally = Tally()
+    reporter = Reporter(settings, tally, memory_bytes)
+    tally.wake = reporter.wake
+    hooks = TorchHooks(tally)
+    _active = Observation(tally, hooks, reporter)
+    hooks.install()
+    os.register_at_fork(after_in_child=reporter.abandon)
+    atexit.register(reporter.close)  # First in, last out: the script's own handlers run before.
+    reporter.start()
+    return _active

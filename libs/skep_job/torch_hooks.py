@@ -1,0 +1,84 @@
+"""Attaches a tally to PyTorch when, and only when, the script imports PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from skep_job.imports import ImportWatcher
+from skep_job.tally import Tally, after_step
+
+OPTIMIZERS = "torch.optim.optimizer"
+LOADERS = "torch.utils.data.dataloader"
+
+
+class TorchHooks:
+    """The hooks of one tally. What goes wrong here stops the counting, never the script."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._after_step = after_step(tally)
+        self._loader_iterator: type | None = None
+        self._original_next: object = None
+        self._counting_next: object = None
+        self._watcher = ImportWatcher(
+            {OPTIMIZERS: self._on_optimizers, LOADERS: self._on_loaders},
+        )
+        tally.first_step = self._release_loaders
+
+    def install(self) -> None:
+        """Watch for the imports of the modules to hook into."""
+        self._watcher.install()
+
+    def remove(self) -> None:
+        """Stop watching and let go of the data loaders."""
+        self._watcher.remove()
+        self._release_loaders()
+
+    def _on_optimizers(self, module: ModuleType) -> None:
+        try:
+            module.register_optimizer_step_post_hook(self._after_step)
+        except Exception as error:
+            self._tally.fail(f"hooking into {OPTIMIZERS}", error)
+
+    def _on_loaders(self, module: ModuleType) -> None:
+        if self._tally.steps:
+            return  # An optimizer has stepped already: the better source is known.
+        try:
+            iterator = module._BaseDataLoaderIter
+            original = iterator.__next__
+            counting = _counting(original, self._tally)
+            iterator.__next__ = counting
+        except Exception as error:
+            self._tally.fail(f"hooking into {LOADERS}", error)
+            return
+        self._loader_iterator = iterator
+        self._original_next = original
+        self._counting_next = counting
+
+    def _release_loaders(self) -> None:
+        """Give the data loaders their own `__next__` back, unless somebody else replaced it too."""
+        iterator = self._loader_iterator
+        if iterator is not None and iterator.__dict__.get("__next__") is self._counting_next:
+            iterator.__next__ = self._original_next  # type: ignore[attr-defined]
+        self._loader_iterator = None
+
+
+def _counting(original: Callable[[Any], Any], tally: Tally) -> Callable[[Any], Any]:
+    """Return `original`, a loader's `__next__`, with its batches counted."""
+
+    @functools.wraps(original)
+    def counting_next(self: Any) -> Any:
+        if tally.failure is not None or tally.steps:
+            return original(self)
+        try:
+            batch = original(self)
+        except StopIteration:
+            tally.end_batch()
+            raise
+        tally.begin_batch()
+        return batch
+
+    return counting_next
