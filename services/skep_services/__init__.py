@@ -1,0 +1,1 @@
+"""Skep's processes: shells that drive the machines of `skep` through ports."""

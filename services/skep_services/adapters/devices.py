@@ -1,0 +1,141 @@
+"""The GPUs of a node behind one interface: NVML where there is a driver, CPU slots elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from skep.units import GIB
+from skep.wire.node import Gpu
+
+SLOTS_MAX = 64
+"""More slots than any machine has GPUs: a larger number is a mistake."""
+
+
+class DeviceError(Exception):
+    """The devices asked for are not there: the text says what is, and what to do."""
+
+
+class Devices(Protocol):
+    """What the agent needs to know of its GPUs."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the inventory."""
+        ...
+
+    def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Return the variables that make a process see these devices and no others."""
+        ...
+
+    def utilisation(self) -> Mapping[int, int]:
+        """Return thousandths of each device in use over the last moment; empty if unknown."""
+        ...
+
+
+class CpuSlots:
+    """Slots that stand for GPUs on machines without any: training runs on the CPU."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        """Offer `count` slots called `kind`, each with an equal share of the host's memory."""
+        if not 1 <= count <= SLOTS_MAX:
+            text = f"{count} CPU slots: ask for 1 to {SLOTS_MAX}"
+            raise DeviceError(text)
+        self._count, self._kind = count, kind
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the slots."""
+        share = host_memory() // self._count
+        return tuple(Gpu(index=i, type=self._kind, memory=share) for i in range(self._count))
+
+    def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the slots; hide any real GPU, which nobody allocated."""
+        return {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": ",".join(map(str, devices))}
+
+    def utilisation(self) -> Mapping[int, int]:
+        """Return nothing: a slot is not a device that could tell."""
+        return {}
+
+
+class _Handle(msgspec.Struct, frozen=True):
+    index: int
+    handle: Any
+
+
+class NvmlGpus:
+    """The GPUs the NVIDIA driver sees, by its management library (the `nvidia-ml-py` package)."""
+
+    def __init__(self) -> None:
+        """Open the library; raises DeviceError where there is no driver or no GPU."""
+        try:
+            import pynvml  # noqa: PLC0415  # Present only on GPU nodes.
+        except ImportError as error:
+            text = "no NVML bindings: install the `cuda` extra (pip install 'skep[cuda]')"
+            raise DeviceError(text) from error
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            text = f"NVML: {error}: is the NVIDIA driver loaded? `nvidia-smi` must work here"
+            raise DeviceError(text) from error
+        self._handles = [_Handle(i, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)]
+        if not self._handles:
+            text = "the NVIDIA driver sees no GPU; set SKEP_DEVICE=cpu for CPU slots"
+            raise DeviceError(text)
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return what NVML lists; types are the vendor's names in small letters with dashes."""
+        nvml = self._nvml
+        return tuple(
+            Gpu(
+                index=one.index,
+                type=_text(nvml.nvmlDeviceGetName(one.handle)).lower().replace(" ", "-"),
+                memory=int(nvml.nvmlDeviceGetMemoryInfo(one.handle).total),
+                uuid=_text(nvml.nvmlDeviceGetUUID(one.handle)),
+            )
+            for one in self._handles
+        )
+
+    def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the devices by index, in the order NVML lists them."""
+        chosen = ",".join(map(str, devices))
+        return {
+            "CUDA_VISIBLE_DEVICES": chosen,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "SKEP_DEVICES": chosen,
+        }
+
+    def utilisation(self) -> Mapping[int, int]:
+        """Return what the driver sampled: time with any kernel running, not how full it was."""
+        rates = self._nvml.nvmlDeviceGetUtilizationRates
+        return {one.index: int(rates(one.handle).gpu) * 10 for one in self._handles}
+
+
+def open_devices(environment: Mapping[str, str]) -> Devices:
+    """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for; raises DeviceError."""
+    device = environment.get("SKEP_DEVICE", "cpu")
+    if device == "cuda":
+        return NvmlGpus()
+    if device != "cpu":
+        text = f"SKEP_DEVICE is {device!r}: it must be `cpu` or `cuda`"
+        raise DeviceError(text)
+    count = environment.get("SKEP_GPUS", "1")
+    if not count.isdecimal():
+        text = f"SKEP_GPUS is {count!r}: it must be a number of CPU slots"
+        raise DeviceError(text)
+    return CpuSlots(int(count), environment.get("SKEP_GPU_TYPE", "cpu"))
+
+
+def host_memory() -> int:
+    """Return the host's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+assert host_memory() < 2**20 * GIB
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

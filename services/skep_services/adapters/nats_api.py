@@ -1,0 +1,186 @@
+"""JetStream's request interface, as far as Skep uses it: plain JSON over the link.
+
+The answers are JSON documents that carry either a result or `error`. What no repetition changes is
+returned as an ApiError or raised; silence and a cluster without a leader are waited out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from skep_services.adapters.nats_client import Msg
+from skep_services.adapters.nats_link import Link, Silence
+from skep_services.ports import MissingStreamError, RefusedError
+
+STREAM_NOT_FOUND = 10059
+CONSUMER_NOT_FOUND = 10014
+MESSAGE_NOT_FOUND = 10037
+MESSAGE_TOO_LARGE = 10054
+STORE_FAILED = 10077
+KEY_IN_PROCESS = 10158
+SUBJECT_IN_FLIGHT = 10164
+WRONG_LAST_SEQUENCE = 10071
+
+ASK_TIMEOUT_S = 2.0
+"""How long one request waits: a healthy server answers in milliseconds, one that elects a leader
+not at all, and then asking again is what finds the new leader."""
+PAUSE_FIRST_S = 0.05
+PAUSE_MAX_S = 1.0
+"""Between repetitions: the first soon, as most troubles last for milliseconds; the later ones as
+rare as keeps an election of 4 to 9 seconds free of noise."""
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """What the server refused: an HTTP-like `code` and its own `err_code`."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether asking again later may be answered otherwise.
+
+        A full stream also reports 503, but stays full until somebody makes room.
+        """
+        if self.err_code == STORE_FAILED:
+            return "maximum" not in self.description
+        return self.code in {429, 503} or self.err_code in {KEY_IN_PROCESS, SUBJECT_IN_FLIGHT}
+
+
+class PubAck(msgspec.Struct, frozen=True):
+    """The answer to a publish: durable at `seq`, or `error`."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer of which only success or failure matters."""
+
+    error: ApiError | None = None
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """What a stream holds. An empty stream's `first_seq` is one above its `last_seq`."""
+
+    messages: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A stream's configuration, as the server reports it, and state."""
+
+    config: dict[str, Any] = {}
+    state: StreamState = StreamState()
+    error: ApiError | None = None
+
+
+class StreamNames(msgspec.Struct, frozen=True):
+    """The streams that take a subject."""
+
+    streams: list[str] | None = None
+    error: ApiError | None = None
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    hdrs: str = ""
+    data: str = ""
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """One message read back by sequence."""
+
+    message: _Stored | None = None
+    error: ApiError | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers it was stored with."""
+        raw = base64.b64decode(self.message.hdrs if self.message else "").decode()
+        pairs = (line.partition(":") for line in raw.split("\r\n")[1:] if ":" in line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+class _Fallible(msgspec.Struct, frozen=True):
+    error: ApiError | None = None
+
+
+Reply = TypeVar("Reply", Answer, StreamInfo, StreamNames, StoredMessage)
+
+
+class Pauses:
+    """The growing pauses between repetitions of one thing."""
+
+    def __init__(self) -> None:
+        self._next_s = PAUSE_FIRST_S
+
+    async def wait(self) -> None:
+        """Sleep, the next time for twice as long."""
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(2 * self._next_s, PAUSE_MAX_S)
+
+
+async def ask(link: Link, verb: str, body: Any, reply: type[Reply]) -> Reply:
+    """Return JetStream's answer to `$JS.API.<verb>`, asking until there is one.
+
+    The answer may carry an error that no repetition changes. Raises RefusedError for want of
+    permission.
+    """
+    payload = b"" if body is None else msgspec.json.encode(body)
+    pauses = Pauses()
+    while True:
+        message = await link.call(f"$JS.API.{verb}", payload, {}, ASK_TIMEOUT_S)
+        if isinstance(message, Msg):
+            answer = msgspec.json.decode(message.data, type=reply)
+            if answer.error is None or not answer.error.is_transient:
+                return answer
+        if message is not Silence.LOST:
+            await pauses.wait()
+
+
+async def publish_once(
+    link: Link, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float
+) -> PubAck | Silence:
+    """Publish into a stream once; without an answer it may or may not be stored."""
+    message = await link.call(subject, payload, headers, timeout_s)
+    if isinstance(message, Msg):
+        return msgspec.json.decode(message.data, type=PubAck)
+    return message
+
+
+async def stream_info(link: Link, stream: str) -> StreamInfo:
+    """Return what is known of `stream`. Raises MissingStreamError if it does not exist."""
+    info = await ask(link, f"STREAM.INFO.{stream}", None, StreamInfo)
+    if info.error is None:
+        return info
+    if info.error.err_code == STREAM_NOT_FOUND:
+        raise missing(stream)
+    raise refused(info.error, f"stream {stream}")
+
+
+def missing(stream: str) -> MissingStreamError:
+    """Return the error for a stream that is not there."""
+    return MissingStreamError(
+        f"stream {stream} does not exist, and Skep never creates a stream twice: if the bus lost "
+        f"its storage, restore it from a backup; if it is a fresh bus, create the streams with the "
+        f"first start"
+    )
+
+
+def unclaimed(subject: str) -> MissingStreamError:
+    """Return the error for a subject that no stream keeps."""
+    return MissingStreamError(f"no stream keeps {subject}: it is misspelt, or the stream is gone")
+
+
+def refused(error: ApiError, what: str) -> RefusedError:
+    """Return the error for an answer that no repetition changes."""
+    return RefusedError(f"{what}: {error.description} (error {error.err_code}, code {error.code})")

@@ -1,0 +1,218 @@
+"""A service's fact log as one JetStream stream: one message per record, one writer at a time.
+
+The fence is the expected last sequence that every append carries: the server stores a record only
+directly behind the last one this process knows. Whoever appends first wins, and the other learns
+it from the refusal. No read, clock or lease is trusted for that.
+
+An append without an answer may be stored or not, so it is sent again, byte for byte and with the
+same Nats-Msg-Id, until there is an answer. The server may then say "duplicate" or "wrong last
+sequence", and both may mean our own first attempt: the message stored behind our last record
+decides, because a stored message never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from skep.units import MIB, Instant
+from skep.wire.facts import EpochBegan
+from skep.wire.subjects import KEY_HEADER
+from skep_services.adapters.nats_api import (
+    MESSAGE_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    WRONG_LAST_SEQUENCE,
+    Pauses,
+    PubAck,
+    StoredMessage,
+    ask,
+    missing,
+    publish_once,
+    refused,
+    stream_info,
+)
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_follow import Batch, Follow
+from skep_services.adapters.nats_link import Silence
+from skep_services.adapters.records import Chain
+from skep_services.ports import (
+    CorruptLogError,
+    Delivery,
+    LogRecord,
+    MissingLogError,
+    MissingStreamError,
+    SupersededError,
+)
+
+APPEND_TIMEOUT_S = 2.0
+"""How long one append waits for its acknowledgement before it is sent again; 0.5 ms is usual."""
+REPLAY_BATCH = Batch(messages=2048, size=8 * MIB)
+"""Large, because replay is recovery time, and the log is read by this process alone."""
+REPLAY_WAITING_MAX = 4096
+EXPECTED_SEQUENCE = "Nats-Expected-Last-Sequence"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+
+
+class MissingFactStreamError(MissingStreamError, MissingLogError):
+    """The stream of a fact log does not exist: an operator has to look."""
+
+
+class NatsFactLog:
+    """The fact log of `service` in `stream`, written on `subject`.
+
+    `facts` is the union of its fact classes; EpochBegan need not be in it. One process uses one
+    instance: `replay` to its end, `begin_epoch`, then `append`, never two at once.
+    """
+
+    def __init__(
+        self, bus: NatsBus, *, stream: str, subject: str, service: str, facts: Any
+    ) -> None:
+        self._link = bus.link
+        self._stream = stream
+        self._subject = subject
+        self._service = service
+        self._chain = Chain(f"fact log {stream}", facts)
+        self._sequence = 0
+        self._owner = ""
+        self._replayed = False
+        self._appending = False
+
+    async def replay(self) -> AsyncIterator[LogRecord]:
+        """Yield every record in order, having verified counter and hash chain.
+
+        Raises CorruptLogError, or MissingFactStreamError (a MissingLogError and a
+        MissingStreamError).
+        """
+        assert not self._replayed, "a log is replayed once"
+        try:
+            info = await stream_info(self._link, self._stream)
+        except MissingStreamError as error:
+            raise MissingFactStreamError(*error.args) from error
+        target = info.state.last_seq
+        if info.state.messages and info.state.first_seq > 1:
+            message = f"{self._chain.name} begins at sequence {info.state.first_seq}, not at 1"
+            raise CorruptLogError(message)
+        if target:
+            async for delivery in self._read_to(target):
+                yield self._chain.read(delivery.payload, f"sequence {delivery.sequence}")
+                self._sequence = delivery.sequence
+        self._replayed = True
+
+    async def _read_to(self, target: int) -> AsyncIterator[Delivery]:
+        """Yield the stream's messages up to sequence `target`."""
+        waiting: deque[Delivery] = deque()
+        some, room = asyncio.Event(), asyncio.Event()
+        room.set()
+
+        async def take(delivery: Delivery) -> None:
+            waiting.append(delivery)
+            some.set()
+            if len(waiting) >= REPLAY_WAITING_MAX:
+                room.clear()
+                await room.wait()
+
+        follow = Follow(self._link, self._stream, 0, take, batch=REPLAY_BATCH)
+        await follow.start()
+        try:
+            while True:
+                await some.wait()
+                some.clear()
+                while waiting:
+                    delivery = waiting.popleft()
+                    yield delivery
+                    if delivery.sequence >= target:
+                        return
+                room.set()
+        finally:
+            await follow.close()
+
+    async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
+        assert self._replayed, "an epoch begins behind the replayed log"
+        assert owner, "the owner's name makes its records its own"
+        assert not self._owner, "one process begins one epoch"
+        self._owner = owner
+        epoch = self._chain.epoch + 1
+        return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
+
+    async def append(
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+    ) -> LogRecord:
+        assert self._owner, "append follows begin_epoch"
+        return await self._append(facts, positions, at, self._chain.epoch)
+
+    async def _append(
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+    ) -> LogRecord:
+        assert not self._appending, "one append at a time: the next one builds on its hash"
+        record, payload = self._chain.encode(facts, positions, at, epoch)
+        self._appending = True
+        self._sequence = await self._store(
+            payload, f"{self._service}-{epoch}-{record.counter}-{self._owner}"
+        )
+        self._chain.advance(record, payload)
+        # Left set by an exception on purpose: what is in the log is unknown then, so this
+        # process must not append again.
+        self._appending = False
+        return record
+
+    async def _store(self, payload: bytes, key: str) -> int:
+        """Store `payload` directly behind the last known record and return its sequence."""
+        headers = {
+            KEY_HEADER: key,
+            EXPECTED_SEQUENCE: str(self._sequence),
+            EXPECTED_STREAM: self._stream,
+        }
+        pauses = Pauses()
+        while True:
+            ack = await publish_once(self._link, self._subject, payload, headers, APPEND_TIMEOUT_S)
+            if isinstance(ack, PubAck):
+                if ack.error is None and not ack.duplicate:
+                    return ack.seq
+                if ack.error is None or ack.error.err_code == WRONG_LAST_SEQUENCE:
+                    return await self._find_own(key)
+                if not ack.error.is_transient:
+                    raise refused(ack.error, f"{self._chain.name} ({len(payload)} bytes)")
+            elif ack is Silence.NO_RESPONDERS:
+                # Raises MissingStreamError for a stream that is gone, and not only leaderless.
+                await stream_info(self._link, self._stream)
+            if ack is not Silence.LOST:
+                await pauses.wait()
+
+    async def _find_own(self, key: str) -> int:
+        """Return the sequence behind our last record if it holds `key`'s record.
+
+        Raises SupersededError if it holds another's, CorruptLogError if the stream ends before it.
+        """
+        sequence = self._sequence + 1
+        pauses = Pauses()
+        while True:
+            stored = await ask(
+                self._link, f"STREAM.MSG.GET.{self._stream}", {"seq": sequence}, StoredMessage
+            )
+            if stored.error is None:
+                break
+            if stored.error.err_code == STREAM_NOT_FOUND:
+                raise MissingFactStreamError(*missing(self._stream).args)
+            if stored.error.err_code != MESSAGE_NOT_FOUND:
+                raise refused(stored.error, f"{self._chain.name}, sequence {sequence}")
+            await self._check_not_shorter()
+            # A replica that lags behind the one that refused us.
+            await pauses.wait()
+        if stored.headers.get(KEY_HEADER) == key:
+            return sequence
+        message = (
+            f"{self._chain.name}: another process wrote at {sequence} "
+            f"({stored.headers.get(KEY_HEADER, 'without a key')}); this one is {self._owner}"
+        )
+        raise SupersededError(message)
+
+    async def _check_not_shorter(self) -> None:
+        info = await stream_info(self._link, self._stream)
+        if info.state.last_seq < self._sequence and info.config.get("num_replicas", 1) == 1:
+            message = (
+                f"{self._chain.name} ends at {info.state.last_seq}, but {self._sequence} was "
+                f"stored: the bus lost acknowledged records"
+            )
+            raise CorruptLogError(message)

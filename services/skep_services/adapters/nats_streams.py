@@ -1,0 +1,182 @@
+"""The streams: how they are configured, and how they come into being exactly once.
+
+A stream that vanished must never be made again by accident: an empty stream would look like a
+cluster where nothing ever happened. So the first start leaves a marker file in the state folder;
+with the marker there, a missing stream is an error that an operator has to look at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skep.units import GIB, KIB, Duration, seconds
+from skep.wire import subjects
+from skep_services.adapters.nats_api import (
+    STREAM_NOT_FOUND,
+    Answer,
+    StreamInfo,
+    ask,
+    missing,
+    refused,
+)
+from skep_services.adapters.nats_bus import NatsBus
+
+SUBMIT_DUPLICATES = seconds(0.1)
+"""How long the bus itself remembers a Nats-Msg-Id in SUBMIT: the least it accepts. Its memory is
+one for the whole stream, so with more of it one tenant's key would swallow another tenant's
+submission. Admission remembers the keys of each tenant for ever."""
+DUPLICATES = seconds(3600)
+"""The same for ADMIN and NODE, whose keys nobody else can choose: longer than any outage."""
+FACT_DUPLICATES = seconds(120)
+"""A fact log's writer resolves repetitions by sequence; the bus's memory is a short cut."""
+
+SUBMIT_MESSAGE_MAX = 128 * KIB
+"""A spec of at most 64 KiB, and its headers."""
+ADMIN_MESSAGE_MAX = 512 * KIB
+"""A cluster file with a thousand nodes."""
+NODE_MESSAGE_MAX = 256 * KIB
+FACT_MESSAGE_MAX = 300 * KIB
+"""A record of at most 256 KiB, and its headers."""
+
+SUBMIT_BYTES_MAX = 4 * GIB
+"""A million specs of 4 KiB. A full stream refuses further messages, it never drops old ones."""
+ADMIN_BYTES_MAX = GIB
+NODE_BYTES_MAX = 4 * GIB
+FACT_BYTES_MAX = 8 * GIB
+"""Ten million jobs of some 800 bytes of facts."""
+
+
+class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs from stream to stream; everything else is the same for all."""
+
+    name: str
+    subjects: tuple[str, ...]
+    message_max: int
+    bytes_max: int
+    duplicates: Duration
+
+    def config(self, replicas: int) -> dict[str, Any]:
+        """Return the configuration as JetStream takes it."""
+        return {
+            "name": self.name,
+            "subjects": list(self.subjects),
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "deny_delete": True,
+            "max_msgs": -1,
+            "max_age": 0,
+            "max_bytes": self.bytes_max,
+            "max_msg_size": self.message_max,
+            "duplicate_window": self.duplicates,
+            "num_replicas": replicas,
+        }
+
+
+def _plan(name: str, message_max: int, bytes_max: int, duplicates: Duration) -> StreamPlan:
+    return StreamPlan(
+        name=name,
+        subjects=subjects.STREAMS[name],
+        message_max=message_max,
+        bytes_max=bytes_max,
+        duplicates=duplicates,
+    )
+
+
+STREAM_PLANS = (
+    _plan(subjects.SUBMIT, SUBMIT_MESSAGE_MAX, SUBMIT_BYTES_MAX, SUBMIT_DUPLICATES),
+    _plan(subjects.ADMIN, ADMIN_MESSAGE_MAX, ADMIN_BYTES_MAX, DUPLICATES),
+    _plan(subjects.NODE, NODE_MESSAGE_MAX, NODE_BYTES_MAX, DUPLICATES),
+    _plan(subjects.ADMISSION, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
+    _plan(subjects.ALLOC, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
+)
+
+STORE_BYTES_MIN = sum(plan.bytes_max for plan in STREAM_PLANS)
+"""What the server's `max_file` must allow, because it reserves each stream's limit."""
+
+assert {plan.name for plan in STREAM_PLANS} == set(subjects.STREAMS)
+
+
+class DriftedStreamError(Exception):
+    """A stream is configured otherwise than Skep needs; the text names every difference."""
+
+
+async def bootstrap_streams(
+    bus: NatsBus,
+    marker: Path,
+    replicas: int = 1,
+    plans: tuple[StreamPlan, ...] = STREAM_PLANS,
+) -> None:
+    """Make sure that every stream exists as planned; create those that never existed.
+
+    `marker` (JSON, in the state folder) names the streams created so far. Raises
+    MissingStreamError if a stream named there is gone, DriftedStreamError if one differs.
+    """
+    created = _read_marker(marker)
+    for plan in plans:
+        config = plan.config(replicas)
+        info = await ask(bus.link, f"STREAM.INFO.{plan.name}", None, StreamInfo)
+        if info.error is not None:
+            if info.error.err_code != STREAM_NOT_FOUND:
+                raise refused(info.error, f"stream {plan.name}")
+            if plan.name in created:
+                raise missing(plan.name)
+            answer = await ask(bus.link, f"STREAM.CREATE.{plan.name}", config, Answer)
+            if answer.error is not None:
+                raise refused(answer.error, f"creating stream {plan.name}")
+            info = await ask(bus.link, f"STREAM.INFO.{plan.name}", None, StreamInfo)
+        _check_drift(plan.name, config, info.config)
+    names = [plan.name for plan in plans]
+    if not set(names) <= set(created):
+        _write_marker(marker, [*created, *(name for name in names if name not in created)])
+
+
+def _check_drift(name: str, planned: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    differences = [
+        f"{key} is {found.get(key)!r}, needed {value!r}"
+        for key, value in planned.items()
+        if found.get(key, _absent(value)) != value
+    ]
+    if differences:
+        message = (
+            f"stream {name} is configured otherwise than this version of Skep needs: "
+            f"{'; '.join(differences)}. Change it by hand, after a backup."
+        )
+        raise DriftedStreamError(message)
+
+
+def _absent(value: object) -> object:
+    """Return what a field means that the server leaves out of its answer."""
+    return type(value)() if isinstance(value, bool | int | str) else None
+
+
+def _read_marker(marker: Path) -> list[str]:
+    try:
+        text = marker.read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.MsgspecError as error:
+        message = f"{marker}: not a list of streams ({error}); restore it from a backup"
+        raise ValueError(message) from error
+
+
+def _write_marker(marker: Path, streams: list[str]) -> None:
+    """Replace the marker durably: the file first, then its name."""
+    written = marker.with_name(f"{marker.name}.part")
+    with written.open("wb") as file:
+        file.write(msgspec.json.encode(streams))
+        file.flush()
+        os.fsync(file.fileno())
+    written.replace(marker)
+    folder = os.open(marker.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

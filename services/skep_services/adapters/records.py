@@ -1,0 +1,124 @@
+"""The bytes of a fact log: one JSON document per record, each bound to the one before it.
+
+Every fact log (JetStream, journal, memory) stores the same bytes, so a log can be copied from one
+to another and checked by the same rules:
+
+    {"v":1,"n":7,"prev":"<sha256 of record 6, hex>","epoch":2,"at":1700000000000000000,
+     "pos":{"SUBMIT":12},"facts":[{"type":"job-queued", ...}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from skep.units import KIB, Instant
+from skep.wire.facts import EpochBegan
+from skep_services.ports import CorruptLogError, LogRecord
+
+RECORD_BYTES_MAX = 256 * KIB
+"""What one record may weigh: far below the bus's 1 MiB, so a follower's batch stays small."""
+
+RECORD_VERSION = 1
+
+NO_RECORD = "0" * 64
+"""What the first record names as its predecessor's hash."""
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """A record as stored. `facts` stays raw, because their union differs from log to log."""
+
+    v: int
+    n: int
+    prev: str
+    epoch: int
+    at: Instant
+    pos: dict[str, int]
+    facts: msgspec.Raw
+
+
+class Chain:
+    """Where a log stands: the counter, epoch and hash that the next record builds on.
+
+    `facts` is the union of fact classes of this log; EpochBegan is always part of it. `name` is
+    how errors call the log.
+    """
+
+    def __init__(self, name: str, facts: Any) -> None:
+        self.name = name
+        self.counter = 0
+        self.epoch = 0
+        self.hash = NO_RECORD
+        self._envelopes = msgspec.json.Decoder(_Envelope)
+        self._facts = msgspec.json.Decoder(tuple[facts | EpochBegan, ...])
+        self._encoder = msgspec.json.Encoder()
+
+    def encode(
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+    ) -> tuple[LogRecord, bytes]:
+        """Return the next record and its bytes; the chain moves on only with `advance`.
+
+        A record above RECORD_BYTES_MAX is the caller's bug: the shell splits batches.
+        """
+        counter = self.counter + 1
+        record = LogRecord(counter, epoch, at, dict(positions), tuple(facts))
+        body = self._encoder.encode(record.facts)
+        envelope = _Envelope(
+            v=RECORD_VERSION,
+            n=counter,
+            prev=self.hash,
+            epoch=epoch,
+            at=at,
+            pos=dict(positions),
+            facts=msgspec.Raw(body),
+        )
+        payload = self._encoder.encode(envelope)
+        assert len(payload) <= RECORD_BYTES_MAX, (
+            f"{self.name}: record {counter} has {len(payload)} bytes, {RECORD_BYTES_MAX} allowed"
+        )
+        return record, payload
+
+    def advance(self, record: LogRecord, payload: bytes) -> None:
+        """Move past `record`, which is durable as `payload`."""
+        self.counter = record.counter
+        self.epoch = record.epoch
+        self.hash = hashlib.sha256(payload).hexdigest()
+
+    def read(self, payload: bytes, where: str) -> LogRecord:
+        """Return the record in `payload`, having verified that it continues the chain.
+
+        Raises CorruptLogError; `where` says in it which bytes are meant.
+        """
+        try:
+            envelope = self._envelopes.decode(payload)
+            if envelope.v != RECORD_VERSION:
+                raise self._corrupt(
+                    where, f"record version {envelope.v}, this program reads {RECORD_VERSION}"
+                )
+            facts = self._facts.decode(envelope.facts)
+        except msgspec.MsgspecError as error:
+            raise self._corrupt(where, f"not a record of this log: {error}") from error
+        if envelope.n != self.counter + 1:
+            raise self._corrupt(where, f"counter {envelope.n} follows {self.counter}")
+        if envelope.prev != self.hash:
+            raise self._corrupt(where, f"record {envelope.n} does not continue the hash chain")
+        self._check_epoch(envelope.epoch, facts, where)
+        record = LogRecord(envelope.n, envelope.epoch, envelope.at, envelope.pos, facts)
+        self.advance(record, payload)
+        return record
+
+    def _check_epoch(self, epoch: int, facts: tuple[Any, ...], where: str) -> None:
+        """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch."""
+        begins = bool(facts) and isinstance(facts[0], EpochBegan) and facts[0].epoch == epoch
+        continues = epoch == self.epoch or (epoch == self.epoch + 1 and begins)
+        if epoch < 1 or not (continues or self.counter == 0):
+            raise self._corrupt(where, f"epoch {epoch} follows {self.epoch}")
+
+    def _corrupt(self, where: str, what: str) -> CorruptLogError:
+        return CorruptLogError(
+            f"{self.name}, {where}: {what}. The log was damaged or written by something else; "
+            f"restore it from a backup, do not delete it."
+        )

@@ -1,0 +1,102 @@
+"""Puts a machine, its shell and the adapters together: the body of most services' mains."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from skep.machines.base import Machine
+from skep_services.adapters.clock import SystemClock
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_facts import NatsFactLog
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.otel import OtelTracer
+from skep_services.ports import Calls, FactLog
+from skep_services.service import Fatal, Settings, answer_health, say_ready
+from skep_services.shell import Follow, Shell
+from skep_services.tracing import Decisions
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Which stream a service's facts live in, and the union they belong to."""
+
+    stream: str
+    subject: str
+    facts: Any
+
+
+async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
+    """Return the bus under the service's identity."""
+    servers = tuple(chosen.nats_url.split(","))
+    options = LinkOptions(servers=servers, identity=chosen.identity, password=chosen.password)
+    return await NatsBus.connect(options, fatal)
+
+
+def owner() -> str:
+    """Return a name for this process that no other process ever has."""
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+
+
+async def serve(
+    chosen: Settings,
+    log: Any,
+    machine: Machine,
+    *,
+    follow: Sequence[Follow] = (),
+    listen: Sequence[str] = (),
+    keeps: Log | None = None,
+) -> None:
+    """Connect, recover and serve until cancelled; raises what stops the service."""
+    fatal = Fatal()
+    bus = await connect(chosen, fatal)
+    facts = None
+    if keeps is not None:
+        facts = NatsFactLog(bus, stream=keeps.stream, subject=keeps.subject,
+                            service=chosen.service, facts=keeps.facts)  # fmt: skip
+    await drive(chosen, log, machine, bus, fatal, facts=facts, follow=follow, listen=listen)
+
+
+async def drive(
+    chosen: Settings,
+    log: Any,
+    machine: Machine,
+    bus: NatsBus,
+    fatal: Fatal,
+    *,
+    facts: FactLog | None,
+    calls: Calls | None = None,
+    follow: Sequence[Follow] = (),
+    listen: Sequence[str] = (),
+    prepare: Callable[[Shell], Awaitable[None]] | None = None,
+) -> None:
+    """Run a machine's shell on these adapters until cancelled; then close them.
+
+    `prepare` opens what puts further events into the shell.
+    """
+    tracer = OtelTracer(chosen.service, chosen.identity, bus)
+    shell = Shell(
+        machine,
+        bus=bus,
+        clock=SystemClock(),
+        observer=Decisions(chosen.service, log, tracer),
+        owner=owner(),
+        facts=facts,
+        calls=calls,
+        follow=follow,
+        listen=listen,
+    )
+    await answer_health(bus, chosen, shell)
+    if prepare is not None:
+        await prepare(shell)
+    ready = asyncio.ensure_future(say_ready(shell, log))
+    try:
+        await fatal.guard(shell.run())
+    finally:
+        ready.cancel()
+        await bus.close()
+        tracer.close()

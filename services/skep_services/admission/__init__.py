@@ -1,0 +1,1 @@
+"""The admission service: `skep.machines.admission` on real ports."""

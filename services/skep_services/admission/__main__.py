@@ -1,0 +1,29 @@
+"""Run the admission service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.machines.admission import AdmissionMachine
+from skep.wire import subjects
+from skep.wire.facts import AdmissionFact, JobEnded
+from skep_services.adapters.wiring import Log, serve
+from skep_services.service import Settings, run
+from skep_services.shell import Follow
+
+FOLLOW = (
+    Follow(subjects.ADMIN),
+    Follow(subjects.NODE, (subjects.NODES_JOINING,)),
+    Follow(subjects.ALLOC, facts=(JobEnded,)),
+    Follow(subjects.SUBMIT),
+)
+
+
+async def main(chosen: Settings, log: Any) -> None:
+    """Serve until cancelled."""
+    keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact)
+    await serve(chosen, log, AdmissionMachine(), follow=FOLLOW, keeps=keeps)
+
+
+if __name__ == "__main__":
+    run("admission", main)

@@ -1,0 +1,1 @@
+"""The advisor service: `skep.machines.advisor` on real ports."""

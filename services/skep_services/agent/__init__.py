@@ -1,0 +1,1 @@
+"""The agent, one per node. The package stays empty: the runner imports it on every start."""

@@ -1,0 +1,119 @@
+"""Run a node's agent."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from skep.ids import is_token
+from skep.machines.agent import AgentMachine
+from skep.units import MIB, Instant
+from skep.wire import subjects
+from skep.wire.facts import AgentFact
+from skep.wire.node import NodeJoined
+from skep_services.adapters.clock import SystemClock
+from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
+from skep_services.adapters.journal import JournalFactLog
+from skep_services.adapters.process_runtime import ProcessRuntime
+from skep_services.adapters.wiring import connect, drive
+from skep_services.agent.calls import AgentCalls
+from skep_services.agent.environment import log_bytes_max
+from skep_services.agent.jobs import JobSocket
+from skep_services.agent.logs import LogPieces
+from skep_services.ports import LogRecord
+from skep_services.service import ConfigurationError, Fatal, Settings, run
+
+COMPACT_ABOVE = 4 * MIB
+"""A journal of some thousand jobs: replayed in well under a second."""
+
+
+class AgentJournal(JournalFactLog):
+    """The agent's journal, compacted to what its machine still needs when the agent starts."""
+
+    def __init__(self, path: Path, machine: AgentMachine) -> None:
+        """Keep `machine`'s facts in `path`."""
+        super().__init__(path, AgentFact)
+        self._machine = machine
+
+    async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
+        """Begin the epoch; replayed facts and machine agree here, so here they can be compacted."""
+        record = await super().begin_epoch(owner, at)
+        if self.size > COMPACT_ABOVE:
+            await self.compact(self._machine.snapshot())
+        return record
+
+
+def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
+    """Return what this node has to offer; raises ConfigurationError."""
+    env = chosen.environment
+    node = env.get("SKEP_NODE", "")
+    if not is_token(node):
+        text = f"SKEP_NODE is {node!r}: it must be a name of letters, digits, `_` and `-`"
+        raise ConfigurationError(text)
+    return NodeJoined(
+        node=node,
+        identity=_identity(chosen.state),
+        incarnation=0,
+        address=env.get("SKEP_ADDRESS", "127.0.0.1"),
+        ports=_ports(env.get("SKEP_PORTS", "20000-20499")),
+        gpus=devices.gpus(),
+        cpus=os.cpu_count() or 1,
+        memory=host_memory(),
+    )
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535:
+        return int(first), int(last)
+    message = f"SKEP_PORTS is {text!r}: it must be a range such as 20000-20499"
+    raise ConfigurationError(message)
+
+
+def _identity(state: Path) -> str:
+    """Return the name this state folder has for ever; two folders never share one."""
+    path = state / "identity"
+    if not path.exists():
+        fresh = path.with_suffix(".part")
+        fresh.write_text(uuid.uuid4().hex)
+        fresh.replace(path)
+    return path.read_text().strip()
+
+
+async def main(chosen: Settings, log: Any) -> None:
+    """Serve until cancelled; the jobs go on without the agent."""
+    try:
+        devices = open_devices(chosen.environment)
+    except DeviceError as error:
+        raise ConfigurationError(str(error)) from error
+    log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
+    machine = AgentMachine(inventory(chosen, devices))
+    node = machine.joined.node
+    fatal = Fatal()
+    bus = await connect(chosen, fatal)
+    runtime = ProcessRuntime(chosen.state)
+    calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
+    journal = AgentJournal(chosen.state / "journal", machine)
+
+    def lives(job: str, attempt: int) -> bool:
+        part = machine.parts.get((job, attempt))
+        return part is not None and part.over is None
+
+    await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
+
+    async def serve_jobs(shell: Any) -> None:
+        await calls.open(shell.put)
+        await JobSocket(chosen.state, SystemClock(), shell.put).open()
+
+    try:
+        await drive(chosen, log, machine, bus, fatal, facts=journal, calls=calls,
+                    listen=(subjects.command(node),), prepare=serve_jobs)  # fmt: skip
+    finally:
+        await calls.close()
+        journal.close()
+
+
+if __name__ == "__main__":
+    run("agent", main)

@@ -1,0 +1,127 @@
+"""Carries out what the agent's machine calls for: processes by a runtime, events to the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from skep.machines import agent as machine
+from skep.wire import codec, subjects
+from skep.wire.runs import RunExited, RunNotStarted
+from skep_services.adapters.devices import Devices
+from skep_services.agent.environment import run_plan
+from skep_services.ports import Bus, NodeRuntime
+from skep_services.service import NameTakenError
+from skep_services.tracing import trace_of
+
+Answer = Callable[[Any], Awaitable[None]]
+OUTBOX_MAX = 100_000
+"""Events waiting for the stream: a day without a bus at one job a second. They are journalled, so
+beyond this the agent rather ends, and tells them after its restart."""
+
+
+class AgentCalls:
+    """The Calls port of an agent. `open` before use, `close` after."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        runtime: NodeRuntime,
+        devices: Devices,
+        state: Path,
+        inherited: Mapping[str, str],
+        fatal: Callable[[Exception], None],
+    ) -> None:
+        """Take the ports; `inherited` is the agent's environment, `fatal` takes last words."""
+        self._bus, self._runtime, self._devices = bus, runtime, devices
+        self._state, self._inherited, self._fatal = state, inherited, fatal
+        self._outbox: asyncio.Queue[tuple[machine.PublishEvent, Answer]] = asyncio.Queue(OUTBOX_MAX)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._sender: asyncio.Task[None] | None = None
+        self._answer: Answer | None = None
+
+    async def open(self, answer: Answer) -> None:
+        """Connect to the runtime; ends of runs go to `answer`."""
+        self._answer = answer
+        await self._runtime.open(self._exited)
+        self._sender = self._spawn(self._publish_in_order())
+
+    async def close(self) -> None:
+        """Stop working; the runs go on."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self._runtime.close()
+
+    def start(self, command: Any, answer: Answer) -> None:
+        """Begin a call."""
+        match command:
+            case machine.PublishEvent():
+                try:
+                    self._outbox.put_nowait((command, answer))
+                except asyncio.QueueFull:
+                    self._fatal(ConnectionError("the bus took no event for too long"))
+            case machine.StartRank():
+                self._spawn(self._start(command, answer))
+            case machine.StopRun():
+                self._spawn(self._runtime.stop(command.token, command.grace_s))
+            case machine.ForgetRun():
+                self._spawn(self._runtime.forget(command.token))
+            case machine.ListRuns():
+                self._spawn(self._list(answer))
+            case machine.ExitProcess():
+                self._fatal(NameTakenError(command.text))
+            case _:
+                text = f"an agent cannot {command!r}"
+                raise AssertionError(text)
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks[id(task)] = task
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[id(task)]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    async def _exited(self, run: RunExited) -> None:
+        assert self._answer is not None
+        await self._answer(run)
+
+    async def _list(self, answer: Answer) -> None:
+        await answer(machine.RunsListed(tuple(await self._runtime.runs())))
+
+    async def _start(self, command: machine.StartRank, answer: Answer) -> None:
+        plan = run_plan(command, self._state, self._devices, self._inherited)
+        meets_here = command.plan.rank == 0 and command.command.world > 1
+        if meets_here and port_is_taken(command.command.master_port):
+            text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
+            await answer(RunNotStarted(command.token, text))
+            return
+        await answer(await self._runtime.start(plan))
+
+    async def _publish_in_order(self) -> None:
+        """Publish one event after the other: followers see what happened in the order it did."""
+        while True:
+            event, answer = await self._outbox.get()
+            trace = trace_of(event.message)
+            headers = {subjects.TRACE_HEADER: trace} if trace else {}
+            payload = codec.encode(event.message)
+            await self._bus.publish(event.subject, payload, event.key, headers)
+            await answer(machine.Published(event.event))
+
+
+def port_is_taken(port: int) -> bool:
+    """Return whether another program listens on a TCP port of this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

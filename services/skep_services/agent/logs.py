@@ -1,0 +1,64 @@
+"""Answers requests for pieces of job logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from skep.ids import job_sequence
+from skep_services.agent.environment import log_path
+from skep_services.ports import Bus, Delivery
+
+PIECE_BYTES_MAX = 256 * 1024
+SIZE_HEADER = "Skep-Size"
+ENDED_HEADER = "Skep-Ended"
+
+
+class LogRequest(msgspec.Struct, frozen=True):
+    """Which piece of which rank's log is wanted; `offset` and `limit` are bytes."""
+
+    job: str
+    attempt: int
+    rank: int
+    offset: int = 0
+    limit: int = PIECE_BYTES_MAX
+
+
+DECODER = msgspec.json.Decoder(LogRequest)
+
+
+class LogPieces:
+    """Serves `skep.v1.logs.<node>` from the node's state folder."""
+
+    def __init__(self, bus: Bus, state: Path, lives: Callable[[str, int], bool]) -> None:
+        """Answer on `bus`; `lives` says whether an attempt still has a process here."""
+        self._bus, self._state, self._lives = bus, state, lives
+
+    async def answer(self, asked: Delivery) -> None:
+        """Answer one request; what cannot be read is answered with an empty piece of size -1."""
+        if not asked.reply:
+            return
+        try:
+            wanted = DECODER.decode(asked.payload)
+        except msgspec.DecodeError:
+            await self._bus.send(asked.reply, b"", {SIZE_HEADER: "-1", ENDED_HEADER: "1"})
+            return
+        # Whether it lives is asked first: what an ended attempt wrote is all in the file.
+        ended = "0" if self._lives(wanted.job, wanted.attempt) else "1"
+        piece, size = self._piece(wanted)
+        headers = {SIZE_HEADER: str(size), ENDED_HEADER: ended}
+        await self._bus.send(asked.reply, piece, headers)
+
+    def _piece(self, wanted: LogRequest) -> tuple[bytes, int]:
+        if job_sequence(wanted.job) is None:
+            return b"", -1  # A name made up to reach other files.
+        path = log_path(self._state, wanted.job, wanted.attempt, wanted.rank)
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(min(max(wanted.offset, 0), size))
+                return file.read(min(max(wanted.limit, 0), PIECE_BYTES_MAX)), size
+        except OSError:
+            return b"", -1

@@ -1,0 +1,357 @@
+"""The runner: the small process that holds a node's runs, so that they survive the agent.
+
+    python -I -S runner_process.py STATE IDLE_SECONDS
+
+One per state folder, alone by the lock on STATE/runner.lock. It detaches, listens on
+STATE/runner.sock (0600) and returns 0 once clients can connect, or when another holds the lock.
+Messages both ways are a 4-byte big-endian length and that much JSON:
+
+    {"id": 1, "do": "start", "plan": {...}}         -> {"id": 1, "started": {token, pid, ticks, at}}
+                                                     | {"id": 1, "not_started": "what was missing"}
+    {"id": 2, "do": "stop", "token", "grace_s"}     -> {"id": 2, "done": true}
+    {"id": 3, "do": "forget", "token"}              -> {"id": 3, "done": true}
+    {"id": 4, "do": "list"}                         -> {"id": 4, "runs": [started or exited, ...]}
+    {"id": 5, "do": "ping"}                         -> {"id": 5, "pid": N, "live": N}
+    {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
+    a request that makes no sense                   -> {"id": 7, "error": "why"}
+    to every client, when a run ends                -> {"exited": {token, code, leftovers, at}}
+
+It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
+it end with its last run. It is not to be trusted with anything it cannot write to STATE: what it
+knows is in runner.jsonl, and another runner takes over from there (see `runner_holder`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from skep_services.agent.runner_holder import RUNS_MAX, Holder
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Room for a list of all runs; a plan is far smaller."""
+
+TOKEN_CHARS_MAX = 128
+RUN_CHARS_MAX = TOKEN_CHARS_MAX + 112
+"""One run in a list: its token (ASCII), and four numbers of at most 19 digits with their names."""
+
+assert RUNS_MAX * RUN_CHARS_MAX < MESSAGE_BYTES_MAX
+
+BUFFER_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+"""What may wait from a client, and for one that does not read; beyond it the client is dropped,
+and asks again when it comes back.
+"""
+
+ACCEPT_PAUSE_SECONDS = 0.01
+"""Keeps the loop from spinning where no client can be let in, and slows the runs little."""
+
+READ_BYTES = 256 * 1024
+LENGTH = struct.Struct(">I")
+BACKLOG = 16
+STDERR_BYTES_MAX = 1024 * 1024
+
+PR_SET_CHILD_SUBREAPER = 36
+NICE = -10
+"""Jobs saturate the processors; what starts and kills them must get through nevertheless."""
+
+
+class Client:
+    """One connection; `ask` receives each message."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.inbox = bytearray()
+        self.outbox = bytearray()
+        self.gone = False
+
+    def read(self) -> None:
+        """Take what arrived."""
+        try:
+            data = self.connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.inbox += data
+        self.gone = self.gone or not data or len(self.inbox) > BUFFER_BYTES_MAX
+
+    def message(self) -> bytes | None:
+        """Return the next whole message, or None."""
+        if self.gone or len(self.inbox) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self.inbox)
+        if size > MESSAGE_BYTES_MAX:
+            self.gone = True
+            return None
+        end = LENGTH.size + size
+        if len(self.inbox) < end:
+            return None
+        message = bytes(self.inbox[LENGTH.size : end])
+        del self.inbox[:end]
+        return message
+
+    def ready(self) -> bool:
+        """Tell whether a whole message may be waiting."""
+        if self.gone or len(self.inbox) < LENGTH.size:
+            return False
+        size: int = LENGTH.unpack_from(self.inbox)[0]
+        return len(self.inbox) >= LENGTH.size + size
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send, or keep for when the client reads again."""
+        text = json.dumps(message).encode()
+        self.outbox += LENGTH.pack(len(text)) + text
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        try:
+            while self.outbox and not self.gone:
+                del self.outbox[: self.connection.send(self.outbox)]
+        except BlockingIOError:
+            self.gone = len(self.outbox) > BUFFER_BYTES_MAX
+        except OSError:
+            self.gone = True
+
+
+class Server:
+    """Carries requests to the holder, and its news to the clients, until there is no need."""
+
+    def __init__(self, listener: socket.socket, holder: Holder, idle_seconds: float) -> None:
+        self.holder = holder
+        self.closing = False
+        self.draining = False
+        self._listener = listener
+        self._idle_seconds = idle_seconds
+        self._idle_since = time.monotonic()
+        self._clients: list[Client] = []
+        self._goodbyes: list[tuple[Client, dict[str, Any]]] = []
+        self._selector = selectors.DefaultSelector()
+        self._watch(listener, self._accept)
+        for pidfd in holder.watched:
+            self._watch(pidfd, functools.partial(self._adopted_ended, pidfd))
+        self._signals, wakeup = socket.socketpair()
+        for end in (self._signals, wakeup):
+            end.setblocking(False)
+        self._wakeup = wakeup
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        self._watch(self._signals, self._signalled)
+
+    def run(self) -> None:
+        """Serve until the end."""
+        self.holder.reap()
+        while not self._done():
+            for key, _ in self._selector.select(self._wait_seconds()):
+                key.data()
+            # One message of each client a turn: an end is told between two starts.
+            for client in list(self._clients):
+                message = client.message()
+                if message is not None:
+                    self._serve(client, message)
+            self.holder.tick()
+            self._tell_ends()
+            self._sweep()
+        for client, reply in self._goodbyes:
+            if not client.gone:
+                client.connection.setblocking(True)
+                client.send(reply)
+
+    def _done(self) -> bool:
+        if self.holder.live or self._clients:
+            self._idle_since = time.monotonic()
+        if self.closing or self.draining:
+            return not self.holder.live
+        return time.monotonic() - self._idle_since >= self._idle_seconds
+
+    def _wait_seconds(self) -> float | None:
+        if any(client.ready() for client in self._clients):
+            return 0
+        at = self.holder.wake_at()
+        if not self.holder.live and not self._clients:
+            at = min(at, self._idle_since + self._idle_seconds)
+        return None if at == float("inf") else max(0.0, at - time.monotonic())
+
+    def _watch(self, source: Any, then: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, then)
+
+    # --- what select brings -----------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # Too many open files: the client still waits, and asking again at once is no use.
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            return
+        connection.setblocking(False)
+        client = Client(connection)
+        self._clients.append(client)
+        self._watch(connection, lambda: self._moved(client))
+
+    def _moved(self, client: Client) -> None:
+        client.read()
+        client.flush()
+
+    def _adopted_ended(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        self.holder.adopted_ended(pidfd)
+
+    def _signalled(self) -> None:
+        numbers = self._signals.recv(4096)
+        if signal.SIGTERM in numbers:
+            self.draining = True
+        self.holder.reap()
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def _serve(self, client: Client, message: bytes) -> None:
+        request: Any = None
+        try:
+            request = json.loads(message)
+            reply = self._answer(client, request)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        if reply is not None:
+            number = request.get("id") if isinstance(request, dict) else None
+            client.send({"id": number, **reply})
+
+    def _answer(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
+        match request["do"]:
+            case "start" if self.closing:
+                return {"not_started": "this node is shutting down"}
+            case "start":
+                return self.holder.start(request["plan"])
+            case "stop":
+                self.holder.stop(request["token"], request["grace_s"])
+            case "forget":
+                self.holder.forget(request["token"])
+            case "list":
+                return {"runs": self.holder.runs()}
+            case "ping":
+                return {"pid": os.getpid(), "live": len(self.holder.live)}
+            case "shutdown":
+                for token in list(self.holder.live):
+                    self.holder.stop(token, request["grace_s"])
+                self.closing = True
+                self._goodbyes.append((client, {"id": request["id"], "done": True}))
+                return None
+            case unknown:
+                return {"error": f"there is no request {unknown!r}"}
+        return {"done": True}
+
+    def _tell_ends(self) -> None:
+        for end in self.holder.ends:
+            for client in self._clients:
+                client.send({"exited": end})
+        self.holder.ends.clear()
+
+    def _sweep(self) -> None:
+        """Drop clients that are gone; write to those that have something waiting."""
+        for client in list(self._clients):
+            if client.gone:
+                self._selector.unregister(client.connection)
+                client.connection.close()
+                self._clients.remove(client)
+                continue
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outbox else 0)
+            key = self._selector.get_key(client.connection)
+            if key.events != events:
+                self._selector.modify(client.connection, events, key.data)
+
+
+# --- becoming a runner ----------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """Detach and serve, unless another runner does so already; return the exit status."""
+    state, idle_seconds = os.path.realpath(arguments[0]), float(arguments[1])
+    lock = os.open(os.path.join(state, "runner.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    listener = _listen(state)
+    _detach(state)
+    _prepare()
+    server = Server(listener, Holder(state), idle_seconds)
+    server.run()
+    os.unlink(os.path.join(state, "runner.sock"))
+    return 0
+
+
+def _listen(state: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = os.path.join(state, "runner.sock")
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # The usual case: an earlier runner removed it.
+    # An address has room for 107 bytes; a folder of any depth is reached by its descriptor.
+    folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    umask = os.umask(0o177)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/runner.sock")
+    finally:
+        os.umask(umask)
+        os.close(folder)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _detach(state: str) -> None:
+    """Leave the starter's session and process group, and its stdout and stderr."""
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    errors = os.open(os.path.join(state, "runner.log"), flags, 0o600)
+    if os.fstat(errors).st_size > STDERR_BYTES_MAX:
+        os.ftruncate(errors, 0)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.dup2(null, 0)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    os.close(null)
+    os.close(errors)
+    os.chdir("/")
+
+
+def _prepare() -> None:
+    """Take what children inherit back to its defaults, and become their reaper."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+        # Caught, not ignored: exec resets what is caught, but a job would inherit what is ignored.
+        signal.signal(number, _caught)
+    _hurry()
+
+
+def _caught(number: int, frame: Any) -> None:
+    """Do nothing: the number arrives through the wakeup descriptor."""
+
+
+def _hurry() -> None:
+    """Run before the jobs where that is permitted; children start at the usual priority again."""
+    if os.getpriority(os.PRIO_PROCESS, 0) != 0:
+        return
+    try:
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        # Where the kernel shares time between sessions first, each job's session is its own.
+        with open("/proc/self/autogroup", "w", encoding="ascii") as file:
+            file.write(str(NICE))
+    except (PermissionError, FileNotFoundError):
+        pass  # Only root may, and not every kernel knows it: then time is shared evenly.

@@ -1,0 +1,102 @@
+"""Executing a run's process, and saying what was wrong where that is not possible."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def launch(
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, stdin: int, output: int
+) -> int | str:
+    """Execute `argv` in a session of its own and return its pid, or what was wrong.
+
+    `output` becomes stdout and stderr. Every other descriptor of this process must be
+    close-on-exec. The caller reaps the pid.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            env=env,
+            cwd=workdir,
+            # Closing each descriptor by hand is only needed where some are not close-on-exec.
+            close_fds=False,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return explain(error, argv[0], env, workdir)
+    except ValueError as error:
+        return f"the command, its environment or workdir cannot be passed to exec: {error}"
+    # The runner reaps all its children itself; an object that believes its process has ended
+    # does not try to, and does not warn when it is dropped.
+    process.returncode = 0
+    return process.pid
+
+
+def explain(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:
+    """Return in words why executing `program` failed, with the paths that were tried."""
+    match error.errno:
+        case errno.EAGAIN:
+            return (
+                "no process could be started: too many processes "
+                "(limit of the user, the container or the machine)"
+            )
+        case errno.ENOMEM:
+            return "no process could be started: the machine is out of memory"
+        case errno.EMFILE | errno.ENFILE:
+            return "no process could be started: too many open files on this node"
+        case errno.E2BIG:
+            return "the arguments and the environment are together too large to execute"
+        case errno.ENOENT | errno.ENOTDIR | errno.EACCES | errno.ENOEXEC | errno.ELOOP:
+            return _workdir_trouble(workdir) or _program_trouble(error, program, env, workdir)
+        case _:
+            return f"executing {program} failed: {error.strerror}"
+
+
+def _workdir_trouble(workdir: str) -> str | None:
+    if not os.path.exists(workdir):
+        return f"workdir {workdir} does not exist on this node"
+    if not os.path.isdir(workdir):
+        return f"workdir {workdir} is not a folder"
+    if not os.access(workdir, os.X_OK):
+        return f"workdir {workdir} may not be entered by this user"
+    return None
+
+
+def _program_trouble(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:
+    if "/" in program:
+        candidates = [os.path.normpath(os.path.join(workdir, program))]
+    else:
+        folders = os.get_exec_path(env)
+        candidates = [os.path.join(workdir, folder, program) for folder in folders]
+        if not any(os.path.lexists(each) for each in candidates):
+            return f"executable {program} was not found in PATH: {':'.join(folders)}"
+    path = next((each for each in candidates if os.path.lexists(each)), candidates[0])
+    if not os.path.exists(path):
+        return f"executable {path} does not exist on this node"
+    if os.path.isdir(path):
+        return f"executable {path} is a folder"
+    if not os.access(path, os.X_OK):
+        return f"{path} is not executable: chmod +x it, or name its interpreter first"
+    if error.errno == errno.ENOEXEC:
+        return f"{path} is neither a program nor a script with a #! line"
+    interpreter = _interpreter(path)
+    if interpreter is not None and not os.path.exists(interpreter):
+        return f"{path} asks for the interpreter {interpreter}, which does not exist on this node"
+    return f"executing {path} failed: {error.strerror}"
+
+
+def _interpreter(path: str) -> str | None:
+    """Return the program named in the #! line, or None if there is no such line."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return None
+    words = first[2:].split() if first.startswith(b"#!") else []
+    return os.fsdecode(words[0]) if words else None

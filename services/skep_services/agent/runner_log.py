@@ -1,0 +1,65 @@
+"""A run's log file, kept within bounds while its processes write to it.
+
+The processes append (O_APPEND), so the file may be cut under them. When it outgrows its bound, it
+keeps its first half and its last lines:
+
+    first half of the bound | [skep] log limit reached: N bytes dropped | last 64 KiB
+
+N counts everything dropped since this object was made. What the processes write next follows;
+the file is cut again when it outgrows its bound again. Between two checks a log may outgrow the
+bound by what can be written in that time.
+"""
+
+from __future__ import annotations
+
+import os
+
+LOG_TAIL_BYTES = 64 * 1024
+"""What is kept of the end: a Python traceback with its context fits many times over."""
+
+LOG_BYTES_MIN = 4096
+"""The smallest bound: below it head, note and tail would leave no room to grow."""
+
+
+class RunLog:
+    """The log of one run. `path` is created with its folders; raises OSError where it cannot be."""
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self.path = path
+        self.bytes_max = max(bytes_max, LOG_BYTES_MIN)
+        self.bytes_dropped = 0
+        self._file = _open(path, os.O_RDWR)
+
+    def open_for_process(self) -> int:
+        """Return a descriptor that appends, to become a process's stdout and stderr."""
+        return _open(self.path, os.O_WRONLY)
+
+    def check(self) -> bool:
+        """Cut the file if it is larger than its bound; return whether it was."""
+        size = os.fstat(self._file).st_size
+        if size <= self.bytes_max:
+            return False
+        head = self.bytes_max // 2
+        tail_bytes = min(LOG_TAIL_BYTES, self.bytes_max // 4)
+        tail = os.pread(self._file, tail_bytes, size - tail_bytes)
+        self.bytes_dropped += size - head - len(tail)
+        os.ftruncate(self._file, head)
+        note = f"\n[skep] log limit reached: {self.bytes_dropped} bytes dropped\n"
+        # One write, so that no line of the processes gets between the note and the tail.
+        os.write(self._file, note.encode() + tail)
+        return True
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _open(path: str, mode: int) -> int:
+    flags = mode | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o644)

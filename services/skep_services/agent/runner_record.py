@@ -1,0 +1,171 @@
+"""What the runner remembers across its own death: starts and ends of runs, one JSON line each.
+
+    {"boot": ID}                                    the runs below were started in this boot
+    {"began": TOKEN, "mark": N, "log": PATH, "log_bytes_max": N}    written before it is executed
+    {"started": TOKEN, "pid": N, "ticks": N, "at": NS}
+    {"not_started": TOKEN}                          it could not be executed: it may be tried again
+    {"exited": TOKEN, "code": N or null, "leftovers": N, "at": NS}
+    {"forgot": TOKEN}
+
+The lines are not synced: the page cache survives the runner, and what kills the page cache kills
+the processes as well. A line that cannot be parsed (torn by a full disk) is skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any
+
+LINES_SPARE_MAX = 4096
+"""How many lines may lie in the file beyond what its runs need before it is rewritten."""
+
+LINES_PER_RUN = 3
+"""began, started, exited."""
+
+
+class Known:
+    """One run of the record. `pid` is 0 while only `began` is known; `ended_at` 0 until it ends.
+
+    `mark` is the number its processes carry (see `proc.marked`).
+    """
+
+    def __init__(self, token: str, mark: int, log: str, log_bytes_max: int) -> None:
+        self.token = token
+        self.mark = mark
+        self.log = log
+        self.log_bytes_max = log_bytes_max
+        self.pid = 0
+        self.ticks = 0
+        self.at = 0
+        self.code: int | None = None
+        self.leftovers = 0
+        self.ended_at = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines that make this run."""
+        token = self.token
+        lines: list[dict[str, Any]] = [
+            {
+                "began": token,
+                "mark": self.mark,
+                "log": self.log,
+                "log_bytes_max": self.log_bytes_max,
+            }
+        ]
+        if self.pid:
+            lines.append({"started": token, "pid": self.pid, "ticks": self.ticks, "at": self.at})
+        if self.ended_at:
+            lines.append(
+                {
+                    "exited": token,
+                    "code": self.code,
+                    "leftovers": self.leftovers,
+                    "at": self.ended_at,
+                }
+            )
+        return lines
+
+
+class Record:
+    """The file at `path`; `runs` is what it says.
+
+    Runs of an earlier boot come without pids, because those identify nothing in this one. Raises
+    OSError where the file cannot be read or written.
+    """
+
+    def __init__(self, path: str, boot: str) -> None:
+        self.path = path
+        self.boot = boot
+        self.runs: dict[str, Known] = {}
+        self._boot_read = boot
+        self._lines = 0
+        self._torn = False
+        if os.path.exists(path):
+            self._load()
+        self._file = self._rewrite()
+
+    def began(self, token: str, mark: int, log: str, log_bytes_max: int) -> Known:
+        """Note that `token` is about to be executed."""
+        known = Known(token, mark, log, log_bytes_max)
+        self._append(known.lines()[0])
+        self.runs[token] = known
+        return known
+
+    def started(self, known: Known, pid: int, ticks: int, at: int) -> None:
+        """Note who it became."""
+        known.pid, known.ticks, known.at = pid, ticks, at
+        self._append(known.lines()[1])
+
+    def not_started(self, token: str) -> None:
+        """Note that it could not be executed: the token is free again."""
+        del self.runs[token]
+        self._append({"not_started": token})
+
+    def exited(self, known: Known, code: int | None, leftovers: int, at: int) -> None:
+        """Note its end."""
+        known.code, known.leftovers, known.ended_at = code, leftovers, at
+        self._append(known.lines()[-1])
+
+    def forgot(self, token: str) -> None:
+        """Drop an ended run."""
+        del self.runs[token]
+        self._append({"forgot": token})
+        if self._lines > len(self.runs) * LINES_PER_RUN + LINES_SPARE_MAX:
+            os.close(self._file)
+            self._file = self._rewrite()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line).encode() + b"\n"
+        if self._torn:
+            text = b"\n" + text
+        self._torn = True
+        if os.write(self._file, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        self._torn = False
+        self._lines += 1
+
+    def _rewrite(self) -> int:
+        """Replace the file by the lines its runs need; return it opened for appending."""
+        lines: list[dict[str, Any]] = [{"boot": self.boot}]
+        for known in self.runs.values():
+            lines += known.lines()
+        aside = self.path + ".tmp"
+        with open(aside, "w", encoding="ascii") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        os.replace(aside, self.path)
+        self._lines = len(lines)
+        self._torn = False
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def _load(self) -> None:
+        with open(self.path, "rb") as file:
+            for text in file:
+                try:
+                    self._take(json.loads(text))
+                except (ValueError, KeyError, TypeError):
+                    continue
+        if self._boot_read != self.boot:
+            for known in self.runs.values():
+                known.pid = 0
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "boot" in line:
+            self._boot_read = line["boot"]
+        elif "began" in line:
+            token = line["began"]
+            self.runs[token] = Known(token, line["mark"], line["log"], line["log_bytes_max"])
+        elif "started" in line:
+            known = self.runs[line["started"]]
+            known.pid, known.ticks, known.at = line["pid"], line["ticks"], line["at"]
+        elif "exited" in line:
+            known = self.runs[line["exited"]]
+            known.code, known.leftovers = line["code"], line["leftovers"]
+            known.ended_at = line["at"]
+        elif "not_started" in line or "forgot" in line:
+            del self.runs[line.get("not_started") or line["forgot"]]

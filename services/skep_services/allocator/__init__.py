@@ -1,0 +1,1 @@
+"""The allocator service: `skep.machines.allocator` on real ports."""

@@ -1,0 +1,29 @@
+"""Run the allocator service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.machines.allocator import AllocatorMachine
+from skep.wire import subjects
+from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
+from skep_services.adapters.wiring import Log, serve
+from skep_services.service import Settings, run
+from skep_services.shell import Follow
+
+FOLLOW = (
+    Follow(subjects.ADMIN),
+    Follow(subjects.NODE),
+    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked)),
+)
+LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
+
+
+async def main(chosen: Settings, log: Any) -> None:
+    """Serve until cancelled."""
+    keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact)
+    await serve(chosen, log, AllocatorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps)
+
+
+if __name__ == "__main__":
+    run("allocator", main)

@@ -1,0 +1,269 @@
+"""The gateway as the commands see it: where it is, what it answers, and patience while it restarts.
+
+The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`, or else the one whose state folder is
+`--home`, `SKEP_HOME` or `~/.skep`. The gateway may be away for a moment at any time (its supervisor
+starts it again), so a request is repeated until `patience_s` has passed. That is safe for reading,
+and for a submission because it carries an idempotency key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from skep_services.cli import exits
+from skep_services.cli.connection import Address, Answer, Connection, LostError, parse_url
+from skep_services.cli.exits import CommandError
+from skep_services.supervisor import home
+
+ANSWER_TIMEOUT_S = 30.0
+"""The gateway gives up on the bus after 10 s; three times that is a gateway that hangs."""
+
+PATIENCE_S = 5.0
+"""How long a command waits for a gateway that is being restarted, which takes a second."""
+
+PATIENCE_FOLLOWING_S = 60.0
+"""The same for commands that wait anyway: they outlast a cluster that is restarted under them."""
+
+RETRY_AFTER_S = 0.1
+
+NO_CLUSTER = """no cluster here: {folder} holds none
+  start one:         skep up
+  or use another:    SKEP_API=http://HOST:PORT SKEP_TOKEN=... skep ...
+  or its folder:     --home DIR (or SKEP_HOME)"""
+
+
+class Target(NamedTuple):
+    """Which gateway to talk to. `folder` is its state folder, empty for one named by `SKEP_API`."""
+
+    url: str
+    token: str
+    folder: str
+
+    def local(self) -> bool:
+        """Return whether the cluster was found by its state folder."""
+        return bool(self.folder)
+
+
+def find_target(given_home: str | None) -> Target:
+    """Return the cluster to use. Raises CommandError when there is none."""
+    url = os.environ.get("SKEP_API", "")
+    if url and given_home is None:
+        return Target(url, os.environ.get("SKEP_TOKEN", ""), "")
+    folder = home.home_folder(given_home)
+    try:
+        cluster = home.read_cluster(folder)
+        if cluster is None:
+            raise CommandError(exits.UNREACHABLE, NO_CLUSTER.format(folder=folder), "no-cluster")
+        gateway = cluster["gateway"]
+        token = os.environ.get("SKEP_TOKEN") or gateway["tokens"]["operator"]
+        return Target(gateway["url"], token, folder)
+    except ValueError as error:
+        raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
+    except (KeyError, TypeError) as error:
+        text = f"{home.cluster_path(folder)} has no gateway address or token ({error})"
+        raise CommandError(exits.UNREACHABLE, text, "no-cluster") from None
+
+
+def query(path: str, **parameters: Any) -> str:
+    """Return a path with its query; parameters that are None are left out."""
+    given = {name: str(value) for name, value in parameters.items() if value is not None}
+    if not given:
+        return path
+    return path + "?" + "&".join(f"{name}={quote(value)}" for name, value in given.items())
+
+
+SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+
+
+def quote(text: str) -> str:
+    """Return `text` percent-encoded for one path segment or query value."""
+    raw = text.encode("utf-8", "surrogateescape")
+    return "".join(chr(byte) if byte in SAFE else f"%{byte:02X}" for byte in raw)
+
+
+class Client:
+    """Requests to one gateway."""
+
+    def __init__(self, target: Target, patience_s: float = PATIENCE_S) -> None:
+        self.target = target
+        self.patience_s = patience_s
+        address = parse_url(target.url)
+        if address is None:
+            text = f"not an address: {target.url!r} (like http://127.0.0.1:8470)"
+            raise CommandError(exits.USAGE, text)
+        self._connection = Connection(address, target.token)
+
+    @property
+    def address(self) -> Address:
+        """Return where the gateway is."""
+        return self._connection.address
+
+    def get(self, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Return the JSON answer to GET. Raises CommandError for every other outcome."""
+        return decoded(self.get_bytes(path, timeout_s))
+
+    def get_bytes(self, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> bytes:
+        """Return the body of the answer to GET."""
+        return self.send("GET", path, timeout_s=timeout_s)[1]
+
+    def post(self, path: str, value: Any, headers: Mapping[str, str] | None = None) -> Any:
+        """Return the JSON answer to POST of a JSON value."""
+        return self.post_bytes(path, json.dumps(value).encode(), headers)
+
+    def post_bytes(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Any:
+        """Return the JSON answer to POST of a JSON value that is encoded already."""
+        return decoded(self.send("POST", path, body, headers)[1])
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> tuple[int, bytes]:
+        """Return status and body of a successful answer; CommandError for every other one."""
+        deadline = time.monotonic() + self.patience_s
+        sent = {**(headers or {}), **({"Content-Type": "application/json"} if body else {})}
+        while True:
+            try:
+                answer = self._connection.request(method, path, timeout_s, body, sent)
+                data = answer.read()
+            except TimeoutError:
+                text = f"{self.target.url} took the request and did not answer in {timeout_s:.0f} s"
+                raise CommandError(exits.UNREACHABLE, text) from None
+            except OSError as error:
+                self._connection.close()
+                self._wait_or_give_up(deadline, error)
+                continue
+            if answer.status < 300:
+                return answer.status, data
+            raise refusal(answer.status, data)
+
+    def stream(self, path: str, timeout_s: float | None) -> Answer:
+        """Return an answer whose body arrives over time; reading it may raise OSError."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                answer = self._connection.request("GET", path, timeout_s)
+                if answer.status < 300:
+                    return answer
+                data = answer.read()
+            except OSError as error:
+                self._connection.close()
+                self._wait_or_give_up(deadline, error)
+                continue
+            raise refusal(answer.status, data)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._connection.close()
+
+    def pause(self) -> None:
+        """Drop the connection and wait a moment: something was wrong with it."""
+        self._connection.close()
+        time.sleep(RETRY_AFTER_S)
+
+    def _wait_or_give_up(self, deadline: float, error: OSError) -> None:
+        patient = self.patience_s > PATIENCE_S
+        hopeless = (
+            self.target.local()
+            and not patient
+            and self._supervisor() not in ("starting", "running")
+        )
+        if hopeless or time.monotonic() + RETRY_AFTER_S > deadline:
+            raise CommandError(exits.UNREACHABLE, self._unreachable(error)) from None
+        time.sleep(RETRY_AFTER_S)
+
+    def _supervisor(self) -> str:
+        """Return how far the supervisor of a local cluster is, empty if there is none."""
+        try:
+            cluster = home.read_cluster(self.target.folder)
+        except ValueError:
+            return ""
+        if cluster is None or not home.supervisor_alive(cluster):
+            return ""
+        return str(cluster["supervisor"].get("state", ""))
+
+    def _unreachable(self, error: OSError) -> str:
+        what = str(error) if isinstance(error, LostError) else error.strerror or str(error)
+        text = f"the cluster cannot be reached: {self.target.url}: {what}"
+        if not self.target.local():
+            return f"{text}\n  check SKEP_API, and that the cluster is up"
+        match self._supervisor():
+            case "":
+                return f"{text}\n  it is not running: start it again with `skep up`"
+            case "failed":
+                return f"{text}\n  its start failed: `skep doctor` says why"
+            case "stopping":
+                return f"{text}\n  it is being stopped"
+            case _:
+                return f"{text}\n  its supervisor is running: `skep doctor` says what is wrong"
+
+
+def refusal(status: int, data: bytes) -> CommandError:
+    """Return what an answer of status 300 and above means to a command."""
+    error: Any = {}
+    try:
+        body = json.loads(data)
+        error = body.get("error", {}) if isinstance(body, dict) else {}
+    except ValueError:
+        body = {}
+    if not isinstance(error, dict):
+        error = {"text": str(error)}
+    text = str(error.get("text") or f"the gateway answered with status {status}")
+    reason = str(error.get("reason") or status)
+    more = {key: value for key, value in error.items() if key not in ("reason", "text")}
+    if isinstance(body, dict) and "job" in body:
+        more["job"] = body["job"]
+    match status:
+        case 400:
+            code = exits.USAGE
+        case 401:
+            code, text = exits.FAILED, f"{text}\n  the token is not accepted: check SKEP_TOKEN"
+        case 404:
+            code = exits.NOT_FOUND
+        case 502 | 503 | 504:
+            code, text = exits.UNREACHABLE, f"{text}\n  `skep doctor` says what is wrong"
+        case _:
+            code = exits.FAILED
+    return CommandError(code, text, reason, **more)
+
+
+class EventParser:
+    """Takes a stream of server-sent events apart. Comments and events without data are skipped."""
+
+    def __init__(self) -> None:
+        self._identity = ""
+        self._data: list[str] = []
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
+        """Yield (id, data) of each event that `piece` completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for raw in lines:
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            if not line:
+                if self._data:
+                    yield self._identity, "\n".join(self._data)
+                self._data = []
+                continue
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "id":
+                self._identity = value
+            elif name == "data":
+                self._data.append(value)
+
+
+def decoded(data: bytes) -> Any:
+    """Return a JSON answer. Raises CommandError for anything else."""
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        text = f"the gateway's answer is not JSON: {error}"
+        raise CommandError(exits.UNREACHABLE, text) from None

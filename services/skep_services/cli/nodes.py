@@ -1,0 +1,107 @@
+"""`skep gpus` and `skep node`."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from skep_services.cli import exits, render
+from skep_services.cli.options import Command, client_of, no_options, print_json, print_raw, say
+from skep_services.cli.render import Column
+
+
+def run_gpus(arguments: Namespace) -> int:
+    """List every GPU and who holds it."""
+    client = client_of(arguments)
+    if arguments.json:
+        print_raw(client.get_bytes("/v1/gpus"))
+        return exits.OK
+    gpus = client.get("/v1/gpus")["gpus"]
+    if not gpus:
+        say("no GPUs: no node has joined (`skep node ls`, `skep doctor`)")
+        return exits.OK
+    render.show_table(
+        [
+            Column("NODE", [one["node"] for one in gpus]),
+            Column("GPU", [str(one["index"]) for one in gpus], right=True),
+            Column("TYPE", [one["type"] for one in gpus], drop=2),
+            Column("MEMORY", [render.size(one["memory"]) for one in gpus], right=True, drop=3),
+            Column("USED", [_percent(one.get("utilisation")) for one in gpus], right=True, drop=1),
+            Column("JOB", [one["job"] or "-" for one in gpus]),
+            Column("RANK", [_rank(one) for one in gpus], right=True, drop=4),
+            Column("VC", [one["vc"] or "-" for one in gpus]),
+        ]
+    )
+    held = sum(1 for one in gpus if one["job"])
+    say(f"{held} of {render.plural(len(gpus), 'GPU')} held")
+    return exits.OK
+
+
+def _percent(utilisation: float | None) -> str:
+    return "-" if utilisation is None else f"{utilisation:.0f}%"
+
+
+def _rank(one: dict[str, Any]) -> str:
+    return "-" if one["rank"] is None or not one["job"] else str(one["rank"])
+
+
+def options_node(parser: ArgumentParser) -> None:
+    """Add what `node` takes."""
+    parser.add_argument("verb", choices=("ls", "drain", "undrain"), help="what to do")
+    parser.add_argument("nodes", metavar="NODE", nargs="*", help="nodes to drain or open again")
+
+
+def run_node(arguments: Namespace) -> int:
+    """List nodes, close them to further work, or open them again."""
+    if arguments.verb == "ls":
+        return _list(arguments)
+    if not arguments.nodes:
+        text = f"which node? (skep node {arguments.verb} NODE...; `skep node ls` lists them)"
+        raise exits.CommandError(exits.USAGE, text)
+    client = client_of(arguments)
+    drain = arguments.verb == "drain"
+    for node in arguments.nodes:
+        client.post("/v1/admin/drain", {"node": node, "drain": drain})
+        if not arguments.json:
+            told = "takes no further work; what runs there goes on" if drain else "is open for work"
+            print(f"{node} {told}")
+    if arguments.json:
+        print_json({"nodes": arguments.nodes, "drain": drain})
+    return exits.OK
+
+
+def _list(arguments: Namespace) -> int:
+    if arguments.nodes:
+        raise exits.CommandError(exits.USAGE, "`skep node ls` takes no node")
+    client = client_of(arguments)
+    if arguments.json:
+        print_raw(client.get_bytes("/v1/nodes"))
+        return exits.OK
+    nodes = client.get("/v1/nodes")["nodes"]
+    if not nodes:
+        say("no node has joined (`skep doctor` says what is wrong)")
+        return exits.OK
+    now_ns = time.time_ns()
+    render.show_table(
+        [
+            Column("NODE", [one["node"] for one in nodes]),
+            Column("STATE", [one["state"] for one in nodes], coloured=True),
+            Column("FREE", [f"{one['free']}/{one['gpus']}" for one in nodes], right=True),
+            Column("TYPE", [one["gpu_type"] or "-" for one in nodes], drop=3),
+            Column("CPUS", [str(one["cpus"]) for one in nodes], right=True, drop=4),
+            Column("MEMORY", [render.size(one["memory"]) for one in nodes], right=True, drop=5),
+            Column("HEARD", [_heard(one["last_heard_at"], now_ns) for one in nodes], right=True),
+            Column("STARTS", [str(one["incarnation"]) for one in nodes], right=True, drop=6),
+            Column("ADDRESS", [one["address"] or "-" for one in nodes], drop=2),
+            Column("JOBS", [" ".join(one["jobs"]) or "-" for one in nodes], narrow=10, drop=7),
+        ]
+    )
+    return exits.OK
+
+
+def _heard(at_ns: int | None, now_ns: int) -> str:
+    return "never" if at_ns is None else f"{render.duration(max(0, now_ns - at_ns))} ago"
+
+
+COMMANDS = {"gpus": Command(no_options, run_gpus), "node": Command(options_node, run_node)}

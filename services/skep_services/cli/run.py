@@ -1,0 +1,193 @@
+"""`skep run`: a command as a job, attached to this terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import REMAINDER, ArgumentParser, Namespace
+from types import FrameType
+from typing import Any
+
+from skep_services.cli import exits, logs, render, specs, submit
+from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
+from skep_services.cli.exits import CommandError
+from skep_services.cli.jobs import (
+    ENDED,
+    POLL_MARGIN_S,
+    ask_cancel,
+    ended_text,
+    poll,
+    positive,
+    reached,
+    why_of,
+)
+from skep_services.cli.options import Command, client_of, print_json, say
+
+STATUS_AFTER_S = 1
+"""A job that starts within a second needs no words about why it waits."""
+
+STATUS_EVERY_S = 5
+CANCEL_WITHIN_S = 60
+"""How long to wait for the end of a job that was cancelled: twice what an agent gives it."""
+
+
+class TerminatedError(KeyboardInterrupt):
+    """This command was asked to end by SIGTERM or SIGHUP: nobody is there to be asked back."""
+
+
+def options_run(parser: ArgumentParser) -> None:
+    """Add what `run` takes."""
+    parser.usage = "skep run [--gpus N] [--workers N] [--name NAME] [...] -- COMMAND [ARG...]"
+    parser.epilog = (
+        "A COMMAND that ends in .py is run observed (python -m skep_job): its mini-batches are\n"
+        "seen without any change to it. Every other command is run as it is.\n\n" + exits.HELP
+    )
+    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per worker")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
+    parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
+    parser.add_argument("--name", help="the job's name (default: the command's)")
+    parser.add_argument("--vc", help="virtual cluster")
+    parser.add_argument("--time", metavar="TIME", help="limit, such as 90s, 15m, 2h")
+    parser.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="attempts after failure"
+    )
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="0 to 1000")
+    parser.add_argument(
+        "--opportunistic", action="store_true", help="run on what is idle, and yield"
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="set a variable, or pass on the one of this shell (repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
+    parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
+    parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
+
+
+def run_run(arguments: Namespace) -> int:
+    """Submit a command, print its output here, and return how it ended: 0 only for success."""
+    client = client_of(arguments, PATIENCE_FOLLOWING_S)
+    tree = spec_of(arguments)
+    if "vc" not in tree:
+        tree["vc"] = submit.default_vc(client)
+    document = specs.Document("the command line", tree, {})
+    submit.check([document])
+    result = submit.send(client, document, None)
+    if result["accepted"] is False or arguments.detach:
+        if arguments.json:
+            print_json(result)
+        else:
+            submit.tell(result, quiet=arguments.detach)
+        return exits.FAILED if result["accepted"] is False else exits.OK
+    job = str(result["job"])
+    say(f"{job} {tree['name']} submitted")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    return attached(client, job, arguments)
+
+
+def spec_of(arguments: Namespace) -> dict[str, Any]:
+    """Return the spec the command line describes. Raises CommandError if it is incomplete."""
+    words = list(arguments.command)
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        raise CommandError(exits.USAGE, "run what? skep run [options] -- COMMAND [ARG...]")
+    tree: dict[str, Any] = {
+        "name": arguments.name or os.path.basename(words[0]) or "run",
+        "resources": {"gpus": arguments.gpus, "workers": arguments.workers},
+        "workdir": os.getcwd(),
+    }
+    if words[0].endswith(".py"):
+        tree["script"] = words[0]
+        tree["args"] = words[1:]
+    else:
+        tree["command"] = words
+    if arguments.vc:
+        tree["vc"] = arguments.vc
+    if arguments.gpu_type:
+        tree["resources"]["gpu_type"] = arguments.gpu_type
+    limits = {"time": arguments.time, "retries": arguments.retries or None}
+    if given := {name: value for name, value in limits.items() if value is not None}:
+        tree["limits"] = given
+    if arguments.priority:
+        tree["priority"] = arguments.priority
+    if arguments.opportunistic:
+        tree["service_class"] = "opportunistic"
+    if arguments.env:
+        tree["env"] = dict(map(_variable, arguments.env))
+    return tree
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not mark:
+        if name not in os.environ:
+            raise CommandError(exits.USAGE, f"--env {name}: no such variable here; give NAME=VALUE")
+        value = os.environ[name]
+    return name, value
+
+
+def attached(client: Client, job: str, arguments: Namespace) -> int:
+    """Print the job's output until it has ended; on an interrupt ask whether to cancel it."""
+    try:
+        row = _wait_started(client, job)
+        ranks = logs.ranks_of(arguments.rank, row)
+        take = logs.json_takers(ranks) if arguments.json else logs.takers(ranks)
+        following = Namespace(job=job, attempt=None)
+        logs.follow_ranks(following, client, ranks, take)
+        row = poll(client, job, "ended", None)
+    except KeyboardInterrupt as interrupt:
+        client.close()
+        return _interrupted(client, job, ask=not isinstance(interrupt, TerminatedError))
+    if arguments.json:
+        print_json(row)
+    else:
+        say(ended_text(row))
+    return exits.OK if row["state"] == "succeeded" else exits.FAILED
+
+
+def _wait_started(client: Client, job: str) -> dict[str, Any]:
+    told = ""
+    wait_s = STATUS_AFTER_S
+    while True:
+        path = query(f"/v1/jobs/{quote(job)}", wait="started", timeout_s=wait_s)
+        row: dict[str, Any] = client.get(path, wait_s + POLL_MARGIN_S)
+        if reached(row, "started"):
+            return row
+        status = f"{job} is {row['state']}" + (f" ({why_of(row)})" if why_of(row) else "")
+        if status != told:
+            say(render.printable(status))
+            told = status
+        wait_s = STATUS_EVERY_S
+
+
+def _interrupted(client: Client, job: str, *, ask: bool) -> int:
+    """Cancel the job, unless a person at the terminal wants to keep it."""
+    try:
+        if ask and render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr):
+            print(f"\ncancel {job}? [Y/n] ", end="", file=sys.stderr, flush=True)
+            if sys.stdin.readline().strip().lower() in ("n", "no"):
+                say(f"{job} goes on: skep logs -f {job}")
+                return exits.INTERRUPTED
+    except KeyboardInterrupt:
+        say("")
+    try:
+        ask_cancel(client, job)
+        say(f"cancelling {job} ...")
+        path = query(f"/v1/jobs/{quote(job)}", wait="ended", timeout_s=CANCEL_WITHIN_S)
+        row = client.get(path, CANCEL_WITHIN_S + POLL_MARGIN_S)
+        say(ended_text(row) if row["state"] in ENDED else f"{job} is being stopped")
+    except CommandError as error:
+        say(f"{job}: {error.text}")
+    except KeyboardInterrupt:
+        say(f"not waiting for the end of {job}: skep show {job}")
+    return exits.INTERRUPTED
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise TerminatedError
+
+
+COMMANDS = {"run": Command(options_run, run_run, takes_rest=True)}

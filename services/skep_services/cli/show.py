@@ -1,0 +1,179 @@
+"""`skep show` and `skep why`."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from typing import Any
+
+from skep_services.cli import exits, render
+from skep_services.cli.client import quote
+from skep_services.cli.jobs import ENDED, eta, why_of
+from skep_services.cli.options import Command, client_of, job_argument, print_raw
+from skep_services.cli.render import Column, clock_time, duration, printable
+
+LABEL_COLUMNS = 11
+
+
+def run_show(arguments: Namespace) -> int:
+    """Print everything about one job."""
+    client = client_of(arguments)
+    path = f"/v1/jobs/{quote(arguments.job)}"
+    if arguments.json:
+        print_raw(client.get_bytes(path))
+        return exits.OK
+    row = client.get(path)
+    colour = render.colour_wanted()
+    print(
+        f"{row['job']}  {printable(row['name'])}  {render.state_text(row['state'], colour=colour)}"
+    )
+    for label, text in _lines(row, time.time_ns()):
+        if text:
+            print(f"  {label:{LABEL_COLUMNS}} {printable(text)}")
+    for problem in row.get("problems") or ():
+        print(f"  {'problem':{LABEL_COLUMNS}} {problem_text(problem)}")
+    attempts = row.get("attempts") or []
+    if attempts:
+        print()
+        render.show_table(_attempt_columns(attempts, time.time_ns()))
+    return exits.OK
+
+
+def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
+    spec = row.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    until = row["ended_at"] or now_ns
+    queued = _elapsed(row["submitted_at"], row["bound_at"] or until)
+    ran = _elapsed(row["started_at"], until)
+    steps = render.progress(row["steps"], row["total_steps"])
+    left = eta(row["eta_s"])
+    speed = f"{render.rate(row['rate_milli'])}, {steps} mini-batches" if row["steps"] else ""
+    return [
+        ("why", why_of(row)),
+        ("detail", row.get("detail") or ""),
+        ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}"),
+        ("wants", _wants(row, spec)),
+        ("runs", _command(spec)),
+        ("tier", _tier(spec)),
+        ("workdir", spec.get("workdir") or ""),
+        ("place", row["place"]),
+        ("submitted", clock_time(row["submitted_at"], date=True)),
+        ("waited", queued),
+        ("started", clock_time(row["started_at"], date=True) if row["started_at"] else ""),
+        ("ran", ran),
+        ("rate", f"{speed}, {left} left" if speed and left != "-" else speed),
+        ("limits", _limits(spec.get("limits") or {})),
+        ("labels", ", ".join(f"{k}={v}" for k, v in (spec.get("labels") or {}).items())),
+        ("key", row.get("key") or ""),
+        ("repeated by", ", ".join(row.get("repeated_by") or ())),
+        ("trace", row.get("trace") or ""),
+    ]
+
+
+def _elapsed(begin_ns: int | None, end_ns: int) -> str:
+    return duration(end_ns - begin_ns) if begin_ns else ""
+
+
+def _wants(row: dict[str, Any], spec: dict[str, Any]) -> str:
+    resources = spec.get("resources") or {}
+    each = resources.get("gpus") or 1
+    parts = [render.plural(row["gpus"], "GPU")]
+    if row["workers"] > 1:
+        parts[0] += f" ({row['workers']} workers x {each})"
+    if row["gpu_type"]:
+        parts.append(f"type {row['gpu_type']}")
+    if resources.get("cpus"):
+        parts.append(f"{render.plural(resources['cpus'], 'CPU')} per worker")
+    if isinstance(resources.get("memory"), int) and resources["memory"]:
+        parts.append(f"{render.size(resources['memory'])} per worker")
+    if topology := resources.get("topology"):
+        hard = "must" if topology.get("hard") else "should"
+        parts.append(f"workers {hard} share a {topology.get('within') or 'node'}")
+    return ", ".join(parts)
+
+
+def _command(spec: dict[str, Any]) -> str:
+    if spec.get("script"):
+        return " ".join([spec["script"], *(spec.get("args") or ())])
+    command = spec.get("command") or ""
+    if isinstance(command, str):
+        return command
+    import shlex
+
+    return shlex.join(map(str, command))
+
+
+def _tier(spec: dict[str, Any]) -> str:
+    if not spec:
+        return ""
+    if spec.get("script"):
+        return "observed (mini-batches are seen)"
+    return "opaque (any command)"
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    parts = []
+    if isinstance(limits.get("time"), int):
+        parts.append(f"{duration(limits['time'] * 1_000_000_000)} at most")
+    if limits.get("retries"):
+        parts.append("1 retry" if limits["retries"] == 1 else f"{limits['retries']} retries")
+    return ", ".join(parts)
+
+
+def _attempt_columns(attempts: list[dict[str, Any]], now_ns: int) -> list[Column]:
+    def ran(one: dict[str, Any]) -> str:
+        return _elapsed(one["started_at"], one["ended_at"] or now_ns) or "-"
+
+    def first(one: dict[str, Any]) -> str:
+        begin, step = one["started_at"], one["first_step_at"]
+        return duration(step - begin) if begin and step else "-"
+
+    def speed(one: dict[str, Any]) -> str:
+        return duration(one["step_ns"]) if one.get("step_ns") else "-"
+
+    return [
+        Column("ATTEMPT", [str(one["attempt"]) for one in attempts], right=True),
+        Column("BOUND", [clock_time(one["bound_at"]) for one in attempts], drop=4),
+        Column("RAN", [ran(one) for one in attempts], right=True),
+        Column("1ST STEP", [first(one) for one in attempts], right=True, drop=2),
+        Column("STEPS", [str(one["steps"] or "-") for one in attempts], right=True, drop=3),
+        Column("STEP", [speed(one) for one in attempts], right=True, drop=1),
+        Column("OUTCOME", [one["outcome"] or "-" for one in attempts], coloured=True),
+        Column("PLACE", [one["place"] or "-" for one in attempts], narrow=12, drop=6),
+        Column("WHY HERE", [one["why"] or "" for one in attempts], narrow=10, drop=5),
+        Column("DETAIL", [one["detail"] or "" for one in attempts], narrow=20, drop=7),
+    ]
+
+
+def problem_text(problem: dict[str, Any]) -> str:
+    """Return one line about something wrong with a spec."""
+    text = f"{problem.get('path', '$')}: {problem.get('text', '')}"
+    if problem.get("reason"):
+        text += f" ({problem['reason']})"
+    if problem.get("suggestion"):
+        text += f": {problem['suggestion']}"
+    return printable(text)
+
+
+def run_why(arguments: Namespace) -> int:
+    """Print the reasons behind a job's state and what would change it."""
+    client = client_of(arguments)
+    path = f"/v1/jobs/{quote(arguments.job)}/why"
+    if arguments.json:
+        print_raw(client.get_bytes(path))
+        return exits.OK
+    answer = client.get(path)
+    colour = render.colour_wanted()
+    print(f"{answer['job']}  {render.state_text(answer['state'], colour=colour)}")
+    for one in answer["reasons"]:
+        needs = f": {one['needs']}" if one.get("needs") else ""
+        print(printable(f"  because {one['text']}{needs} ({one['reason']})"))
+    if answer["would_change"]:
+        verb = "what would help:" if answer["state"] in ENDED else "what would change it:"
+        print(verb)
+        for text in answer["would_change"]:
+            print(printable(f"  {text}"))
+    return exits.OK
+
+
+COMMANDS = {"show": Command(job_argument, run_show), "why": Command(job_argument, run_why)}

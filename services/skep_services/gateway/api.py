@@ -1,0 +1,177 @@
+"""What every request goes through: who asks, what an error looks like, how long it took."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from skep.ids import is_token
+from skep.wire import codec
+from skep.wire.reasons import TEXT, Reason
+from skep.wire.spec import Problem
+from skep_services.gateway.metrics import Metrics
+from skep_services.service import ConfigurationError
+
+log = structlog.get_logger(service="gateway")
+
+OPERATOR = "operator"
+OPEN_PATHS = ("/", "/v1/health", "/metrics")
+"""What answers without a token: nothing there names a job or a tenant's secret."""
+QUERY_NUMBER_MAX = 2**53
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ApiError(Exception):
+    """An answer that is not what was asked for: status, reason code, and what to do about it."""
+
+    def __init__(
+        self, status: int, reason: str, text: str, problems: Sequence[Problem] = (), **more: Any
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.body = {"error": {"reason": reason, "text": text, "problems": problems}, **more}
+
+
+class Caller(NamedTuple):
+    """Who asks. `vc` is the tenant, empty for an operator, who may see and change everything."""
+
+    name: str
+    vc: str
+
+    def may(self, vc: str) -> bool:
+        """Return whether the caller may see and change what belongs to `vc`."""
+        return self.vc in {"", vc}
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller")
+"""Who sent the request that the current task answers."""
+
+
+class Tokens:
+    """Who each bearer token belongs to."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        """Take {token: identity}; raises ConfigurationError for an identity that is none."""
+        self._callers: list[tuple[bytes, Caller]] = []
+        for token, name in tokens.items():
+            vc = name.removeprefix("vc-") if name.startswith("vc-") else ""
+            if not token or not (name == OPERATOR or (vc and is_token(vc))):
+                text = f"SKEP_TOKENS: {name!r} is neither `operator` nor `vc-<vc>`"
+                raise ConfigurationError(text)
+            self._callers.append((token.encode(), Caller(name, vc)))
+
+    @classmethod
+    def read(cls, path: Path) -> Tokens:
+        """Return the tokens in a JSON file; raises ConfigurationError."""
+        try:
+            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f'SKEP_TOKENS: {path} must be JSON like {{"<token>": "operator"}}: {error}'
+            raise ConfigurationError(text) from error
+
+    def caller(self, authorization: str) -> Caller | None:
+        """Return who sent this Authorization header, or None."""
+        scheme, _, given = authorization.partition(" ")
+        found = None
+        secret = given.strip().encode("utf-8", "surrogateescape")
+        for token, caller in self._callers:
+            # Every token is compared, in constant time: how long it took tells nothing.
+            if hmac.compare_digest(token, secret):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+
+def middleware(tokens: Tokens, metrics: Metrics) -> Any:
+    """Return the middleware that authenticates, measures, and turns errors into JSON."""
+
+    @web.middleware
+    async def through(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.perf_counter()
+        status = 500
+        try:
+            if request.path not in OPEN_PATHS:
+                CALLER.set(_authenticated(tokens, request))
+            response = await handler(request)
+            status = response.status
+        except ApiError as error:
+            status = error.status
+            response = json_response(error.body, status)
+        except web.HTTPException as error:
+            status = error.status
+            response = json_response(_http_error(request, error), status)
+        except (ConnectionError, asyncio.CancelledError):
+            status = 499  # The client went away; the number is what nginx calls it.
+            raise
+        except Exception:
+            log.exception("request failed", method=request.method, path=request.path)
+            body = {"reason": "internal", "text": "the gateway failed; its log says how"}
+            response = json_response({"error": body}, 500)
+        finally:
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "unknown"
+            metrics.answered(request.method, route, status, time.perf_counter() - began)
+        return response
+
+    return through
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Return who sent an authenticated request: the one this task answers."""
+    assert request.path not in OPEN_PATHS, request.path
+    return CALLER.get()
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """Return a value as a JSON answer."""
+    return raw_response(codec.encode(value), status)
+
+
+def raw_response(body: bytes, status: int = 200) -> web.Response:
+    """Return JSON that is already encoded."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def number(request: web.Request, name: str, default: int, most: int = QUERY_NUMBER_MAX) -> int:
+    """Return a query parameter that must be 0 or more; above `most` it is `most`."""
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise ApiError(400, Reason.BAD_VALUE, f"`{name}` must be a number of 0 or more")
+    return min(int(text), most)
+
+
+def unknown_job(name: str) -> ApiError:
+    """Return the answer for a job that does not exist, or that the caller may not know of."""
+    return ApiError(404, Reason.UNKNOWN_JOB, f"there is no job {name}")
+
+
+def _authenticated(tokens: Tokens, request: web.Request) -> Caller:
+    caller = tokens.caller(request.headers.get("Authorization", ""))
+    if caller is None:
+        text = "a token is needed: `Authorization: Bearer <token>`"
+        raise ApiError(401, "unauthorized", text)
+    return caller
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> dict[str, Any]:
+    match error.status:
+        case 404:
+            reason, text = "not-found", f"there is no {request.path} here"
+        case 405:
+            reason, text = "method-not-allowed", f"{request.method} is not for {request.path}"
+        case 413:
+            reason, text = Reason.TOO_LARGE.value, TEXT[Reason.TOO_LARGE]
+        case _:
+            reason, text = str(error.status), error.reason
+    return {"error": {"reason": reason, "text": text, "problems": []}}

@@ -1,0 +1,464 @@
+"""Folds facts into rows: pure, and the same rows come out in whatever order the streams arrive.
+
+    SUBMIT ──> submitted          ADMISSION ──> queued | refused | repeated
+    ALLOC  ──> queued -> bound -> running -> stopping -> succeeded | failed | cancelled
+    NODE   ──> first mini-batch, exit codes
+
+Within one stream order is given; between streams it is not. So every state has one owner that wins
+over the streams before it in the job's life: what ALLOC says is never undone by ADMISSION, nor
+what ADMISSION says by SUBMIT. Everything else is taken over field by field, each field from one
+stream alone.
+
+Jobs that are not over stay here; ended ones leave for the store (`forget`) and are loaded again
+when something more is said about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from skep.ids import job_sequence
+from skep.units import Instant
+from skep.wire import codec
+from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    EpochBegan,
+    GhostGone,
+    JobBound,
+    JobEnded,
+    JobQueued,
+    JobRan,
+    JobRequeued,
+    JobStopping,
+    JobWaits,
+    MemberGone,
+    MemberRan,
+    NodeAdded,
+    NodeBack,
+    NodeDrained,
+    NodeLost,
+    Refused,
+    Repeated,
+    VcsSet,
+)
+from skep.wire.node import MemberExited, MemberStepped, NodeJoined
+from skep.wire.reasons import Reason
+from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep_services.gateway.rows import (
+    ACTIVE,
+    REPEATS_KEPT,
+    Attempt,
+    Event,
+    Job,
+    Node,
+    Row,
+    State,
+    Taken,
+)
+from skep_services.gateway.texts import (
+    Line,
+    describe,
+    describe_admin,
+    describe_node,
+    place_of,
+)
+
+RECENT_MAX = 1_000
+"""Ended jobs kept at hand: late news about a job mostly comes within seconds of its end."""
+
+
+JobFact = (
+    JobQueued
+    | JobWaits
+    | JobBound
+    | MemberRan
+    | JobRan
+    | JobStopping
+    | MemberGone
+    | GhostGone
+    | JobRequeued
+    | JobEnded
+)
+
+
+class Changes(NamedTuple):
+    """What the store has to write. `specs` is keyed by sequence; `ended`: whose end, and when."""
+
+    jobs: dict[str, Job]
+    nodes: dict[str, Node]
+    specs: dict[int, bytes]
+    events: list[Event]
+    ended: list[tuple[Job, Instant]]
+
+
+class Fold:
+    """The read model in memory. `load` returns a stored job that is not here, or None."""
+
+    def __init__(self, load: Callable[[int], Job | None]) -> None:
+        self.active: dict[str, Job] = {}
+        self.recent: dict[str, Job] = {}
+        self.nodes: dict[str, Node] = {}
+        self.vcs: dict[str, VcConfig] = {}
+        self.newest = 0
+        """The highest sequence of a job that anything was said about."""
+        self.event_seq = 0
+        self.facts = 0
+        self.unreadable = 0
+        self.touched: list[str] = []
+        """Ids of the jobs that something was said about, until the reader clears it."""
+        self._load = load
+        self._jobs: dict[str, Job] = {}
+        self._nodes: dict[str, Node] = {}
+        self._specs: dict[int, bytes] = {}
+        self._events: list[Event] = []
+        self._ended: list[tuple[Job, Instant]] = []
+
+    def restore(
+        self, jobs: Iterable[Job], nodes: Iterable[Node], vcs: dict[str, VcConfig], newest: int
+    ) -> None:
+        """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
+        self.active = {job.row.job: job for job in jobs}
+        for job in self.active.values():
+            job.row.eta_s = None  # It rests on rates of another time.
+        self.nodes = {node.node: node for node in nodes}
+        self.vcs = vcs
+        self.newest = newest
+
+    def apply(self, event: Any, at: Instant) -> None:
+        """Take over one message of a followed stream, as `codec.read` returned it."""
+        match event:
+            case codec.Facts(service="allocator"):
+                for fact in event.facts:
+                    self.facts += 1
+                    self._allocator(fact, event.at)
+            case codec.Facts():
+                for fact in event.facts:
+                    self.facts += 1
+                    self._admission(fact, event.at)
+            case codec.Submission():
+                self._submission(event)
+            case codec.Unreadable():
+                self.unreadable += 1
+            case SetVcs() | DrainNode():
+                self.note(event, at, describe_admin(event), None)
+            case codec.CancelRequest():
+                pass  # Admission's CancelAsked says whether it came to anything.
+            case _:
+                self._agent(event, at)
+
+    def find(self, name: str) -> Job | None:
+        """Return a job, or None if nothing named it. For a repeated submission: the original."""
+        sequence = job_sequence(name)
+        if sequence is None or f"j{sequence}" != name:
+            return None
+        job = self.active.get(name) or self.recent.get(name)
+        if job is None and sequence <= self.newest:
+            job = self._load(sequence)
+        if job is None or job.row.state is State.UNSEEN:
+            return None
+        if job.row.state is State.REPEATED and job.original != name:
+            return self.find(job.original)
+        return job
+
+    def take(self) -> Changes:
+        """Return what changed since the last call."""
+        changes = Changes(self._jobs, self._nodes, self._specs, self._events, self._ended)
+        self._jobs, self._nodes, self._specs, self._events, self._ended = {}, {}, {}, [], []
+        return changes
+
+    @property
+    def events_wait(self) -> bool:
+        """Return whether there are events that `take` has not returned."""
+        return bool(self._events)
+
+    def forget(self) -> None:
+        """Let go of ended jobs beyond RECENT_MAX that the store has."""
+        surplus = len(self.recent) - RECENT_MAX
+        for name in list(self.recent)[: max(0, surplus)]:
+            if name not in self._jobs:
+                del self.recent[name]
+
+    def note(self, message: Any, at: Instant, line: Line | None, job: Job | None) -> None:
+        """Keep `line` as an event about `job`, if there is a line."""
+        if line is None:
+            return
+        self.event_seq += 1
+        row = job.row if job is not None else None
+        self._events.append(
+            Event(
+                seq=self.event_seq,
+                at=at,
+                kind=message.__struct_config__.tag,
+                text=line.text,
+                job=row.job if row is not None else "",
+                vc=row.vc if row is not None else "",
+                attempt=line.attempt,
+                node=line.node,
+                reason=line.reason,
+            )
+        )
+
+    # --- what was asked and admitted -----------------------------------------------------------
+
+    def _submission(self, event: codec.Submission) -> None:
+        job = self._job(event.job)
+        if job is None:
+            return
+        if not job.spec_whole and len(event.raw) <= SPEC_BYTES_MAX:
+            self._specs[job.sequence] = event.raw
+        # Admission and the allocator pass these on as they are.
+        job.row.vc, job.row.submitted_at = event.vc, event.at
+        job.trace, job.key = event.trace, event.key
+        if job.row.state is State.UNSEEN:
+            self._enter(job, State.SUBMITTED)
+
+    def _admission(self, fact: Any, at: Instant) -> None:
+        match fact:
+            case Admitted():
+                job = self._job(fact.job)
+                if job is not None:
+                    self._described(job, fact.spec, fact.submitted_at, fact.trace)
+                    job.key = fact.key
+                    if job.row.state in {State.UNSEEN, State.SUBMITTED}:
+                        job.row.why = Reason.WAITS_BEHIND
+                        self._enter(job, State.QUEUED)
+            case Refused():
+                job = self._refused(fact, at)
+            case Repeated():
+                job = self._repeated(fact)
+            case CancelAsked():
+                job = self._job(fact.job)
+                if job is not None:
+                    job.cancel_asked = True
+            case EpochBegan():
+                job = None
+            case _:
+                return  # JobOver, NodeSeen and VcsSet repeat what the allocator's facts say.
+        self.note(fact, at, describe(fact), job)
+
+    def _refused(self, fact: Refused, at: Instant) -> Job | None:
+        job = self._job(fact.job)
+        if job is not None:
+            row = job.row
+            row.name, row.vc = fact.name, fact.vc
+            row.submitted_at, row.ended_at = fact.submitted_at, at
+            row.why = fact.problems[0].reason if fact.problems else None
+            job.problems, job.key, job.trace = fact.problems, fact.key, fact.trace
+            self._enter(job, State.REFUSED)
+        return job
+
+    def _repeated(self, fact: Repeated) -> Job | None:
+        job = self._job(fact.job)
+        original = self._job(fact.original)
+        if job is None or original is None:
+            return None
+        job.original, job.row.vc, job.trace = fact.original, fact.vc, fact.trace
+        self._enter(job, State.REPEATED)
+        if fact.job not in original.repeated_by:
+            original.repeated_by.append(fact.job)
+            del original.repeated_by[:-REPEATS_KEPT]
+        return original
+
+    # --- what the allocator decided ------------------------------------------------------------
+
+    def _allocator(self, fact: Any, at: Instant) -> None:
+        match fact:
+            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack():
+                self._node_fact(fact)
+                self.note(fact, at, describe(fact), None)
+            case VcsSet():
+                self.vcs = dict(fact.vcs)
+                self.note(fact, at, describe(fact), None)
+            case EpochBegan():
+                self.note(fact, at, describe(fact), None)
+            case CancelAsked():
+                pass  # Admission's fact of the same name says it.
+            case _:
+                job = self._job(fact.job)
+                if job is not None:
+                    self._job_fact(job, fact)
+                    self.note(fact, at, describe(fact), job)
+
+    def _job_fact(self, job: Job, fact: JobFact) -> None:
+        row = job.row
+        match fact:
+            case MemberRan():
+                job.attempt(fact.attempt).part(fact.node).started_at = fact.at
+            case MemberGone():
+                self._gone(job, fact)
+            case JobQueued():
+                self._described(job, fact.spec, fact.submitted_at, fact.trace)
+                row.why = Reason.WAITS_BEHIND
+                self._enter(job, State.QUEUED)
+            case JobWaits():
+                row.why, row.needs = fact.why, fact.needs
+            case JobBound():
+                self._bound(job, fact)
+            case JobRan():
+                row.started_at = job.attempt(fact.attempt).started_at = fact.at
+                self._enter(job, State.RUNNING)
+            case JobStopping():
+                row.why, row.needs = fact.why, ""
+                attempt = job.attempt(fact.attempt)
+                attempt.ended_why, attempt.detail = fact.why, fact.detail
+                self._enter(job, State.STOPPING)
+            case GhostGone():
+                self._free(fact.node, fact.job, fact.attempt)
+                job.attempt(fact.attempt).part(fact.node).free = True
+            case JobRequeued():
+                self._requeued(job, fact)
+            case JobEnded():
+                self._over(job, fact)
+
+    def _bound(self, job: Job, fact: JobBound) -> None:
+        row, attempt = job.row, job.attempt(fact.attempt)
+        row.place = attempt.place = place_of(fact.members)
+        row.bound_at = attempt.bound_at = fact.at
+        row.why = attempt.why = fact.why
+        attempt.ranked = fact.ranked
+        row.attempt, row.needs, row.started_at = fact.attempt, "", None
+        row.rate_milli = row.eta_s = row.stalled_since = None
+        row.steps = 0
+        for member in fact.members:
+            part = attempt.part(member.node)
+            part.first_rank, part.devices = member.first_rank, member.devices
+            node = self._node(member.node)
+            for offset, devices in enumerate(member.devices):
+                rank = member.first_rank + offset
+                taken = Taken(fact.job, row.vc, fact.attempt, rank)
+                for device in devices:
+                    node.taken[device] = taken
+        attempt.members.sort(key=lambda part: part.first_rank)
+        self._enter(job, State.BOUND)
+
+    def _gone(self, job: Job, fact: MemberGone) -> None:
+        part = job.attempt(fact.attempt).part(fact.node)
+        part.outcome, part.detail, part.free = fact.outcome, fact.detail, fact.free
+        part.steps, part.step_ns = fact.steps, fact.step_ns
+        if fact.free:
+            self._free(fact.node, fact.job, fact.attempt)
+
+    def _requeued(self, job: Job, fact: JobRequeued) -> None:
+        row, attempt = job.row, job.attempt(fact.attempt)
+        attempt.outcome, attempt.ended_why, attempt.detail = "requeued", fact.why, fact.detail
+        attempt.ended_at = fact.at
+        parts = [part for part in attempt.members if part.outcome is not None]
+        attempt.steps = min((part.steps for part in parts), default=0)
+        row.place, row.bound_at, row.started_at = "", None, None
+        row.rate_milli = row.eta_s = row.stalled_since = None
+        row.why, row.needs, row.steps = fact.why, "", 0
+        job.detail = fact.detail
+        self._enter(job, State.QUEUED)
+
+    def _over(self, job: Job, fact: JobEnded) -> None:
+        row = job.row
+        if fact.attempts:
+            self._over_attempt(job.attempt(fact.attempts), fact)
+        row.ended_at, row.why, row.needs = fact.at, fact.why, ""
+        row.steps = fact.steps
+        row.eta_s = row.stalled_since = None
+        job.detail = fact.detail
+        job.trace = job.trace or fact.trace
+        self._enter(job, State(fact.end.value))
+        self._ended.append((job, fact.at))
+
+    @staticmethod
+    def _over_attempt(attempt: Attempt, fact: JobEnded) -> None:
+        if attempt.outcome is None:  # A job cancelled in its queue ends with no attempt under way.
+            attempt.outcome, attempt.ended_why, attempt.detail = fact.end, fact.why, fact.detail
+            attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
+
+    def _node_fact(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack) -> None:
+        match fact:
+            case NodeAdded(joined=joined):
+                self._node(joined.node).joined = joined
+            case NodeDrained():
+                self._node(fact.node).drained = fact.drain
+            case NodeLost():
+                self._node(fact.node).lost = True
+            case NodeBack():
+                self._node(fact.node).lost = False
+
+    def _free(self, name: str, job: str, attempt: int) -> None:
+        node = self._node(name)
+        node.taken = {
+            index: taken
+            for index, taken in node.taken.items()
+            if taken.job != job or taken.attempt != attempt
+        }
+
+    # --- what agents said ----------------------------------------------------------------------
+
+    def _agent(self, event: Any, at: Instant) -> None:
+        job = None
+        match event:
+            case MemberStepped():
+                job = self._job(event.job)
+                if job is not None:
+                    attempt = job.attempt(event.attempt)
+                    first = attempt.first_step_at
+                    attempt.first_step_at = event.at if first is None else min(first, event.at)
+            case MemberExited():
+                job = self._job(event.job)
+                if job is not None:
+                    part = job.attempt(event.attempt).part(event.node)
+                    part.ended_at, part.exits = event.at, event.ranks
+            case NodeJoined():
+                node = self._node(event.node)
+                if event.incarnation >= node.heard_incarnation:
+                    node.heard_identity = event.identity
+                    node.heard_incarnation = event.incarnation
+            case _:
+                return  # MemberStarted: the allocator's MemberRan says it.
+        self.note(event, at, describe_node(event), job)
+
+    # --- keeping the books -----------------------------------------------------------------------
+
+    def _job(self, name: str) -> Job | None:
+        """Return the job to be changed, made if it is not known; None for what is no job id."""
+        job = self.active.get(name) or self.recent.get(name)
+        if job is None:
+            sequence = job_sequence(name)
+            if sequence is None:
+                self.unreadable += 1
+                return None
+            # Whatever is newer than anything named so far cannot be in the store.
+            job = self._load(sequence) if sequence <= self.newest else None
+            job = job or Job(sequence=sequence, row=Row(job=name))
+            self.recent[name] = job
+            self.newest = max(self.newest, sequence)
+        self._jobs[name] = job
+        self.touched.append(name)
+        return job
+
+    def _node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(node=name)
+        self._nodes[name] = node
+        return node
+
+    def _enter(self, job: Job, state: State) -> None:
+        name = job.row.job
+        job.row.state = state
+        if state in ACTIVE:
+            self.recent.pop(name, None)
+            self.active[name] = job
+        else:
+            self.active.pop(name, None)
+            self.recent[name] = job
+
+    def _described(self, job: Job, spec: JobSpec, submitted_at: Instant, trace: str) -> None:
+        """Take over the admitted spec, which ADMISSION and ALLOC both carry."""
+        if job.spec_whole:
+            return
+        row = job.row
+        row.name, row.vc, row.submitted_at = spec.name, spec.vc, submitted_at
+        row.service_class, row.priority = spec.service_class, spec.priority
+        row.gpus, row.workers = spec.gpus, spec.resources.workers
+        row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
+        job.trace, job.spec_whole = trace, True
+        self._specs[job.sequence] = codec.encode(spec)

@@ -1,0 +1,67 @@
+"""Whether the cluster is well: every process asked at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from skep.units import Instant, seconds
+from skep.wire import subjects
+from skep_services.gateway.index import Indexer
+from skep_services.gateway.views import node_state
+from skep_services.ports import Bus, Clock
+
+SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
+TIMEOUT_S = 1.0
+"""Two hundred times what an answer takes; who is silent longer cannot serve either."""
+FRESH_FOR = seconds(1.0)
+"""Anybody may ask, without a token: the processes are asked once a second at most."""
+
+_ANSWERS = msgspec.json.Decoder(dict[str, Any])
+
+
+class Health:
+    """Asks, and remembers the answer for a moment."""
+
+    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock) -> None:
+        self._bus, self._indexer, self._clock = bus, indexer, clock
+        self._asked_at: Instant | None = None
+        self._answer: dict[str, Any] = {}
+        self._asking = asyncio.Lock()
+
+    async def look(self) -> dict[str, Any]:
+        """Return `{"ok", "services": {identity: {"ok", ...}}}`.
+
+        A node that is lost or drained is listed and does not count: the cluster works without it.
+        """
+        async with self._asking:
+            now = self._clock.now()
+            if self._asked_at is None or now - self._asked_at >= FRESH_FOR:
+                self._answer = await self._look()
+                self._asked_at = self._clock.now()
+            return self._answer
+
+    async def _look(self) -> dict[str, Any]:
+        now = self._clock.now()
+        nodes = {
+            f"node-{node.node}": node_state(node, self._indexer.live, now)
+            for _, node in sorted(self._indexer.fold.nodes.items())
+            if node.joined is not None
+        }
+        identities = [*SERVICES, *nodes]
+        answers = await asyncio.gather(*(self._ask(identity) for identity in identities))
+        services = dict(zip(identities, answers, strict=True))
+        away = {identity for identity, state in nodes.items() if state in {"lost", "drained"}}
+        ok = all(answer["ok"] for name, answer in services.items() if name not in away)
+        return {"ok": ok, "services": services}
+
+    async def _ask(self, identity: str) -> dict[str, Any]:
+        answer = await self._bus.request(subjects.health(identity), b"", {}, TIMEOUT_S)
+        if answer is None:
+            return {"ok": False, "text": f"no answer within {TIMEOUT_S:.0f} s"}
+        try:
+            return {"ok": True, **_ANSWERS.decode(answer.payload)}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return {"ok": False, "text": f"its answer is not readable: {error}"}

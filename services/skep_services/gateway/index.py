@@ -1,0 +1,253 @@
+"""The reader of the streams: folds each message at once, and writes what changed in batches.
+
+    follow ──deliver──> fold (memory) ──wakes──> long polls
+                          │
+                     every FLUSH_EVERY_S: one transaction of rows and positions
+                          │
+                          └──> events become visible to event streams
+
+Answers about unfinished jobs come from memory and are as fresh as the last delivery. An event is
+shown only once its number is stored: a client that resumes after a crash misses none and sees none
+twice. Nothing is acknowledged anywhere: the stored positions say where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from skep.units import Instant
+from skep.wire import codec, subjects
+from skep_services.gateway.fold import Changes, Fold
+from skep_services.gateway.hub import Hub
+from skep_services.gateway.live import Live
+from skep_services.gateway.model import (
+    PHASE_ACTIVE,
+    PHASE_ENDED,
+    PHASE_HIDDEN,
+    Batch,
+    EventQuery,
+    JobQuery,
+    Listed,
+    Model,
+    Saved,
+)
+from skep_services.gateway.rows import ACTIVE, ENDED, Job, Spanned
+from skep_services.gateway.watch import Watch
+from skep_services.ports import Clock, Delivery
+from skep_services.tracing import Tracer
+
+log = structlog.get_logger(service="gateway")
+
+BATCH_MAX = 2_000
+"""Deliveries folded and not yet written, about 100 ms of work; then delivery waits for the disk."""
+SLICE = 32
+"""Deliveries folded before others may run: about 2 ms in which no request is answered."""
+FLUSH_EVERY_S = 0.02
+"""What an event waits at most before it is shown; a transaction costs a fraction of it."""
+SPANS_WAITING_MAX = 20_000
+"""Spans between two writes; beyond it they are dropped, because nobody repeats them."""
+SPAN_BYTES_MAX = 8 * 1024
+"""One stored span. A name, two ids, two instants and some attributes need 500 bytes."""
+
+STREAMS = (subjects.SUBMIT, subjects.ADMISSION, subjects.ALLOC, subjects.NODE, subjects.ADMIN)
+"""In the order a job passes them, so that while catching up little is heard before its cause."""
+
+_SPANS = msgspec.json.Decoder(list[Spanned])
+
+Answer = TypeVar("Answer")
+
+
+class Indexer:
+    """Owns the fold and the model's writer."""
+
+    def __init__(
+        self,
+        model: Model,
+        clock: Clock,
+        watch: Watch,
+        hub: Hub,
+        tracer: Tracer,
+    ) -> None:
+        start = model.start
+        self.model = model
+        self.fold = Fold(model.job)
+        self.fold.restore(start.jobs, start.nodes, start.saved.vcs, start.newest)
+        self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
+        self.live = Live(self.fold, clock.now())
+        self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
+        self.lag_ns = 0
+        """How old the latest message was when it was folded: large while catching up."""
+        self.deliveries = 0
+        self.spans_dropped = 0
+        self.waiting = 0
+        """Deliveries folded and not yet written."""
+        self._clock = clock
+        self._watch = watch
+        self._hub = hub
+        self._tracer = tracer
+        self._started_at = clock.now()
+        self._spans: list[tuple[str, int, bytes]] = []
+        self._dirty = asyncio.Event()
+        self._written = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._writer = ThreadPoolExecutor(1, "model-writer")
+        self._reader = ThreadPoolExecutor(1, "model-reader")
+
+    # --- what arrives --------------------------------------------------------------------------
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Fold one message of a followed stream."""
+        while self.waiting >= BATCH_MAX:
+            self._written.clear()
+            await self._written.wait()
+        event = codec.read(
+            delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
+        )
+        if isinstance(event, codec.Unreadable):
+            log.warning("unreadable", stream=delivery.stream, sequence=delivery.sequence,
+                        subject=event.subject, text=event.text)  # fmt: skip
+        fold = self.fold
+        fold.apply(event, delivery.at)
+        self.positions[delivery.stream] = delivery.sequence
+        self.lag_ns = max(0, self._clock.now() - delivery.at)
+        self.waiting += 1
+        self.deliveries += 1
+        if fold.touched:
+            self._watch.wake(fold.touched)
+            fold.touched.clear()
+        self._dirty.set()
+        if self.deliveries % SLICE == 0:
+            await asyncio.sleep(0)
+
+    async def deliver_core(self, delivery: Delivery) -> None:
+        """Take over a finding, a heartbeat or an advice."""
+        message = codec.read(delivery.subject, delivery.payload, delivery.headers, 0, Instant(0))
+        self.live.apply(message, self._clock.now())
+        if self.fold.events_wait:
+            self._dirty.set()
+
+    async def deliver_spans(self, delivery: Delivery) -> None:
+        """Keep finished trace spans; those that are not spans are dropped and counted."""
+        try:
+            spans = _SPANS.decode(delivery.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.spans_dropped += 1
+            return
+        for span in spans:
+            row = (span.trace_id, span.start_ns, codec.encode(span))
+            if len(row[2]) > SPAN_BYTES_MAX or len(self._spans) >= SPANS_WAITING_MAX:
+                self.spans_dropped += 1
+            else:
+                self._spans.append(row)
+        self._dirty.set()
+
+    # --- what is written -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write what changed, again and again. Raises sqlite3.Error when the disk fails."""
+        while True:
+            await self._dirty.wait()
+            await self.flush()
+            await asyncio.sleep(FLUSH_EVERY_S)
+
+    async def flush(self) -> None:
+        """Write everything folded so far in one transaction, then show its events."""
+        async with self._writing:
+            self._dirty.clear()
+            changes = self.fold.take()
+            self.waiting = 0
+            spans, self._spans = self._spans, []
+            batch = self._batch(changes, spans)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._writer, self.model.write, batch)
+            self._written.set()
+            self.fold.forget()
+            self._hub.show(batch.events)
+        self._trace(changes.ended)
+        await self._tracer.flush()
+
+    async def close(self) -> None:
+        """Write what is left and close the file."""
+        try:
+            await self.flush()
+        finally:
+            self._writer.shutdown()
+            self._reader.shutdown()
+            self.model.close()
+
+    def _trace(self, ended: list[tuple[Job, Instant]]) -> None:
+        """Note in their traces that these jobs' ends can be seen by everybody."""
+        now = self._clock.now()
+        for job, at in ended:
+            # What ended before this process began was noted by an earlier one.
+            if at >= self._started_at and codec.is_trace(job.trace):
+                attributes = {"job": job.row.job, "end": job.row.state.value}
+                # Another machine's clock may be ahead of this one's.
+                self._tracer.span("gateway index", job.trace, at, max(at, now), attributes)
+
+    def _batch(self, changes: Changes, spans: list[tuple[str, int, bytes]]) -> Batch:
+        encode = codec.encode
+        saved = Saved(
+            positions=dict(self.positions),
+            vcs=self.fold.vcs,
+            facts=self.fold.facts,
+            event_seq=self.fold.event_seq,
+        )
+        return Batch(
+            jobs=[_job_row(job) for job in changes.jobs.values()],
+            specs=list(changes.specs.items()),
+            nodes=[(node.node, encode(node)) for node in changes.nodes.values()],
+            events=[(event.seq, event.job, event.vc, encode(event)) for event in changes.events],
+            spans=spans,
+            saved=encode(saved),
+        )
+
+    # --- what is asked -------------------------------------------------------------------------
+
+    async def ended(self, query: JobQuery) -> Listed:
+        """Return ended jobs, those included that ended a moment ago."""
+        await self.settle()
+        return await self._read(self.model.ended, query)
+
+    async def events(self, query: EventQuery) -> list[tuple[int, bytes]]:
+        """Return stored events."""
+        return await self._read(self.model.events, query)
+
+    async def spans(self, trace: str) -> list[bytes]:
+        """Return the spans of a trace."""
+        await self.settle()
+        return await self._read(self.model.spans, trace)
+
+    async def spec(self, job: Job) -> bytes | None:
+        """Return a job's spec as it was admitted, or published if it was not."""
+        await self.settle()
+        return self.model.spec(job.sequence)
+
+    async def settle(self) -> None:
+        """Return once everything folded so far is written."""
+        if self._dirty.is_set():
+            await self.flush()
+        else:
+            async with self._writing:
+                pass
+
+    async def _read(self, ask: Callable[[Any], Answer], query: Any) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, ask, query)
+
+
+def _job_row(job: Job) -> tuple[int, int, str, str, str, bytes, bytes]:
+    row = job.row
+    if row.state in ACTIVE:
+        phase = PHASE_ACTIVE
+    else:
+        phase = PHASE_ENDED if row.state in ENDED else PHASE_HIDDEN
+    return (
+        job.sequence, phase, row.vc, row.state.value, row.name,
+        codec.encode(row), codec.encode(job),
+    )  # fmt: skip

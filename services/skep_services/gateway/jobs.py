@@ -1,0 +1,236 @@
+"""`/v1/jobs`: listing, showing, explaining, submitting, cancelling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from skep.ids import is_token
+from skep.wire import codec
+from skep.wire.reasons import Reason
+from skep_services.gateway.api import (
+    ApiError,
+    Caller,
+    caller_of,
+    json_response,
+    number,
+    raw_response,
+    unknown_job,
+)
+from skep_services.gateway.index import Indexer
+from skep_services.gateway.metrics import Metrics
+from skep_services.gateway.model import EventQuery, JobQuery, Listed
+from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
+from skep_services.gateway.submit import Submitter, too_large
+from skep_services.gateway.watch import Watch
+from skep_services.gateway.why import explain
+from skep_services.ports import Clock
+
+LIMIT = 20_000
+"""Rows of one answer: two such lists of a full cluster fit a person's patience (some 50 ms)."""
+WAIT_S = 30
+WAIT_S_MAX = 60
+"""A long poll ends before proxies give up on the connection; the client asks again."""
+JOB_EVENTS_MAX = 10_000
+ORDERS = ("submitted", "newest", "queue")
+
+STARTED = (State.RUNNING, State.STOPPING, *ENDED)
+
+
+class Jobs:
+    """The handlers."""
+
+    def __init__(
+        self, indexer: Indexer, watch: Watch, submitter: Submitter, metrics: Metrics, clock: Clock
+    ) -> None:
+        self._indexer, self._watch, self._submitter = indexer, watch, submitter
+        self._metrics, self._clock = metrics, clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handlers belong."""
+        return [
+            web.get("/v1/jobs", self.listing, allow_head=False),
+            web.post("/v1/jobs", self.submit),
+            web.get("/v1/jobs/{job}", self.show, allow_head=False),
+            web.delete("/v1/jobs/{job}", self.cancel),
+            web.get("/v1/jobs/{job}/why", self.why, allow_head=False),
+            web.get("/v1/jobs/{job}/events", self.events, allow_head=False),
+            web.get("/v1/jobs/{job}/trace", self.trace, allow_head=False),
+        ]
+
+    async def listing(self, request: web.Request) -> web.StreamResponse:
+        """Answer the jobs that match, the newest where the limit cuts."""
+        vc = tenant(request)
+        state = request.query.get("state", "active")
+        order = request.query.get("order", "submitted")
+        if state not in {"active", "ended", "all", *ACTIVE, *ENDED}:
+            text = f"no such state: {state}; there are active, ended, all, " + ", ".join(
+                (*ACTIVE, *ENDED)
+            )
+            raise ApiError(400, Reason.BAD_VALUE, text)
+        if order not in ORDERS:
+            raise ApiError(400, Reason.BAD_VALUE, f"`order` is one of {', '.join(ORDERS)}")
+        name, limit = request.query.get("name", ""), number(request, "limit", LIMIT, LIMIT)
+        listed = Listed([], 0)
+        # Memory first: a job that ends in between is then in both, not in neither.
+        active = self._active(state, vc, name) if state not in {"ended", *ENDED} else []
+        if state in {"ended", "all", *ENDED}:
+            ended = state if state in ENDED else ""
+            listed = await self._indexer.ended(JobQuery(limit, vc, ended, name))
+        return raw_response(_table(active, listed, order, limit))
+
+    async def submit(self, request: web.Request) -> web.StreamResponse:
+        """Publish a spec and answer its verdict."""
+        answer = "unpublished"
+        try:
+            try:
+                body = await request.read()
+            except web.HTTPRequestEntityTooLarge:
+                raise too_large() from None
+            headers = request.headers
+            done = await self._submitter.submit(
+                caller_of(request),
+                body,
+                headers.get("Idempotency-Key"),
+                headers.get("traceparent", ""),
+            )
+            answer = "accepted" if done.status == 201 else "unanswered"
+        except ApiError as error:
+            answer = "refused" if error.status < 500 else "unpublished"
+            raise
+        finally:
+            self._metrics.submitted(answer)
+        return json_response(done.body, done.status)
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        """Answer everything about a job, at once or (`wait`) when it has started or ended."""
+        job = self.job(request)
+        until = request.query.get("wait", "")
+        if until:
+            if until not in {"started", "ended"}:
+                raise ApiError(400, Reason.BAD_VALUE, "`wait` is one of started, ended")
+            states = STARTED if until == "started" else ENDED
+            timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
+            name = job.row.job
+            await self._watch.until(name, lambda: self.job(request).row.state in states, timeout_s)
+            job = self.job(request)
+        return json_response(await self._whole(job))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """Ask for a job's end."""
+        done = await self._submitter.cancel(caller_of(request), self.job(request))
+        return json_response(done.body, done.status)
+
+    async def why(self, request: web.Request) -> web.StreamResponse:
+        """Answer why a job is where it is."""
+        indexer = self._indexer
+        job = self.job(request)
+        return json_response(explain(job, indexer.fold, indexer.live, self._clock.now()))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Answer a job's story."""
+        job = self.job(request)
+        await self._indexer.settle()
+        found = await self._indexer.events(EventQuery(JOB_EVENTS_MAX, None, job.row.job))
+        docs = b",".join(doc for _, doc in found)
+        return raw_response(b'{"events":[' + docs + b"]}")
+
+    async def trace(self, request: web.Request) -> web.StreamResponse:
+        """Answer a job's spans by their start."""
+        job = self.job(request)
+        trace_id = trace_id_of(job)
+        spans = b",".join(await self._indexer.spans(trace_id) if trace_id else [])
+        head = b'{"trace_id":' + codec.encode(trace_id)
+        return raw_response(head + b',"spans":[' + spans + b"]}")
+
+    def job(self, request: web.Request) -> Job:
+        """Return the job a request is about. Raises ApiError if the caller may not see one."""
+        name = request.match_info["job"]
+        job = self._indexer.fold.find(name)
+        if job is None or not caller_of(request).may(job.row.vc):
+            raise unknown_job(name)
+        return job
+
+    def _active(self, state: str, vc: str, name: str) -> list[Job]:
+        return [
+            job
+            for job in self._indexer.fold.active.values()
+            if (state in {"active", "all"} or job.row.state == state)
+            and (not vc or job.row.vc == vc)
+            and (not name or job.row.name == name)
+        ]
+
+    async def _whole(self, job: Job) -> dict[str, Any]:
+        spec = await self._indexer.spec(job)
+        return {
+            **msgspec.structs.asdict(job.row),
+            "spec": _json_or_none(spec),
+            "problems": job.problems,
+            "detail": job.detail,
+            "attempts": job.attempts,
+            "trace": job.trace,
+            "key": job.key,
+            "repeated_by": job.repeated_by,
+            "cancel_asked": job.cancel_asked,
+        }
+
+
+def tenant(request: web.Request) -> str:
+    """Return whose things a request may see: the `vc` it names, or its own; empty means all."""
+    caller: Caller = caller_of(request)
+    vc = request.query.get("vc", "")
+    if vc and not is_token(vc):
+        raise ApiError(400, Reason.BAD_VALUE, "`vc` must be a VC's name")
+    if vc and not caller.may(vc):
+        raise ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
+    return vc or caller.vc
+
+
+def trace_id_of(job: Job) -> str:
+    """Return the 32 hex digits of a job's trace, empty if it has none."""
+    parts = job.trace.split("-")
+    return parts[1] if len(parts) == 4 else ""
+
+
+def _table(active: list[Job], listed: Listed, order: str, limit: int) -> bytes:
+    """Return the answer of a listing. Ended jobs are JSON already; only active ones are encoded."""
+    both = {sequence for sequence, _ in listed.lines} if active and listed.lines else set()
+    rows = [(job.sequence, job.row) for job in active if job.sequence not in both]
+    total = len(rows) + listed.total
+    if order == "queue":
+        rows.sort(key=lambda one: (_stage(one[1]), -one[1].priority, one[0]))
+        docs = [codec.encode([row for _, row in rows[:limit]])[1:-1]]
+        docs += [line for _, line in listed.lines[: max(0, limit - len(rows))]]
+    elif not listed.lines:
+        rows.sort(key=_by_sequence, reverse=True)
+        shown = rows[:limit] if order == "newest" else rows[:limit][::-1]
+        docs = [codec.encode([row for _, row in shown])[1:-1]]  # One call for all is the fastest.
+    else:
+        lines = [(sequence, codec.encode(row)) for sequence, row in rows] + listed.lines
+        lines.sort(key=_by_sequence, reverse=True)
+        docs = [line for _, line in lines[:limit]]
+        if order == "submitted":
+            docs.reverse()
+    jobs = b",".join(doc for doc in docs if doc)
+    return b'{"jobs":[' + jobs + b'],"total":' + str(total).encode() + b"}"
+
+
+def _by_sequence(one: tuple[int, Row | bytes]) -> int:
+    return one[0]
+
+
+def _stage(row: Row) -> int:
+    return 0 if row.state in PLACED else 1
+
+
+def _json_or_none(raw: bytes | None) -> msgspec.Raw | None:
+    """Return a stored spec if it is JSON; a refused submission may have been anything."""
+    if raw is None:
+        return None
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return msgspec.Raw(raw)

@@ -1,0 +1,108 @@
+"""What is known for the moment only: rates, heartbeats, the advised order. Nothing here is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.units import NS_PER_SECOND, Duration, Instant, seconds
+from skep.wire.advice import QueueAdvice
+from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.reports import Heartbeat
+from skep_services.gateway.fold import Fold
+from skep_services.gateway.rows import Job
+from skep_services.gateway.texts import describe_finding
+
+SILENT_AFTER: Duration = seconds(3.0)
+"""Three heartbeats: the allocator gives a node up later, people want to see it earlier."""
+RATES_FRESH_FOR: Duration = seconds(10.0)
+"""Ten windows of the introspector: an estimate that rests on older rates is not shown."""
+
+
+class Live:
+    """Takes core messages; rates go into the rows of running jobs, events into the fold."""
+
+    def __init__(self, fold: Fold, now: Instant) -> None:
+        self.heard: dict[str, Instant] = {}
+        """When each node's heartbeat last came, by this process's clock."""
+        self.utilisation: dict[str, int] = {}
+        """Thousandths of each running job's devices in use."""
+        self.rates_at: Instant | None = None
+        self._advice: QueueAdvice | None = None
+        self._fold = fold
+        self._since = now
+
+    def apply(self, message: Any, now: Instant) -> None:
+        """Take over one core message, as `codec.read` returned it."""
+        match message:
+            case Heartbeat(node=node):
+                self.fade(now)
+                # Any agent may speak, but only nodes in use are remembered: that bounds the table.
+                if node in self._fold.nodes:
+                    self.heard[node] = now
+            case Rates():
+                self._rates(message, now)
+            case QueueAdvice():
+                self._advice = message
+            case RateLearned() | PhaseChanged() | Stalled():
+                job = self._running(message.job, message.attempt)
+                if job is not None:
+                    if isinstance(message, Stalled):
+                        job.row.stalled_since = None if message.over else message.since
+                    self._fold.note(message, message.at, describe_finding(message), job)
+            case _:
+                pass  # What cannot be read costs nothing here: the next message says it again.
+
+    def silent(self, node: str, now: Instant) -> bool:
+        """Return whether a node has not been heard for SILENT_AFTER, this process's start heard."""
+        return now - self.heard.get(node, self._since) > SILENT_AFTER
+
+    def turns(self, now: Instant) -> dict[str, int]:
+        """Return the advised position of queued jobs; empty when the advice has expired."""
+        advice = self._advice
+        if advice is None or now >= advice.expires_at:
+            return {}
+        return {one.job: turn for turn, one in enumerate(advice.jobs)}
+
+    def remaining(self, now: Instant) -> dict[str, Duration]:
+        """Return the predicted run time of queued jobs, as far as the advisor knows it."""
+        advice = self._advice
+        if advice is None or now >= advice.expires_at:
+            return {}
+        return {one.job: one.remaining for one in advice.jobs if one.remaining is not None}
+
+    def fade(self, now: Instant) -> None:
+        """Withdraw estimates once their rates are old: nobody measures any more."""
+        if self.rates_at is not None and now - self.rates_at > RATES_FRESH_FOR:
+            self.rates_at = None
+            self.utilisation = {}
+            for job in self._fold.active.values():
+                job.row.eta_s = None
+
+    def _rates(self, rates: Rates, now: Instant) -> None:
+        self.rates_at = now
+        utilisation: dict[str, int] = {}
+        for rate in rates.jobs:
+            job = self._running(rate.job, rate.attempt)
+            if job is not None:
+                utilisation[rate.job] = rate.utilisation
+                _rated(job, rate)
+        self.utilisation = utilisation
+
+    def _running(self, name: str, attempt: int) -> Job | None:
+        job = self._fold.active.get(name)
+        return job if job is not None and job.row.attempt == attempt else None
+
+
+def _rated(job: Job, rate: JobRate) -> None:
+    row = job.row
+    row.steps, row.rate_milli = rate.steps, rate.rate_milli
+    if row.total_steps is not None and rate.rate_milli > 0:
+        left = max(0, row.total_steps - rate.steps)
+        row.eta_s = -(-left * 1000 // rate.rate_milli)
+    else:
+        row.eta_s = None
+
+
+def age_s(at: Instant | None, now: Instant) -> float | None:
+    """Return how many seconds ago something was, None if it was never."""
+    return None if at is None else max(0, now - at) / NS_PER_SECOND

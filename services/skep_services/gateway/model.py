@@ -1,0 +1,262 @@
+"""The read model on disk: SQLite, deletable at any time, rebuilt from the streams.
+
+Rows and the stream positions they come from are written in one transaction, so after a crash the
+gateway goes on exactly where the file ends. A file of another schema version, or one that SQLite
+cannot read, is deleted and rebuilt. Only spans and findings live nowhere else; they are lost then.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from skep.wire.admin import VcConfig
+from skep_services.gateway.rows import Job, Node
+
+SCHEMA_VERSION = 1
+"""Raised with every change of a table or of a stored document."""
+
+EVENTS_KEPT = 1_000_000
+"""Some ten events a job: the stories of the latest 100,000 jobs, about 300 MB."""
+SPANS_KEPT = 2_000_000
+"""Some twenty spans a job: the waterfalls of the latest 100,000 jobs, about 1 GB."""
+TRACE_SPANS_MAX = 10_000
+"""Spans shown of one trace; a gang of a thousand nodes makes a few thousand."""
+WAL_PAGES = 4_000
+"""16 MB between checkpoints, the only moments at which the disk is waited for."""
+BUSY_TIMEOUT_S = 5.0
+
+PHASE_ACTIVE, PHASE_ENDED, PHASE_HIDDEN = 0, 1, 2
+
+SCHEMA = f"""
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
+CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, phase INTEGER NOT NULL, vc TEXT NOT NULL,
+                   state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL);
+CREATE INDEX jobs_by_phase ON jobs (phase, vc);
+CREATE TABLE specs (sequence INTEGER PRIMARY KEY, spec BLOB NOT NULL);
+CREATE TABLE nodes (node TEXT PRIMARY KEY, doc BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, vc TEXT NOT NULL,
+                     doc BLOB NOT NULL);
+CREATE INDEX events_by_job ON events (job) WHERE job != '';
+CREATE TABLE spans (number INTEGER PRIMARY KEY, trace TEXT NOT NULL, start_ns INTEGER NOT NULL,
+                    doc BLOB NOT NULL);
+CREATE INDEX spans_by_trace ON spans (trace);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+PUT_JOB = """
+INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
+phase = excluded.phase, vc = excluded.vc, state = excluded.state, name = excluded.name,
+line = excluded.line, doc = excluded.doc
+"""
+
+REBUILD_ON = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+"""Not a database, a damaged one, or one without our tables. A full or failing disk is none of
+these: deleting the file would not mend it."""
+
+_JOBS = msgspec.json.Decoder(Job)
+_NODES = msgspec.json.Decoder(Node)
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """How far the file reaches: the last sequence folded of each stream, tenants and counters."""
+
+    positions: dict[str, int] = {}
+    vcs: dict[str, VcConfig] = {}
+    facts: int = 0
+    event_seq: int = 0
+
+
+_SAVED = msgspec.json.Decoder(Saved)
+
+
+class Start(NamedTuple):
+    """What the fold begins with. `newest` is the highest sequence of a stored job."""
+
+    saved: Saved
+    jobs: list[Job]
+    nodes: list[Node]
+    newest: int
+
+
+class Batch(NamedTuple):
+    """Rows for one transaction, encoded, because what they come from goes on changing."""
+
+    jobs: list[tuple[int, int, str, str, str, bytes, bytes]]
+    specs: list[tuple[int, bytes]]
+    nodes: list[tuple[str, bytes]]
+    events: list[tuple[int, str, str, bytes]]
+    spans: list[tuple[str, int, bytes]]
+    saved: bytes
+
+
+class JobQuery(NamedTuple):
+    """Which ended jobs to list. Empty texts do not filter."""
+
+    limit: int
+    vc: str = ""
+    state: str = ""
+    name: str = ""
+
+
+class EventQuery(NamedTuple):
+    """Which events to list: the first after `since`, or (None) the newest. Empty texts: all."""
+
+    limit: int
+    since: int | None = None
+    job: str = ""
+    vc: str = ""
+
+
+class Listed(NamedTuple):
+    """Ended jobs by descending sequence, as JSON lines, and how many match in all."""
+
+    lines: list[tuple[int, bytes]]
+    total: int
+
+
+class OutdatedError(Exception):
+    """The file has another schema version."""
+
+
+class Model:
+    """The file, and a connection for each thread that uses it.
+
+    `write` belongs to one thread, `ended`, `events` and `spans` to another, `job` and `spec` to
+    the one that made the model. Raises sqlite3.Error when the disk fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.rebuilt = ""
+        """Why an existing file was begun anew; empty if it was not."""
+        self._connections: list[sqlite3.Connection] = []
+        self._last_span = 0
+        try:
+            self.start = self._open(path)
+        except (sqlite3.DatabaseError, msgspec.MsgspecError, OutdatedError) as error:
+            self.close()
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) not in REBUILD_ON:
+                raise
+            self.rebuilt = str(error)
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            self.start = self._open(path)
+
+    def close(self) -> None:
+        """Close the connections; what was written stays."""
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+
+    def write(self, batch: Batch) -> None:
+        """Store a batch whole or not at all, and drop what is beyond the bounds."""
+        run = self._writer.executemany
+        self._writer.execute("BEGIN")
+        try:
+            run(PUT_JOB, batch.jobs)
+            run("INSERT OR REPLACE INTO specs VALUES (?, ?)", batch.specs)
+            run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", batch.nodes)
+            run("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", batch.events)
+            run("INSERT INTO spans (trace, start_ns, doc) VALUES (?, ?, ?)", batch.spans)
+            self._writer.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (batch.saved,))
+            self._trim(batch)
+            self._writer.execute("COMMIT")
+        except BaseException:
+            self._writer.execute("ROLLBACK")
+            raise
+        self._last_span += len(batch.spans)
+
+    def job(self, sequence: int) -> Job | None:
+        """Return a stored job, or None."""
+        found = self._looker.execute("SELECT doc FROM jobs WHERE sequence = ?", (sequence,))
+        row = found.fetchone()
+        return _JOBS.decode(row[0]) if row is not None else None
+
+    def spec(self, sequence: int) -> bytes | None:
+        """Return a job's admitted spec as JSON, or what was published, or None."""
+        found = self._looker.execute("SELECT spec FROM specs WHERE sequence = ?", (sequence,))
+        row = found.fetchone()
+        return bytes(row[0]) if row is not None else None
+
+    def ended(self, query: JobQuery) -> Listed:
+        """Return the newest ended jobs that match."""
+        where, values = _where(
+            {"phase = ?": PHASE_ENDED, "vc = ?": query.vc, "state = ?": query.state,
+             "name = ?": query.name}
+        )  # fmt: skip
+        # The condition is made of our own words; what a client says goes in as a value.
+        table = f"FROM jobs WHERE {where}"
+        total = self._reader.execute(f"SELECT count(*) {table}", values).fetchone()[0]
+        lines = f"SELECT sequence, line {table} ORDER BY sequence DESC LIMIT ?"
+        return Listed(self._reader.execute(lines, [*values, query.limit]).fetchall(), total)
+
+    def events(self, query: EventQuery) -> list[tuple[int, bytes]]:
+        """Return events in order, each with its number."""
+        forward = query.since is not None
+        where, values = _where(
+            {"seq > ?": query.since or 0, "job = ?": query.job, "vc = ?": query.vc}
+        )
+        order = "ASC" if forward else "DESC"
+        table = f"FROM events WHERE {where}"
+        text = f"SELECT seq, doc {table} ORDER BY seq {order} LIMIT ?"
+        rows = self._reader.execute(text, [*values, query.limit]).fetchall()
+        return rows if forward else rows[::-1]
+
+    def spans(self, trace: str) -> list[bytes]:
+        """Return the spans of a trace by their start."""
+        rows = self._reader.execute(
+            "SELECT doc FROM spans WHERE trace = ? ORDER BY start_ns, number LIMIT ?",
+            (trace, TRACE_SPANS_MAX),
+        )
+        return [row[0] for row in rows]
+
+    def _open(self, path: Path) -> Start:
+        # Each connection stays with one thread; sqlite3 would only check that it is the maker's.
+        self._connections = [
+            sqlite3.connect(
+                path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            for _ in range(3)
+        ]
+        self._writer, self._reader, self._looker = self._connections
+        # A power cut may cost the latest transactions, never the file: they are folded again.
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and not self._writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._writer.executescript(SCHEMA)
+        elif version != SCHEMA_VERSION:
+            text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
+            raise OutdatedError(text)
+        return self._read_start()
+
+    def _read_start(self) -> Start:
+        one = self._looker.execute
+        saved = one("SELECT doc FROM state").fetchone()
+        jobs = one("SELECT doc FROM jobs WHERE phase = ?", (PHASE_ACTIVE,))
+        nodes = one("SELECT doc FROM nodes")
+        self._last_span = one("SELECT coalesce(max(number), 0) FROM spans").fetchone()[0]
+        return Start(
+            _SAVED.decode(saved[0]) if saved is not None else Saved(),
+            [_JOBS.decode(row[0]) for row in jobs],
+            [_NODES.decode(row[0]) for row in nodes],
+            one("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()[0],
+        )
+
+    def _trim(self, batch: Batch) -> None:
+        if batch.events:
+            oldest = batch.events[-1][0] - EVENTS_KEPT
+            self._writer.execute("DELETE FROM events WHERE seq <= ?", (oldest,))
+        if batch.spans:
+            oldest = self._last_span + len(batch.spans) - SPANS_KEPT
+            self._writer.execute("DELETE FROM spans WHERE number <= ?", (oldest,))
+
+
+def _where(conditions: dict[str, Any]) -> tuple[str, list[Any]]:
+    """Return an SQL condition and its values; an empty text does not filter."""
+    used = {text: value for text, value in conditions.items() if value != ""}
+    return " AND ".join(used), list(used.values())

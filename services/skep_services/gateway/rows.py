@@ -1,0 +1,192 @@
+"""What the read model keeps of jobs, nodes and events, in the shape the API answers.
+
+Instants are wall-clock nanoseconds; None where something has not happened.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from skep.wire.node import NodeJoined, RankExit
+from skep.wire.spec import Problem
+
+ATTEMPTS_KEPT = 100
+"""Newest attempts shown of one job: as many as it may be retried."""
+REPEATS_KEPT = 100
+"""Newest repeated submissions shown of one job; a client that repeats for ever learns no more."""
+
+
+class State(StrEnum):
+    """Where a job is. UNSEEN: only agents spoke of it; REPEATED: it is another submission's job."""
+
+    UNSEEN = ""
+    SUBMITTED = "submitted"
+    QUEUED = "queued"
+    BOUND = "bound"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    REPEATED = "repeated"
+
+
+ACTIVE = (State.SUBMITTED, State.QUEUED, State.BOUND, State.RUNNING, State.STOPPING)
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.REFUSED)
+PLACED = (State.BOUND, State.RUNNING, State.STOPPING)
+
+
+class Row(msgspec.Struct, kw_only=True, gc=False):
+    """One line of `skep ps`. Rates are thousandths of a mini-batch per second."""
+
+    job: str
+    name: str = ""
+    vc: str = ""
+    state: State = State.UNSEEN
+    service_class: str = "guaranteed"
+    priority: int = 0
+    gpus: int = 0
+    workers: int = 0
+    gpu_type: str | None = None
+    place: str = ""
+    attempt: int = 0
+    submitted_at: int | None = None
+    bound_at: int | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    rate_milli: int | None = None
+    steps: int = 0
+    total_steps: int | None = None
+    eta_s: int | None = None
+    why: str | None = None
+    needs: str = ""
+    stalled_since: int | None = None
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """One node's part of an attempt. `devices[i]` are the GPUs of rank `first_rank + i`."""
+
+    node: str
+    first_rank: int = 0
+    devices: tuple[tuple[int, ...], ...] = ()
+    started_at: int | None = None
+    ended_at: int | None = None
+    outcome: str | None = None
+    free: bool = False
+    detail: str = ""
+    steps: int = 0
+    step_ns: int = 0
+    exits: tuple[RankExit, ...] = ()
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """One time a job got its GPUs. `why` is the reason for the place, `ranked` for the turn.
+
+    `outcome` is the job's end or `requeued`, None while the attempt lasts; `ended_why` its reason.
+    """
+
+    attempt: int
+    place: str = ""
+    why: str | None = None
+    ranked: str | None = None
+    bound_at: int | None = None
+    started_at: int | None = None
+    first_step_at: int | None = None
+    ended_at: int | None = None
+    outcome: str | None = None
+    ended_why: str | None = None
+    detail: str = ""
+    steps: int = 0
+    step_ns: int = 0
+    members: list[Part] = []
+
+    def part(self, node: str) -> Part:
+        """Return the node's part, made if nothing was heard of it before."""
+        for part in self.members:
+            if part.node == node:
+                return part
+        part = Part(node=node)
+        self.members.append(part)
+        return part
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """Everything about a job but its spec, which is stored once, apart."""
+
+    sequence: int
+    row: Row
+    trace: str = ""
+    key: str = ""
+    detail: str = ""
+    problems: tuple[Problem, ...] = ()
+    attempts: list[Attempt] = []
+    repeated_by: list[str] = []
+    original: str = ""
+    cancel_asked: bool = False
+    spec_whole: bool = False
+    """The stored spec is the admitted one, not the one that was published."""
+
+    def attempt(self, number: int) -> Attempt:
+        """Return an attempt, made if nothing was heard of it before; the oldest make room."""
+        for attempt in reversed(self.attempts):
+            if attempt.attempt == number:
+                return attempt
+        attempt = Attempt(attempt=number)
+        self.attempts.append(attempt)
+        self.attempts.sort(key=lambda one: one.attempt)
+        del self.attempts[:-ATTEMPTS_KEPT]
+        return attempt
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """Who holds a GPU."""
+
+    job: str
+    vc: str
+    attempt: int
+    rank: int
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """One machine as the allocator uses it. `taken` is keyed by GPU index.
+
+    `heard_identity` and `heard_incarnation` are from the agent's latest own announcement.
+    """
+
+    node: str
+    joined: NodeJoined | None = None
+    drained: bool = False
+    lost: bool = False
+    heard_identity: str = ""
+    heard_incarnation: int = 0
+    taken: dict[int, Taken] = {}
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One thing that happened. `kind` is the tag of the message it comes from."""
+
+    seq: int
+    at: int
+    kind: str
+    text: str
+    job: str = ""
+    vc: str = ""
+    attempt: int = 0
+    node: str = ""
+    reason: str = ""
+
+
+class Spanned(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished trace span as services publish it: lower-case hex ids, Unix nanoseconds."""
+
+    trace_id: str
+    span_id: str
+    name: str
+    service: str
+    start_ns: int
+    end_ns: int
+    parent_id: str = ""
+    attributes: dict[str, str | int | float | bool | None] = {}

@@ -1,0 +1,199 @@
+"""The gateway put together: follow, fold, listen, answer."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from skep.units import KIB, NS_PER_SECOND
+from skep.wire import codec, subjects
+from skep_services.gateway.api import Tokens, middleware
+from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.health import Health
+from skep_services.gateway.hub import Hub
+from skep_services.gateway.index import STREAMS, Indexer
+from skep_services.gateway.jobs import Jobs
+from skep_services.gateway.logs import Logs
+from skep_services.gateway.metrics import Metrics
+from skep_services.gateway.model import Model
+from skep_services.gateway.streams import Streams
+from skep_services.gateway.submit import Submitter
+from skep_services.gateway.watch import Watch
+from skep_services.ports import Bus, Clock, CorruptLogError, Delivery, Subscription
+from skep_services.service import ConfigurationError, Settings
+from skep_services.tracing import Tracer
+
+log = structlog.get_logger(service="gateway")
+
+MODEL_FILE = "read-model.sqlite"
+LISTEN_DEFAULT = "127.0.0.1:8470"
+BODY_BYTES_MAX = 512 * KIB
+"""A cluster's virtual clusters; specs are bounded more tightly."""
+SHUTDOWN_S = 0.5
+"""What requests under way get when the gateway is asked to stop; a followed log never ends."""
+BACKLOG = 512
+
+CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
+
+
+class Gateway:
+    """One gateway. `open` it, let `serve` run, `close` it."""
+
+    def __init__(
+        self, bus: Bus, clock: Clock, tracer: Tracer, tokens: Tokens, path: Path, identity: str
+    ) -> None:
+        self._bus, self._clock, self._tracer = bus, clock, tracer
+        self._path, self._identity = path, identity
+        self._subscriptions: list[Subscription] = []
+        self._runner: web.AppRunner | None = None
+        self._tokens = tokens
+        self.indexer, self.hub, self.watch = self._reading()
+
+    async def open(self, host: str, port: int) -> int:
+        """Follow, listen and serve HTTP; return the port.
+
+        Raises MissingStreamError, or ConnectionError if the address is taken: a process that is
+        just ending may still have it, so trying again can help.
+        """
+        try:
+            await self._follow()
+        except CorruptLogError as error:
+            # The bus was set back behind what this view has seen: the view is what gives way.
+            await self._forget(str(error))
+            await self._follow()
+        for subject in CORE:
+            await self._listen(subject, self.indexer.deliver_core)
+        await self._listen(subjects.SPANS, self.indexer.deliver_spans)
+        await self._listen(subjects.health(self._identity), self._health)
+        self._runner = web.AppRunner(
+            await self._application(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            text = f"SKEP_LISTEN: cannot listen on {host}:{port}: {error.strerror or error}"
+            raise ConnectionError(text) from error
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    async def serve(self) -> None:
+        """Write what is folded until cancelled. Raises sqlite3.Error when the disk fails."""
+        await self.indexer.run()
+
+    async def close(self) -> None:
+        """Stop answering, stop following, write what is left."""
+        self.hub.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        for subscription in self._subscriptions:
+            await subscription.close()
+        await self.indexer.close()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def _reading(self) -> tuple[Indexer, Hub, Watch]:
+        model = Model(self._path)
+        if model.rebuilt:
+            log.warning("read model rebuilt", why=model.rebuilt)
+        hub, watch = Hub(model.start.saved.event_seq), Watch()
+        return Indexer(model, self._clock, watch, hub, self._tracer), hub, watch
+
+    async def _follow(self) -> None:
+        for stream in STREAMS:
+            after = self.indexer.positions[stream]
+            self._subscriptions.append(await self._bus.follow(stream, after, self.indexer.deliver))
+
+    async def _forget(self, why: str) -> None:
+        """Begin the view anew."""
+        log.warning("read model rebuilt", why=why)
+        for subscription in self._subscriptions:
+            await subscription.close()
+        self._subscriptions = []
+        await self.indexer.close()
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self.indexer, self.hub, self.watch = self._reading()
+
+    async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
+        self._subscriptions.append(await self._bus.listen(subject, take))
+
+    async def _health(self, asked: Delivery) -> None:
+        if not asked.reply:
+            return
+        health = {
+            "service": "gateway",
+            "identity": self._identity,
+            "pid": os.getpid(),
+            "epoch": 0,
+            "positions": self.indexer.positions,
+            "facts": self.indexer.fold.facts,
+            "inbox": self.indexer.waiting,
+            "lag_s": self.indexer.lag_ns / NS_PER_SECOND,
+        }
+        await self._bus.send(asked.reply, codec.encode(health), {})
+
+    # --- answering -----------------------------------------------------------------------------
+
+    async def _application(self) -> web.Application:
+        indexer, watch, clock = self.indexer, self.watch, self._clock
+        metrics = Metrics()
+        metrics.watch(indexer, self.hub, clock)
+        submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
+        await submitter.listen()
+        jobs = Jobs(indexer, watch, submitter, metrics, clock)
+        streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
+        health = Health(self._bus, indexer, clock)
+        cluster = Cluster(indexer, submitter, health, metrics, clock)
+        application = web.Application(
+            middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
+        )
+        application.add_routes([*jobs.routes(), *streams.routes(), *cluster.routes()])
+        return application
+
+
+def listen_address(chosen: Settings) -> tuple[str, int]:
+    """Return host and port of SKEP_LISTEN; raises ConfigurationError."""
+    text = chosen.environment.get("SKEP_LISTEN") or LISTEN_DEFAULT
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        message = f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {LISTEN_DEFAULT}"
+        raise ConfigurationError(message)
+    return host, int(port)
+
+
+def tokens_of(chosen: Settings) -> Tokens:
+    """Return the tokens of the file SKEP_TOKENS; raises ConfigurationError."""
+    path = chosen.environment.get("SKEP_TOKENS", "")
+    if not path:
+        message = 'SKEP_TOKENS is not set: it must name a JSON file {"<token>": "operator"}'
+        raise ConfigurationError(message)
+    return Tokens.read(Path(path))
+
+
+async def run_gateway(chosen: Settings, log: Any, bus: Bus, clock: Clock, tracer: Tracer) -> None:
+    """Serve until cancelled."""
+    host, port = listen_address(chosen)
+    path = chosen.state / MODEL_FILE
+    gateway = Gateway(bus, clock, tracer, tokens_of(chosen), path, chosen.identity)
+    try:
+        bound = await gateway.open(host, port)
+        log.info("ready", listen=f"{host}:{bound}", pid=os.getpid(),
+                 facts=gateway.indexer.fold.facts)  # fmt: skip
+        await gateway.serve()
+    except sqlite3.Error as error:
+        log.error("the read model cannot be written", path=str(path), error=str(error))
+        raise
+    finally:
+        await gateway.close()

@@ -1,0 +1,189 @@
+"""Answers that go on: server-sent events and logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from skep.ids import job_sequence
+from skep.wire.reasons import Reason
+from skep_services.gateway.api import ApiError, number, raw_response
+from skep_services.gateway.hub import Hub
+from skep_services.gateway.index import Indexer
+from skep_services.gateway.jobs import Jobs, tenant
+from skep_services.gateway.logs import Logs, Tail
+from skep_services.gateway.model import EventQuery
+
+PAGE = 1_000
+"""Events of one read from the store, some 300 KB."""
+EVENTS_MAX = 10_000
+"""Events of one answer that does not go on."""
+ALIVE_EVERY_S = 15.0
+"""How often a silent stream says something, so that proxies and clients know it lives."""
+STALL_S = 20.0
+"""How long a client may take nothing before its connection is cut."""
+READERS_MAX = 500
+"""Open event streams; each costs a connection and a walk over every event."""
+FOLLOWERS_MAX = 200
+"""Logs followed at once; each asks an agent three times a second."""
+
+
+class Streams:
+    """The handlers."""
+
+    def __init__(self, indexer: Indexer, hub: Hub, jobs: Jobs, logs: Logs) -> None:
+        self._indexer, self._hub, self._jobs, self._logs = indexer, hub, jobs, logs
+        self._followers = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handlers belong."""
+        return [
+            web.get("/v1/events", self.events, allow_head=False),
+            web.get("/v1/jobs/{job}/logs", self.logs, allow_head=False),
+        ]
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Answer stored events, or (`follow`) those and every further one as it happens."""
+        vc, job = tenant(request), request.query.get("job", "")
+        if job and job_sequence(job) is None:
+            raise ApiError(400, Reason.BAD_VALUE, "`job` must be a job id such as j17")
+        since = _since(request)
+        if flag(request, "follow"):
+            return await self._follow(request, EventQuery(PAGE, since, job, vc))
+        limit = number(request, "limit", PAGE, EVENTS_MAX)
+        await self._indexer.settle()
+        found = await self._indexer.events(EventQuery(limit, since, job, vc))
+        docs = b",".join(doc for _, doc in found)
+        return raw_response(b'{"events":[' + docs + b"]}")
+
+    async def _follow(self, request: web.Request, query: EventQuery) -> web.StreamResponse:
+        if self._hub.readers >= READERS_MAX:
+            text = f"{READERS_MAX} event streams are open, as many as there may be"
+            raise ApiError(503, "too-many-streams", text)
+        response = _streaming("text/event-stream")
+        self._hub.readers += 1
+        try:
+            await response.prepare(request)
+            await _write(request, response, b": events follow\n\n")
+            newest = self._hub.newest
+            since = newest if query.since is None else query.since
+            if since > newest:
+                # The numbers are from a file that was rebuilt since: they mean nothing here.
+                await _write(request, response, b": the numbering began anew\n\n")
+                since = newest
+            await self._walk(request, response, query, since)
+        finally:
+            self._hub.readers -= 1
+        return response
+
+    async def _walk(
+        self, request: web.Request, response: web.StreamResponse, query: EventQuery, since: int
+    ) -> None:
+        """Send stored events up to the ring, then walk along the ring until it overtakes."""
+        seq = since
+        while (ring := self._hub.after(seq)) is None:
+            newest = self._hub.newest
+            page = await self._indexer.events(query._replace(since=seq))
+            # An empty page: nothing that matches was stored up to what was newest before.
+            seq = page[-1][0] if page else newest
+            if page:
+                await _write(request, response, _frames(page))
+        while ring is not None and not self._hub.closed:
+            seq = ring[-1].seq if ring else seq
+            wanted = [
+                (event.seq, event.doc)
+                for event in ring
+                if query.vc in {"", event.vc} and query.job in {"", event.job}
+            ]
+            if wanted:
+                await _write(request, response, _frames(wanted))
+            if not await self._hub.wait(seq, ALIVE_EVERY_S):
+                await _write(request, response, b": alive\n\n")
+            ring = self._hub.after(seq)
+        if ring is None:
+            self._hub.cut += 1
+            await _write(request, response, b": too slow; go on with Last-Event-ID\n\n")
+
+    # --- logs ----------------------------------------------------------------------------------
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """Answer a rank's output, or (`follow`) go on until its attempt (or job) is over."""
+        job = self._jobs.job(request)
+        latest = request.query.get("attempt", "latest") == "latest"
+        follow = flag(request, "follow")
+        tail = self._logs.open(
+            job,
+            attempt=None if latest else number(request, "attempt", 0),
+            rank=number(request, "rank", 0),
+            offset=number(request, "offset", 0),
+            follow=follow,
+        )
+        if follow and self._followers >= FOLLOWERS_MAX:
+            text = f"{FOLLOWERS_MAX} logs are followed, as many as there may be"
+            raise ApiError(503, "too-many-streams", text)
+        self._followers += follow
+        try:
+            return await self._pass_on(request, tail)
+        finally:
+            self._followers -= follow
+
+    async def _pass_on(self, request: web.Request, tail: Tail) -> web.StreamResponse:
+        first = await tail.first()
+        response = _streaming("text/plain")
+        response.charset = "utf-8"
+        response.headers["Skep-Attempt"] = str(tail.attempt)
+        await response.prepare(request)
+        if first:
+            await _write(request, response, first)
+        async for data in tail.rest():
+            if data:
+                await _write(request, response, data)
+            elif request.transport is None or request.transport.is_closing():
+                break
+        return response
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """Return a query parameter that is 0 or 1."""
+    text = request.query.get(name, "0")
+    if text not in {"0", "1"}:
+        raise ApiError(400, Reason.BAD_VALUE, f"`{name}` is 0 or 1")
+    return text == "1"
+
+
+def _since(request: web.Request) -> int | None:
+    """Return the event after which to go on; a reconnecting client says it in a header."""
+    last = request.headers.get("Last-Event-ID", "")
+    if last.isascii() and last.isdecimal() and len(last) < 16:
+        return int(last)
+    return number(request, "since", 0) if "since" in request.query else None
+
+
+def _streaming(content_type: str) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.content_type = content_type
+    # Proxies that gather an answer before passing it on would hold back every line.
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Accel-Buffering"] = "no"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write, and cut the connection of a client that takes nothing. Raises ConnectionError."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            await response.write(data)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        text = f"nothing was taken for {STALL_S:.0f} s"
+        raise ConnectionResetError(text) from None
+
+
+def _frames(events: Sequence[tuple[int, bytes]]) -> bytes:
+    return b"".join(b"id: %d\ndata: %b\n\n" % event for event in events)

@@ -1,0 +1,227 @@
+"""Submissions and cancellations: published durably, then answered with the verdict.
+
+The verdict comes on the reply subject and in the facts; whichever is first answers the client. A
+submission the bus has taken is durable, so no verdict in time is not an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from skep.ids import is_token, job_id
+from skep.wire import codec, subjects
+from skep.wire.parse import parse_spec
+from skep.wire.reasons import TEXT, Reason
+from skep.wire.spec import SPEC_BYTES_MAX, Problem
+from skep.wire.verdict import Verdict
+from skep_services.gateway.api import ApiError, Caller, unknown_job
+from skep_services.gateway.index import Indexer
+from skep_services.gateway.rows import ENDED, Job, State
+from skep_services.gateway.watch import Watch
+from skep_services.ports import Bus, Clock, Delivery, MissingStreamError, RefusedError
+from skep_services.tracing import Tracer
+
+log = structlog.get_logger(service="gateway")
+
+PUBLISH_TIMEOUT_S = 10.0
+"""Longer than the bus takes to elect a leader (4 to 9 s)."""
+VERDICT_TIMEOUT_S = 5.0
+"""Many times what admission takes (5 ms), and short of a person's patience."""
+KEY_MAX = 256
+"""An idempotency key is remembered for ever, so it may not be a document."""
+
+_VERDICTS = msgspec.json.Decoder(Verdict)
+
+
+class Answer(NamedTuple):
+    """What a client is told: status and body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Pending(msgspec.Struct):
+    """Somebody waits for a verdict; `job` is known once the bus has taken the submission."""
+
+    job: str = ""
+    verdict: Verdict | None = None
+
+
+class Submitter:
+    """Publishes what clients ask. `listen` first."""
+
+    def __init__(
+        self, bus: Bus, indexer: Indexer, watch: Watch, clock: Clock, tracer: Tracer
+    ) -> None:
+        self._bus, self._indexer, self._watch = bus, indexer, watch
+        self._clock, self._tracer = clock, tracer
+        # A random token keeps verdicts meant for an earlier process from being taken for ours.
+        self._inbox = f"_INBOX.gateway.verdict-{secrets.token_hex(8)}"
+        self._pending: dict[str, Pending] = {}
+        self._asked = 0
+
+    async def listen(self) -> None:
+        """Take verdicts from here on."""
+        await self._bus.listen(f"{self._inbox}.*", self._verdict)
+
+    async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
+        """Publish a spec and return its verdict. Raises ApiError."""
+        vc = _vc_of(body)
+        if not caller.may(vc):
+            text = f"this token is for VC {caller.vc}, the spec names {vc}"
+            raise ApiError(403, Reason.WRONG_VC, text)
+        key = _checked_key(key)
+        began = self._clock.now()
+        if not codec.is_trace(trace):
+            trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+        number, pending = self._ask()
+        headers = {
+            subjects.REPLY_HEADER: f"{self._inbox}.{number}",
+            subjects.TRACE_HEADER: trace,
+        }
+        job = ""
+        try:
+            job = job_id(await self._publish(subjects.submit(vc), body, key, headers))
+            pending.job = job
+            await self._watch.until(
+                job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
+            )
+            return self._submitted(job, vc, self._decided(job, pending))
+        finally:
+            del self._pending[number]
+            log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
+            self._tracer.span("gateway submit", trace, began, self._clock.now(),
+                              {"job": job, "vc": vc})  # fmt: skip
+            await self._tracer.flush()
+
+    async def cancel(self, caller: Caller, job: Job) -> Answer:
+        """Publish a cancellation and return what became of it. Raises ApiError."""
+        row = job.row
+        if row.state in ENDED:
+            text = f"{row.job} has already ended: {row.state}"
+            raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
+        number, pending = self._ask()
+        pending.job = row.job
+        headers = {subjects.REPLY_HEADER: f"{self._inbox}.{number}"}
+        body = codec.encode({"job": row.job})
+        try:
+            await self._publish(subjects.cancel(row.vc), body, secrets.token_hex(16), headers)
+            await self._watch.until(row.job, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
+        finally:
+            del self._pending[number]
+        verdict = pending.verdict
+        if verdict is None:
+            return Answer(202, {"job": row.job, "accepted": None})
+        if verdict.accepted:
+            return Answer(202, {"job": row.job, "accepted": True})
+        if verdict.reason is Reason.UNKNOWN_JOB:
+            raise unknown_job(row.job)
+        raise _refused(409, verdict.reason, verdict.problems, row.job)
+
+    async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
+        """Publish an operator's change. Raises ApiError."""
+        log.info("change asked for", verb=verb, by=caller.name)
+        payload = codec.encode(message)
+        await self._publish(subjects.admin(verb), payload, secrets.token_hex(16), {})
+        return Answer(202, {"accepted": True})
+
+    # --- verdicts ------------------------------------------------------------------------------
+
+    def _ask(self) -> tuple[str, Pending]:
+        self._asked += 1
+        number, pending = str(self._asked), Pending()
+        self._pending[number] = pending
+        return number, pending
+
+    async def _verdict(self, delivery: Delivery) -> None:
+        pending = self._pending.get(delivery.subject.rpartition(".")[2])
+        if pending is None:
+            return  # Its client has its answer from the facts, or has given up.
+        try:
+            pending.verdict = _VERDICTS.decode(delivery.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("unreadable verdict", error=str(error))
+            return
+        if pending.job:
+            self._watch.wake((pending.job,))
+
+    def _decided(self, job: str, pending: Pending) -> Verdict | None:
+        """Return the verdict as it came, or as the facts tell it."""
+        if pending.verdict is not None:
+            return pending.verdict
+        found = self._indexer.fold.find(job)
+        if found is None or found.row.state is State.SUBMITTED:
+            return None
+        if found.row.state is State.REFUSED:
+            reason = found.problems[0].reason if found.problems else None
+            return Verdict(job=job, accepted=False, reason=reason, problems=found.problems)
+        reason = Reason.REPEATED if found.row.job != job else None
+        return Verdict(job=found.row.job, accepted=True, reason=reason)
+
+    def _submitted(self, job: str, vc: str, verdict: Verdict | None) -> Answer:
+        found = self._indexer.fold.find(job)
+        if found is not None and found.row.vc not in {"", vc}:
+            # The bus knows keys for all tenants together, and took this for a repetition.
+            text = "this Idempotency-Key was used for another VC within the hour: choose another"
+            raise ApiError(409, "key-used", text)
+        if verdict is None:
+            return Answer(202, {"job": job, "accepted": None})
+        if not verdict.accepted:
+            raise _refused(422, verdict.reason, verdict.problems, verdict.job)
+        repeated = verdict.reason is Reason.REPEATED
+        return Answer(201, {"job": verdict.job, "accepted": True, "repeated": repeated})
+
+    async def _publish(self, subject: str, body: bytes, key: str, headers: dict[str, str]) -> int:
+        try:
+            async with asyncio.timeout(PUBLISH_TIMEOUT_S):
+                return await self._bus.publish(subject, body, key, headers)
+        except TimeoutError:
+            text = (
+                f"the bus did not take it within {PUBLISH_TIMEOUT_S:.0f} s; it may have arrived "
+                f"all the same: repeat it with the same Idempotency-Key"
+            )
+            raise ApiError(503, "bus-away", text, key=key) from None
+        except (RefusedError, MissingStreamError) as error:
+            raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
+
+
+def _vc_of(body: bytes) -> str:
+    """Return the VC a spec is for. Raises ApiError with the spec's problems if it names none."""
+    if len(body) > SPEC_BYTES_MAX:
+        raise too_large()
+    try:
+        tree = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        tree = None
+    vc = tree.get("vc") if isinstance(tree, dict) else None
+    if isinstance(vc, str) and is_token(vc):
+        return vc
+    problems = parse_spec(body)
+    assert isinstance(problems, list), problems
+    raise _refused(422, problems[0].reason, problems, None)
+
+
+def too_large() -> ApiError:
+    """Return the answer to a body no spec may have."""
+    text = f"a spec has at most {SPEC_BYTES_MAX} bytes"
+    problem = Problem(path="$", reason=Reason.TOO_LARGE, text=text)
+    return ApiError(413, Reason.TOO_LARGE, text, (problem,))
+
+
+def _checked_key(key: str | None) -> str:
+    if key is None:
+        return secrets.token_hex(16)
+    if not 1 <= len(key) <= KEY_MAX or not (key.isascii() and key.isprintable()):
+        text = f"an Idempotency-Key has 1 to {KEY_MAX} printable ASCII characters"
+        raise ApiError(400, Reason.BAD_VALUE, text)
+    return key
+
+
+def _refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
+    first = problems[0].text if problems else (TEXT[reason] if reason is not None else "refused")
+    return ApiError(status, reason or "refused", first, problems, job=job)

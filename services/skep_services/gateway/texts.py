@@ -1,0 +1,150 @@
+"""Facts in words: one line for each, for `skep events`, the page and the event stream."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from skep.units import NS_PER_SECOND
+from skep.wire import facts, findings, node
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.facts import Member
+from skep.wire.reasons import TEXT, Reason
+
+NODES_NAMED = 4
+"""Nodes of a place named in an event; a gang of a thousand nodes still makes one line."""
+
+
+class Line(NamedTuple):
+    """What is said about a fact, and what it is about."""
+
+    text: str
+    attempt: int = 0
+    node: str = ""
+    reason: str = ""
+
+
+def place_of(members: tuple[Member, ...]) -> str:
+    """Return where a gang runs: `node-1:0,1 node-2:0`."""
+    return " ".join(
+        f"{member.node}:{','.join(str(one) for devices in member.devices for one in devices)}"
+        for member in members
+    )
+
+
+def describe(fact: Any) -> Line | None:
+    """Return the line for a fact of admission or the allocator; None for those not worth one."""
+    match fact:
+        case facts.MemberRan(node=on, attempt=attempt):
+            return Line(f"runs on {on}", attempt, on)
+        case facts.JobQueued():
+            return Line("waits for GPUs")
+        case facts.JobBound():
+            return _bound(fact)
+        case facts.JobRan(attempt=attempt):
+            return Line("every member runs", attempt)
+        case facts.MemberGone():
+            return _gone(fact)
+        case facts.JobEnded(why=why, end=end, attempts=attempts):
+            return Line(f"{end}: {_why(why, fact.detail)}", attempts, reason=why)
+        case facts.Admitted(spec=spec):
+            return Line(f"admitted: {spec.name}, {_gpus(spec.gpus)}")
+        case facts.JobWaits(why=why, needs=needs):
+            return Line(f"waits: {_why(why, needs)}", reason=why)
+        case facts.JobRequeued(why=why, attempt=attempt):
+            retry = "" if fact.counted else ", which costs no retry"
+            return Line(f"waits for another attempt{retry}: {_why(why, fact.detail)}", attempt,
+                        reason=why)  # fmt: skip
+        case facts.JobStopping(why=why, attempt=attempt):
+            return Line(f"is being stopped: {_why(why, fact.detail)}", attempt, reason=why)
+        case facts.GhostGone(node=on, attempt=attempt):
+            return Line(f"{on} confirmed the end of its part", attempt, on)
+        case _:
+            return _seldom(fact)
+
+
+def _seldom(fact: Any) -> Line | None:
+    match fact:
+        case facts.Refused(problems=problems):
+            text = "; ".join(f"{one.path}: {one.text}" for one in problems)
+            return Line(f"refused: {text}", reason=problems[0].reason if problems else "")
+        case facts.Repeated(original=original):
+            return Line(f"repeats {original}", reason=Reason.REPEATED)
+        case facts.CancelAsked():
+            return Line("cancellation asked for", reason=Reason.CANCELLED)
+        case facts.NodeAdded(joined=joined):
+            text = f"{joined.node} is in use: {_gpus(len(joined.gpus))}, {joined.cpus} CPUs"
+            return Line(text, node=joined.node)
+        case facts.NodeDrained(node=on, drain=drain):
+            text = "takes no further work" if drain else "is open for work"
+            return Line(f"{on} {text}", node=on)
+        case facts.NodeLost(node=on):
+            return Line(f"{on} is lost: {TEXT[Reason.NODE_LOST]}", node=on, reason=Reason.NODE_LOST)
+        case facts.NodeBack(node=on):
+            return Line(f"{on} is back", node=on)
+        case facts.VcsSet(vcs=vcs):
+            quotas = ", ".join(f"{vc} {config.gpus}" for vc, config in sorted(vcs.items()))
+            return Line(f"virtual clusters and their GPUs: {quotas or 'none'}")
+        case facts.EpochBegan(epoch=epoch, owner=owner):
+            return Line(f"{owner} began epoch {epoch}")
+        case _:
+            return None
+
+
+def describe_node(event: Any) -> Line | None:
+    """Return the line for an agent's event, or None where the allocator's facts say it too."""
+    match event:
+        case node.MemberStepped(node=on, attempt=attempt):
+            return Line(f"first mini-batch on {on}", attempt, on)
+        case node.NodeJoined(node=on, incarnation=incarnation):
+            return Line(f"the agent of {on} started (incarnation {incarnation})", node=on)
+        case _:
+            return None
+
+
+def describe_admin(message: SetVcs | DrainNode) -> Line:
+    """Return the line for what an operator asked."""
+    match message:
+        case SetVcs(vcs=vcs):
+            return Line(f"an operator asked to set the virtual clusters {', '.join(sorted(vcs))}")
+        case DrainNode(node=on, drain=drain):
+            return Line(f"an operator asked to {'drain' if drain else 'open'} {on}", node=on)
+
+
+def describe_finding(finding: findings.Finding) -> Line | None:
+    """Return the line for what the introspector saw; None for the rates of every second."""
+    match finding:
+        case findings.RateLearned(rate_milli=rate, attempt=attempt):
+            return Line(f"runs at {_rate(rate)}", attempt)
+        case findings.PhaseChanged(before_milli=before, after_milli=after, attempt=attempt):
+            return Line(f"rate changed from {_rate(before)} to {_rate(after)}", attempt)
+        case findings.Stalled(over=True, attempt=attempt):
+            return Line("makes mini-batches again", attempt)
+        case findings.Stalled(at=at, since=since, attempt=attempt):
+            return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
+        case findings.Rates():
+            return None
+
+
+def _bound(fact: facts.JobBound) -> Line:
+    more = len(fact.members) - NODES_NAMED
+    place = place_of(fact.members[:NODES_NAMED]) + (f" and {more} more nodes" if more > 0 else "")
+    on = fact.members[0].node if len(fact.members) == 1 else ""
+    return Line(f"placed on {place}: {TEXT[fact.why]}", fact.attempt, on, fact.why)
+
+
+def _gone(fact: facts.MemberGone) -> Line:
+    held = "" if fact.free else "; its GPUs stay taken until the node confirms"
+    detail = f" ({fact.detail})" if fact.detail else ""
+    return Line(f"{fact.outcome} on {fact.node}{detail}{held}", fact.attempt, fact.node)
+
+
+def _why(reason: Reason, detail: str) -> str:
+    return f"{TEXT[reason]} ({detail})" if detail else TEXT[reason]
+
+
+def _rate(rate_milli: int) -> str:
+    return f"{rate_milli / 1000:.3g} mini-batches/s"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

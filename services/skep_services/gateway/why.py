@@ -1,0 +1,229 @@
+"""Why a job is where it is, and what would change that: pure functions of what is in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.units import NS_PER_SECOND, Instant
+from skep.wire.reasons import TEXT, Reason
+from skep_services.gateway.fold import Fold
+from skep_services.gateway.live import Live
+from skep_services.gateway.rows import PLACED, Job, Node, Row, State
+from skep_services.gateway.views import free_gpus
+
+JOBS_NAMED = 4
+"""Jobs named in one sentence about whose end would help; with more it says how many."""
+
+
+def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
+    """Return the answer of `/v1/jobs/{job}/why`."""
+    row = job.row
+    reasons: list[dict[str, str]] = []
+    would_change: list[str] = []
+    match row.state:
+        case State.SUBMITTED:
+            reasons = [_said("submitted", "admission has not answered yet")]
+            would_change = ["admission answers; it does so at once when it runs"]
+        case State.QUEUED:
+            reasons, would_change = _queued(job, fold, live, now)
+        case State.BOUND | State.RUNNING:
+            reasons = _placed(job, now)
+        case State.REFUSED:
+            reasons = [
+                {"reason": one.reason, "text": f"{one.path}: {one.text}", "needs": ""}
+                for one in job.problems
+            ]
+            would_change = [one.suggestion for one in job.problems if one.suggestion]
+        case _:
+            reasons = [_reason(row.why, job.detail)]
+    return {
+        "job": row.job,
+        "state": row.state,
+        "reasons": reasons,
+        "would_change": would_change,
+    }
+
+
+# --- waiting -------------------------------------------------------------------------------------
+
+
+def _queued(
+    job: Job, fold: Fold, live: Live, now: Instant
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Explain a job that waits: its own reason if it is next in its queue, else the head's too."""
+    ahead = _ahead(job, fold, live.turns(now))
+    if not ahead:
+        return _head(job, fold)
+    head = min(ahead, key=_order(live.turns(now)))
+    count = "1 job comes" if len(ahead) == 1 else f"{len(ahead)} jobs come"
+    before = f"{count} first in this queue, {head.row.job} before all"
+    head_reasons, head_changes = _head(head, fold)
+    reasons = [
+        {"reason": Reason.WAITS_BEHIND.value, "text": before, "needs": head.row.job},
+        *({**one, "text": f"{head.row.job}: {one['text']}"} for one in head_reasons),
+    ]
+    started = (
+        f"{head.row.job} starts or is cancelled"
+        if len(ahead) == 1
+        else f"the {len(ahead)} jobs before it start or are cancelled"
+    )
+    higher = max(one.row.priority for one in ahead)
+    return reasons, [started, f"a priority above {higher}", *head_changes]
+
+
+def _head(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
+    """Explain a job that is next in its queue; follow one step to the job it waits behind."""
+    row = job.row
+    if row.why == Reason.WAITS_BEHIND and not row.needs:
+        text = "it is next; the allocator has not looked at it yet"
+        return [{"reason": Reason.WAITS_BEHIND.value, "text": text, "needs": ""}], []
+    reasons = [_reason(row.why, row.needs or job.detail)]
+    blocker = fold.active.get(row.needs)
+    if row.why == Reason.WAITS_BEHIND and blocker is not None:
+        other = _reason(blocker.row.why, blocker.row.needs)
+        reasons.append({**other, "text": f"{blocker.row.job}: {other['text']}"})
+        return reasons, [f"{row.needs} starts or is cancelled", *_changes(blocker, fold)]
+    return reasons, _changes(job, fold)
+
+
+def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
+    """Return the jobs of the same queue (VC and service class) that start before this one."""
+    order = _order(turns)
+    row, mine = job.row, order(job)
+    return [
+        other
+        for other in fold.active.values()
+        if other.row.state is State.QUEUED
+        and other.row.vc == row.vc
+        and other.row.service_class == row.service_class
+        and order(other) < mine
+    ]
+
+
+def _order(turns: dict[str, int]) -> Any:
+    """Return the key queues are sorted by: priority, then the advised turn, then arrival."""
+    last = len(turns)
+
+    def key(job: Job) -> tuple[int, int, int]:
+        return -job.row.priority, turns.get(job.row.job, last), job.sequence
+
+    return key
+
+
+def _changes(job: Job, fold: Fold) -> list[str]:
+    """Return what would let the job at the head of a queue start."""
+    row = job.row
+    match row.why:
+        case Reason.WAITS_FOR_QUOTA:
+            return _quota_changes(row, fold)
+        case Reason.WAITS_FOR_GPUS:
+            return _gpu_changes(row, fold)
+        case Reason.WAITS_FOR_NODES:
+            return [
+                f"{node.node} comes back" if node.lost else f"{node.node} is opened for work again"
+                for node in _away(fold)
+            ]
+        case Reason.WAITS_FOR_VICTIMS:
+            return [
+                f"{other.row.job} has stopped"
+                for other in fold.active.values()
+                if other.row.state is State.STOPPING and other.row.why == Reason.PREEMPTED
+            ]
+        case _:
+            return []
+
+
+def _quota_changes(row: Row, fold: Fold) -> list[str]:
+    config = fold.vcs.get(row.vc)
+    holders = [
+        job.row
+        for job in _placed_jobs(fold)
+        if job.row.vc == row.vc and job.row.service_class == "guaranteed"
+    ]
+    used = sum(holder.gpus for holder in holders)
+    over = used + row.gpus - (config.gpus if config is not None else 0)
+    if over <= 0:
+        return []
+    changes = [f"quota of VC {row.vc} raised by {over}", *_endings(holders, over)]
+    return [*changes, "submitted as opportunistic, it could use GPUs that are idle"]
+
+
+def _gpu_changes(row: Row, fold: Fold) -> list[str]:
+    usable = [node for node in fold.nodes.values() if not (node.drained or node.lost)]
+    free = sum(free_gpus(node, row.gpu_type) for node in usable)
+    kind = f" of type {row.gpu_type}" if row.gpu_type else ""
+    missing = row.gpus - free
+    per_worker = row.gpus // max(1, row.workers)
+    if missing > 0:
+        changes = [f"{missing} more free GPU{'s' if missing > 1 else ''}{kind}"]
+    elif row.workers == 1:
+        changes = [f"{row.gpus} free GPUs{kind} on one node"]
+    else:
+        changes = [f"{per_worker} free GPUs{kind} on one node for each of {row.workers} workers"]
+    holders = [job.row for job in _placed_jobs(fold)]
+    changes += _endings(holders, max(1, missing))
+    changes += [f"{node.node} comes back" for node in _away(fold) if node.lost]
+    return changes
+
+
+def _endings(holders: list[Row], gpus: int) -> list[str]:
+    """Return whose end would free this many GPUs: those expected first, oldest if none is known."""
+    holders = sorted(
+        holders,
+        key=lambda row: (row.eta_s is None, row.eta_s or 0, row.bound_at or 0, row.job),
+    )
+    chosen: list[Row] = []
+    freed = 0
+    for row in holders:
+        if freed >= gpus:
+            break
+        chosen.append(row)
+        freed += row.gpus
+    if freed < gpus:
+        return []
+    names = ", ".join(row.job for row in chosen[:JOBS_NAMED])
+    if len(chosen) > JOBS_NAMED:
+        names += f" and {len(chosen) - JOBS_NAMED} more"
+    etas = [row.eta_s for row in chosen]
+    known = [eta for eta in etas if eta is not None]
+    when = f" (in about {_duration(max(known))})" if len(known) == len(etas) else ""
+    return [f"job {names} ends{when}" if len(chosen) == 1 else f"jobs {names} end{when}"]
+
+
+def _placed_jobs(fold: Fold) -> list[Job]:
+    return [job for job in fold.active.values() if job.row.state in PLACED]
+
+
+def _away(fold: Fold) -> list[Node]:
+    return [node for _, node in sorted(fold.nodes.items()) if node.drained or node.lost]
+
+
+# --- placed and ended ----------------------------------------------------------------------------
+
+
+def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
+    reasons = [{**_reason(job.row.why, ""), "needs": ""}]
+    reasons[0]["text"] = f"placed on {job.row.place}: {reasons[0]['text']}"
+    attempt = job.attempts[-1]
+    if attempt.ranked is not None:
+        ranked = _reason(attempt.ranked, "")
+        reasons.append({**ranked, "text": f"its turn: {ranked['text']}"})
+    if job.row.stalled_since is not None:
+        stalled = _duration((now - job.row.stalled_since) // NS_PER_SECOND)
+        reasons.append(_said("stalled", f"no mini-batch for {stalled}"))
+    return reasons
+
+
+def _reason(code: str | None, needs: str) -> dict[str, str]:
+    text = TEXT[Reason(code)] if code is not None else "no reason was recorded"
+    return {"reason": code or "", "text": text, "needs": needs}
+
+
+def _said(reason: str, text: str) -> dict[str, str]:
+    return {"reason": reason, "text": text, "needs": ""}
+
+
+def _duration(length_s: int) -> str:
+    if length_s < 120:
+        return f"{length_s} s"
+    return f"{length_s // 60} min" if length_s < 7_200 else f"{length_s // 3600} h"

@@ -1,0 +1,1 @@
+"""The introspector service: `skep.machines.introspector` on real ports."""

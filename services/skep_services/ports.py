@@ -1,0 +1,200 @@
+"""What the services need from the world, as protocols. Adapters implement them.
+
+The in-memory adapter is the reference; every other adapter passes the same tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from skep.units import Instant
+from skep.wire.runs import RunEvent, RunExited, RunNotStarted, RunPlan, RunStarted
+
+__all__ = ["RunEvent", "RunExited", "RunNotStarted", "RunPlan", "RunStarted"]
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A message that reached this process, and where it came from.
+
+    `stream` is empty and `sequence` 0 for core messages. `at` is the stream's timestamp
+    (wall-clock ns), 0 for core messages. Header names keep the case they were sent with.
+    """
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] = {}
+    stream: str = ""
+    sequence: int = 0
+    at: Instant = Instant(0)
+    reply: str = ""
+
+
+Deliver = Callable[[Delivery], Awaitable[None]]
+"""Takes one delivery; waiting in it is back-pressure: the adapter delivers no further meanwhile."""
+
+
+class Subscription(Protocol):
+    """A running follow or listen."""
+
+    async def close(self) -> None:
+        """Stop delivering."""
+        ...
+
+
+class Bus(Protocol):
+    """Messages between processes."""
+
+    async def send(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Publish a core message: at most once, may be lost. Never raises for a lost connection."""
+        ...
+
+    async def publish(
+        self, subject: str, payload: bytes, key: str, headers: Mapping[str, str]
+    ) -> int:
+        """Publish into a stream and return its sequence once the server stored it durably.
+
+        `key` becomes Nats-Msg-Id. Retries for ever on timeouts and leaderless streams, with the
+        same key. Raises RefusedError for an answer that no repetition changes (size, permission,
+        no such stream).
+        """
+        ...
+
+    async def follow(
+        self, stream: str, after: int, deliver: Deliver, subjects: Sequence[str] = ()
+    ) -> Subscription:
+        """Deliver every message of `stream` with sequence > `after`, in order, exactly once.
+
+        `subjects` filters. Survives reconnects, server restarts and gaps without missing or
+        repeating. Raises MissingStreamError if the stream does not exist.
+        """
+        ...
+
+    async def listen(self, subject: str, deliver: Deliver) -> Subscription:
+        """Deliver core messages on `subject` (or a pattern), dropping the oldest on overflow."""
+        ...
+
+    async def request(
+        self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> Delivery | None:
+        """Return the answer to a core request, or None if none came in time."""
+        ...
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    """One durable append: what one batch of events led to.
+
+    `counter` counts records from 1 without gaps; `positions` are the input positions consumed by
+    the events behind this record; `at` is wall-clock ns.
+    """
+
+    counter: int
+    epoch: int
+    at: Instant
+    positions: Mapping[str, int]
+    facts: tuple[Any, ...]
+
+
+class FactLog(Protocol):
+    """The single-writer, fenced, append-only truth of one service."""
+
+    def replay(self) -> AsyncIterator[LogRecord]:
+        """Yield every record in order, having verified counter and hash chain.
+
+        Raises CorruptLogError on a gap, a regression or a broken chain, MissingLogError if the
+        log should exist and does not.
+        """
+        ...
+
+    async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
+        """Win the log for this process and return the epoch's record (facts: one EpochBegan).
+
+        Called once, after replay. Raises SupersededError if another process appended meanwhile.
+        """
+        ...
+
+    async def append(
+        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+    ) -> LogRecord:
+        """Make `facts` durable as one record and return it.
+
+        Raises SupersededError if another process owns the log: this process must exit.
+        """
+        ...
+
+
+class Clock(Protocol):
+    """Wall-clock time, never running backwards within a process."""
+
+    def now(self) -> Instant:
+        """Return the time."""
+        ...
+
+    async def sleep_until(self, instant: Instant) -> None:
+        """Return once `now()` is at or past `instant`."""
+        ...
+
+
+class Calls(Protocol):
+    """Carries out a machine's `Call` commands."""
+
+    def start(self, command: Any, answer: Callable[[Any], Awaitable[None]]) -> None:
+        """Begin `command` without waiting; `answer` takes the event it leads to, or its failure."""
+        ...
+
+
+class NodeRuntime(Protocol):
+    """Starts, watches and kills process trees so that they survive the agent's own death."""
+
+    async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
+        """Connect; from here on `on_exit` is told every end of a run.
+
+        Also ends that happened while no agent was there; each is told again until `forget`.
+        """
+        ...
+
+    async def runs(self) -> Sequence[RunStarted | RunExited]:
+        """Return every run known and not forgotten: alive (RunStarted) or ended (RunExited)."""
+        ...
+
+    async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
+        """Start a run.
+
+        A token that was started before is not started again: its state is returned as RunStarted
+        whether or not it ended since.
+        """
+        ...
+
+    async def stop(self, token: str, grace_s: float) -> None:
+        """Ask the whole tree to end (SIGTERM), kill what is left after `grace_s`. Idempotent."""
+        ...
+
+    async def forget(self, token: str) -> None:
+        """Drop the record of an ended run."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; the runs go on."""
+        ...
+
+
+class RefusedError(Exception):
+    """The bus refuses this message for good; the text says why."""
+
+
+class MissingStreamError(Exception):
+    """A stream that must exist does not: an operator has to look."""
+
+
+class MissingLogError(Exception):
+    """A fact log that was created earlier is gone: an operator has to look."""
+
+
+class CorruptLogError(Exception):
+    """A fact log has a gap, a regression or a broken hash chain: the service must not go on."""
+
+
+class SupersededError(Exception):
+    """Another process owns this fact log: this process must exit."""

@@ -1,0 +1,214 @@
+"""What every service's main does: settings, logs, bus, shell, health, and the exit code.
+
+Exit codes: 0 asked to stop, 64 bad configuration, 70 the bus is beyond repair, 71 another process
+owns the log, 72 the log is missing or corrupt, 73 the node's name is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+
+from skep.wire import subjects
+from skep_services.ports import (
+    Bus,
+    CorruptLogError,
+    Delivery,
+    MissingLogError,
+    MissingStreamError,
+    RefusedError,
+    SupersededError,
+)
+from skep_services.shell import Shell
+
+EXIT_OK = 0
+EXIT_CONFIGURATION = 64
+EXIT_BUS = 70
+EXIT_SUPERSEDED = 71
+EXIT_LOG = 72
+EXIT_NAME_TAKEN = 73
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a service is told by its environment."""
+
+    service: str
+    nats_url: str
+    identity: str
+    password: str
+    state: Path
+    environment: Mapping[str, str]
+
+
+class ConfigurationError(Exception):
+    """A variable is missing or wrong: the text says which, and what it should hold."""
+
+
+class NameTakenError(Exception):
+    """Another agent of this node's name is alive."""
+
+
+def settings(service: str, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings in the environment; raises ConfigurationError."""
+
+    def need(name: str, what: str) -> str:
+        value = environment.get(name, "")
+        if not value:
+            text = f"{name} is not set: it must hold {what}"
+            raise ConfigurationError(text)
+        return value
+
+    state = Path(need("SKEP_STATE", "the folder for this process's own state"))
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"SKEP_STATE: {error}"
+        raise ConfigurationError(text) from error
+    return Settings(
+        service=service,
+        nats_url=need("SKEP_NATS_URL", "the bus's address, such as nats://127.0.0.1:4222"),
+        identity=need("SKEP_NATS_USER", "this process's name on the bus"),
+        password=need("SKEP_NATS_PASSWORD", "its password"),
+        state=state,
+        environment=environment,
+    )
+
+
+def logger(service: str) -> Any:
+    """Return a logger that writes one JSON object per line to standard error."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_json),
+        ],
+        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        cache_logger_on_first_use=True,
+    )
+    return structlog.get_logger(service=service)
+
+
+def _json(value: Any, **_: Any) -> bytes:
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def run(service: str, main: Callable[[Settings, Any], Awaitable[None]]) -> NoReturn:
+    """Run a service's main until it ends or SIGTERM comes, and exit with the code that says why."""
+    log = logger(service)
+    code = EXIT_OK
+    try:
+        asyncio.run(_until_stopped(main(settings(service), log)))
+    except ConfigurationError as error:
+        code = EXIT_CONFIGURATION
+        log.error("bad configuration", error=str(error))
+    except SupersededError as error:
+        code = EXIT_SUPERSEDED
+        log.error("superseded: another process owns the log", error=str(error))
+    except (CorruptLogError, MissingLogError, MissingStreamError) as error:
+        code = EXIT_LOG
+        log.error("the log is missing or corrupt; not going on", error=str(error))
+    except NameTakenError as error:
+        code = EXIT_NAME_TAKEN
+        log.error("refused", error=str(error))
+    except (RefusedError, ConnectionError, BusLostError) as error:
+        code = EXIT_BUS
+        log.error("the bus is beyond repair", error=str(error))
+    log.info("stopped", code=code)
+    sys.stderr.flush()
+    # Threads of a tracing exporter or a stuck call must not keep a stopped service alive.
+    os._exit(code)
+
+
+class BusLostError(Exception):
+    """The connection cannot be repaired from within this process."""
+
+
+async def _until_stopped(main: Awaitable[None]) -> None:
+    """Await `main`; SIGTERM and SIGINT cancel it."""
+    task = asyncio.ensure_future(main)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+class Fatal:
+    """Turns an adapter's last word into an exception of the service's main."""
+
+    def __init__(self) -> None:
+        """Start with no such word."""
+        self._raised: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def __call__(self, error: Exception) -> None:
+        """Take the error; the first one counts."""
+        if not self._raised.done():
+            self._raised.set_exception(error)
+
+    async def guard(self, work: Awaitable[None]) -> None:
+        """Await `work`, or raise what was taken, whichever comes first."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._raised), return_when=asyncio.FIRST_COMPLETED)
+            if self._raised.done():
+                error = self._raised.exception()
+                assert error is not None
+                known = (MissingStreamError, MissingLogError, CorruptLogError, RefusedError,
+                         SupersededError, NameTakenError)  # fmt: skip
+                raise error if isinstance(error, known) else BusLostError(repr(error)) from error
+            await task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+class Health(msgspec.Struct, frozen=True):
+    """What a process says of itself on `skep.v1.health.<identity>`."""
+
+    service: str
+    identity: str
+    pid: int
+    epoch: int
+    positions: Mapping[str, int]
+    facts: int
+    inbox: int
+    dropped: int
+    decide_us: Mapping[str, float]
+
+
+async def answer_health(bus: Bus, chosen: Settings, shell: Shell) -> None:
+    """Answer who asks whether this process is well, from here on."""
+
+    async def answer(asked: Delivery) -> None:
+        health = Health(
+            service=chosen.service,
+            identity=chosen.identity,
+            pid=os.getpid(),
+            epoch=shell.epoch,
+            positions=shell.positions,
+            facts=shell.facts_applied,
+            inbox=shell.waiting,
+            dropped=shell.dropped,
+            decide_us=shell.decide_us(),
+        )
+        if asked.reply:
+            await bus.send(asked.reply, msgspec.json.encode(health), {})
+
+    await bus.listen(subjects.health(chosen.identity), answer)
+
+
+async def say_ready(shell: Shell, log: Any) -> None:
+    """Log `ready` once the machine follows its inputs."""
+    await shell.ready.wait()
+    log.info("ready", epoch=shell.epoch, facts=shell.facts_applied, pid=os.getpid())

@@ -1,0 +1,272 @@
+"""The asyncio shell that drives any machine: one bounded inbox, one consumer, no locks.
+
+For everything that waits in the inbox: decide; append the facts durably as one record (split only
+between events); then publish; then call; then re-arm the one timer. If an append fails the process
+ends, and start is recovery: replay, win the epoch, `Restarted`, follow on from the positions
+stored in the last record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
+from skep.units import Instant
+from skep.wire import codec
+from skep_services.ports import Bus, Calls, Clock, Delivery, FactLog
+
+INBOX_MAX = 10_000
+"""Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
+core messages beyond it are dropped, as they are repeated or conflated anyway."""
+TIMED_MAX = 20_000
+"""Decisions whose length is remembered, for whoever asks after this process's health."""
+BATCH_MAX = 256
+"""Events decided before their facts are written: bounds how long the first one waits."""
+RECORD_BYTES = codec.RECORD_BYTES_MAX - 16 * 1024
+"""What the facts of one record may fill; the rest is for its envelope."""
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """A stream the machine reads, and which of its subjects and facts (all, if empty)."""
+
+    stream: str
+    subjects: tuple[str, ...] = ()
+    facts: tuple[type[Any], ...] = ()
+
+
+class Observer(Protocol):
+    """Sees every decision after its effects are out: logs and traces are made of this."""
+
+    def decided(
+        self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
+    ) -> None:
+        """Take note of one decision; `began` and `ended` are wall-clock ns."""
+        ...
+
+    async def flush(self) -> None:
+        """Send what has gathered, if anything."""
+        ...
+
+
+class NoCalls:
+    """For machines that call nothing."""
+
+    def start(self, command: Any, answer: Callable[[Any], Awaitable[None]]) -> None:
+        """Refuse: there is no adapter for any command."""
+        text = f"nothing carries out {command!r}"
+        raise AssertionError(text)
+
+
+class Item(msgspec.Struct, frozen=True):
+    """An event in the inbox, and which stream position consuming it reaches."""
+
+    event: Any
+    stream: str = ""
+    sequence: int = 0
+
+
+class Shell:
+    """Drives one machine. Make it, then `run` it until it is cancelled or raises."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        bus: Bus,
+        clock: Clock,
+        observer: Observer,
+        owner: str,
+        facts: FactLog | None = None,
+        calls: Calls | None = None,
+        follow: Sequence[Follow] = (),
+        listen: Sequence[str] = (),
+    ) -> None:
+        """Take the machine and its ports; `facts` is None for a machine that records nothing.
+
+        `owner` names this process in its epoch record.
+        """
+        self.machine = machine
+        self.epoch = 0
+        self.facts_applied = 0
+        self.positions: dict[str, int] = {}
+        self.dropped = 0
+        self.ready = asyncio.Event()
+        self._bus, self._clock, self._observer = bus, clock, observer
+        self._facts, self._calls = facts, calls or NoCalls()
+        self._follow, self._listen, self._owner = tuple(follow), tuple(listen), owner
+        self._inbox: asyncio.Queue[Item] = asyncio.Queue(INBOX_MAX)
+        self._decided_ns: deque[int] = deque(maxlen=TIMED_MAX)
+        self._timer: asyncio.Task[None] | None = None
+        self._timer_at: Instant | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return how many events wait in the inbox."""
+        return self._inbox.qsize()
+
+    def decide_us(self) -> dict[str, float]:
+        """Return how long the latest decisions took, in microseconds per event."""
+        taken = sorted(self._decided_ns)
+        if not taken:
+            return {}
+        return {"p50": taken[len(taken) // 2] / 1000, "p99": taken[len(taken) * 99 // 100] / 1000,
+                "max": taken[-1] / 1000, "n": len(taken)}  # fmt: skip
+
+    async def run(self) -> None:
+        """Recover, then decide for ever.
+
+        Raises what the ports raise: SupersededError, CorruptLogError, MissingStreamError.
+        """
+        await self._recover()
+        await self._step([Item(Restarted(self.epoch))])
+        subscriptions = [await self._bus.listen(subject, self._heard) for subject in self._listen]
+        for wish in self._follow:
+            after = self.positions.get(wish.stream, 0)
+            subscriptions.append(
+                await self._bus.follow(wish.stream, after, partial(self._read, wish), wish.subjects)
+            )
+        self.ready.set()
+        try:
+            while True:
+                await self._step(await self._next())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for subscription in subscriptions:
+                await subscription.close()
+
+    async def put(self, event: Any) -> None:
+        """Let an event wait for the machine: answers to calls come in here."""
+        await self._inbox.put(Item(event))
+
+    # --- start ---------------------------------------------------------------------------------
+
+    async def _recover(self) -> None:
+        if self._facts is None:
+            return
+        async for record in self._facts.replay():
+            self.positions.update(record.positions)
+            for fact in record.facts:
+                self.machine.apply(fact)
+            self.facts_applied += len(record.facts)
+        began = await self._facts.begin_epoch(self._owner, self._clock.now())
+        for fact in began.facts:
+            self.machine.apply(fact)
+        self.epoch = began.epoch
+
+    # --- in ------------------------------------------------------------------------------------
+
+    async def _read(self, wish: Follow, delivery: Delivery) -> None:
+        """Queue a stream's message; waiting here is what holds the stream back.
+
+        Another service's record comes fact by fact, so that no single event can lead to more than
+        one record holds. Its position counts with the last one: a crash in between reads it again.
+        """
+        event = _event(delivery)
+        if isinstance(event, codec.Facts):
+            facts = event.facts
+            if wish.facts:
+                facts = tuple(fact for fact in facts if isinstance(fact, wish.facts))
+            for fact in facts[:-1]:
+                await self._inbox.put(Item(msgspec.structs.replace(event, facts=(fact,))))
+            event = msgspec.structs.replace(event, facts=facts[-1:])
+        await self._inbox.put(Item(event, delivery.stream, delivery.sequence))
+
+    async def _heard(self, delivery: Delivery) -> None:
+        try:
+            self._inbox.put_nowait(Item(_event(delivery)))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def _next(self) -> list[Item]:
+        """Return what waits, at least one event."""
+        items = [await self._inbox.get()]
+        while len(items) < BATCH_MAX and not self._inbox.empty():
+            items.append(self._inbox.get_nowait())
+        return items
+
+    # --- out -----------------------------------------------------------------------------------
+
+    async def _step(self, items: Sequence[Item]) -> None:
+        began = self._clock.now()
+        decisions: list[tuple[Any, list[Effect]]] = []
+        pending: list[Any] = []
+        size = 0
+        for item in items:
+            effects = self._decide(item.event)
+            decisions.append((item.event, effects))
+            facts = [effect.fact for effect in effects if isinstance(effect, Record)]
+            weight = sum(len(codec.encode(fact)) for fact in facts) if facts else 0
+            if pending and size + weight > RECORD_BYTES:
+                await self._append(pending)
+                pending, size = [], 0
+            pending += facts
+            size += weight
+            if item.sequence:
+                self.positions[item.stream] = item.sequence
+        if pending:
+            await self._append(pending)
+        for _, effects in decisions:
+            await self._send(effects)
+        for _, effects in decisions:
+            for effect in effects:
+                if isinstance(effect, Call):
+                    self._calls.start(effect.command, self.put)
+        self._arm()
+        ended = self._clock.now()
+        for event, effects in decisions:
+            self._observer.decided(event, effects, began, ended)
+        await self._observer.flush()
+
+    def _decide(self, event: Any) -> list[Effect]:
+        began = time.perf_counter_ns()
+        effects = self.machine.decide(event, self._clock.now())
+        self._decided_ns.append(time.perf_counter_ns() - began)
+        return effects
+
+    async def _append(self, facts: list[Any]) -> None:
+        assert self._facts is not None, f"no fact log for {facts[0]!r}"
+        await self._facts.append(tuple(facts), dict(self.positions), self._clock.now())
+        self.facts_applied += len(facts)
+
+    async def _send(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                payload = codec.encode(effect.message)
+                await self._bus.send(effect.subject, payload, effect.headers)
+
+    # --- the timer -----------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Have a Tick come when the machine wants one; an earlier one under way serves too."""
+        wake_at = self.machine.wake_at()
+        if wake_at is None:
+            return
+        running = self._timer is not None and not self._timer.done()
+        if running and self._timer_at is not None and self._timer_at <= wake_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake_at
+        self._timer = asyncio.get_running_loop().create_task(self._wake(wake_at))
+
+    async def _wake(self, at: Instant) -> None:
+        await self._clock.sleep_until(at)
+        await self._inbox.put(Item(Tick()))
+
+
+def _event(delivery: Delivery) -> Any:
+    return codec.read(
+        delivery.subject,
+        delivery.payload,
+        delivery.headers,
+        delivery.sequence,
+        delivery.at,
+    )

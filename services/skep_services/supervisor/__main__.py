@@ -1,0 +1,55 @@
+"""`python -m skep_services.supervisor HOME`: keeps up the cluster of `HOME/cluster.json`.
+
+Started by `skep up`, which holds the state folder's lock and hands it over as a descriptor named
+by `SKEP_LOCK_FD`; the lock is free again when this process is gone, however it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from skep_services.adapters import nats_server
+from skep_services.supervisor import boot
+from skep_services.supervisor import home as folder
+from skep_services.supervisor.run import EXIT_FAILED, Supervisor, say, write_state
+from skep_services.supervisor.table import cluster_plan
+
+
+def main() -> int:
+    """Run until asked to stop; return the exit code."""
+    home = folder.home_folder(sys.argv[1] if len(sys.argv) > 1 else None)
+    lock = os.environ.pop("SKEP_LOCK_FD", "")
+    if not lock.isdecimal():
+        sys.stderr.write("the supervisor is started by `skep up`\n")
+        return EXIT_FAILED
+    os.set_inheritable(int(lock), False)
+    try:
+        return asyncio.run(_run(home))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        say("supervisor failed", error=text)
+        write_state(home, "failed", text)
+        raise
+
+
+async def _run(home: str) -> int:
+    write_state(home, "starting")
+    cluster = boot.read_cluster(home)
+    if cluster is None:
+        text = f"{folder.cluster_path(home)} is gone"
+        raise FileNotFoundError(text)
+    plan = cluster_plan(cluster, home, str(nats_server.binary()))
+    boot.write_files(home, cluster)
+    supervisor = Supervisor(
+        home,
+        plan,
+        prepare=lambda: boot.prepare(home, cluster),
+        stop_jobs=lambda: boot.stop_jobs(boot.node_folders(home)),
+    )
+    return await supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

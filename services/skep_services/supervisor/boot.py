@@ -1,0 +1,203 @@
+"""What the supervisor does with the bus and the jobs: the parts that need the adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from skep.wire import subjects
+from skep.wire.admin import SetVcs
+from skep.wire.codec import encode
+from skep.wire.runs import RunExited, RunStarted
+from skep_services.adapters import nats_access, nats_server
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_streams import bootstrap_streams
+from skep_services.adapters.process_runtime import ProcessRuntime
+from skep_services.supervisor import home as folder
+from skep_services.supervisor.config import Cluster
+from skep_services.supervisor.run import say
+from skep_services.supervisor.table import nats_config_path, port_of, tokens_path
+
+JOBS_GRACE_S = 5.0
+"""What a job gets between SIGTERM and SIGKILL when the whole cluster is taken down."""
+
+RUNNER_GONE_EVERY_S = 0.01
+JOBS_STOP_WITHIN_S = 30.0
+"""After this the cluster is taken down all the same."""
+
+
+def marker_path(home: str) -> Path:
+    """Return the file that says which streams exist: with it, a missing one is an alarm."""
+    return Path(home, "nats", "streams.json")
+
+
+def write_files(home: str, cluster: Cluster) -> None:
+    """Write what the bus server and the gateway read."""
+    nodes, vcs = [node.name for node in cluster.nodes], list(cluster.vcs)
+    for path in (nats_config_path(home), tokens_path(home)):
+        os.makedirs(os.path.dirname(path), mode=folder.FOLDER_MODE, exist_ok=True)
+    text = nats_server.config_text(
+        port=port_of(cluster.nats.url),
+        store_dir=Path(home, "nats", "store"),
+        users=nats_access.users(cluster.nats.users, nodes, vcs),
+    )
+    folder.write_text(nats_config_path(home), text)
+    names = {token: name for name, token in cluster.gateway.tokens.items()}
+    folder.write_json(tokens_path(home), names)
+
+
+async def prepare(home: str, cluster: Cluster) -> None:
+    """Make the streams that never existed, and publish the virtual clusters if they changed.
+
+    Raises what the streams' adapter raises: a stream that is gone, or is not as it should be.
+    """
+    bus = await _connect(cluster, nats_access.BOOTSTRAP)
+    try:
+        await bootstrap_streams(bus, marker_path(home))
+    finally:
+        await bus.close()
+    wanted = encode(SetVcs(vcs=cluster.vcs))
+    if _published(home) == wanted:
+        return
+    bus = await _connect(cluster, nats_access.OPERATOR)
+    try:
+        # A key of its own each time: going back to earlier quotas is a change as well, and setting
+        # the same ones twice after a crash does no harm.
+        key = f"vcs-{uuid.uuid4().hex}"
+        sequence = await bus.publish(subjects.admin("vcs"), wanted, key, {})
+    finally:
+        await bus.close()
+    folder.write_text(folder.published_path(home), wanted.decode())
+    say("virtual clusters published", vcs=list(cluster.vcs), sequence=sequence)
+
+
+def _published(home: str) -> bytes:
+    try:
+        with open(folder.published_path(home), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+async def _connect(cluster: Cluster, identity: str) -> NatsBus:
+    options = LinkOptions(
+        servers=(cluster.nats.url,), identity=identity, password=cluster.nats.users[identity]
+    )
+    return await NatsBus.connect(options, _lost)
+
+
+def _lost(error: Exception) -> None:
+    say("the bus connection is lost", error=str(error))
+
+
+def node_folders(home: str) -> list[str]:
+    """Return the state folders of nodes in which a runner ever was, of former nodes too."""
+    try:
+        names = sorted(os.listdir(home))
+    except FileNotFoundError:
+        return []
+    folders = [os.path.join(home, name) for name in names]
+    return [path for path in folders if os.path.exists(os.path.join(path, "runner.lock"))]
+
+
+async def stop_jobs(states: Sequence[str]) -> list[str]:
+    """End every process of every job of the nodes whose state folders are given.
+
+    Returns the folders of those that had any. The agents must be gone.
+    """
+    busy = [state for state in states if has_jobs(state)]
+    async with asyncio.timeout(JOBS_STOP_WITHIN_S):
+        await asyncio.gather(*(_stop_jobs_of(state) for state in busy))
+    return busy
+
+
+async def _stop_jobs_of(state: str) -> None:
+    ends: dict[str, RunExited] = {}
+    changed = asyncio.Event()
+
+    async def ended(end: RunExited) -> None:
+        ends[end.token] = end
+        changed.set()
+
+    runtime = ProcessRuntime(Path(state))
+    await runtime.open(ended)
+    try:
+        live = [run.token for run in await runtime.runs() if isinstance(run, RunStarted)]
+        await asyncio.gather(*(runtime.stop(token, JOBS_GRACE_S) for token in live))
+        while not all(token in ends for token in live):
+            await changed.wait()
+            changed.clear()
+        for token in live:
+            # That a job was ended here says nothing about it. Forgotten, it is to its agent as
+            # lost as in a power failure, and starts again without using up a retry.
+            if ends[token].code != 0:
+                await runtime.forget(token)
+        await runtime.shutdown(0.0)
+    finally:
+        await runtime.close()
+    # It answers before it is gone; what is left of the folder's processes is then nothing.
+    while _runner_alive(state):  # noqa: ASYNC110 - a lock tells no event
+        await asyncio.sleep(RUNNER_GONE_EVERY_S)
+
+
+def has_jobs(state: str) -> bool:
+    """Return whether a node's runner is alive, or may have left jobs running."""
+    if _runner_alive(state):
+        return True
+    began: dict[str, bool] = {}
+    try:
+        with open(os.path.join(state, "runner.jsonl"), "rb") as file:
+            for line in file:
+                _take_line(began, line)
+    except OSError:
+        pass  # There never was a run.
+    return bool(began)
+
+
+def _runner_alive(state: str) -> bool:
+    try:
+        lock = os.open(os.path.join(state, "runner.lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _take_line(began: dict[str, bool], line: bytes) -> None:
+    """Follow one line of the runner's record: which runs have begun and not ended."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(entry, dict):
+        return
+    if "began" in entry:
+        began[entry["began"]] = True
+    for key in ("exited", "not_started", "forgot"):
+        if key in entry:
+            began.pop(entry[key], None)
+
+
+def read_cluster(home: str) -> Cluster | None:
+    """Return the cluster of a state folder, or None. Raises ValueError with a sentence."""
+    tree = folder.read_cluster(home)
+    if tree is None:
+        return None
+    try:
+        return msgspec.convert(tree, Cluster)
+    except msgspec.ValidationError as error:
+        text = f"{folder.cluster_path(home)}: {error}"
+        raise ValueError(text) from None

@@ -1,0 +1,293 @@
+"""What an embedded cluster consists of: from the command line and a file to `cluster.json`.
+
+Everything here is checked before anything is started. Options that are not given keep what the
+state folder says, so `skep up` resumes what was there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from skep.ids import is_token
+from skep.wire.admin import VcConfig
+from skep_services.supervisor.home import CLUSTER_VERSION
+
+NODES_DEFAULT = 2
+GPUS_DEFAULT = 4
+GATEWAY_PORT_DEFAULT = 8470
+HOST = "127.0.0.1"
+VC_DEFAULT = "default"
+
+NODES_MAX = 64
+"""Each node is an agent process of some 50 MB; a larger cluster does not fit one machine."""
+
+GPUS_MAX = 64
+"""Slots of one node. The largest machines have 16 GPUs; CPU slots beyond the cores gain nothing."""
+
+VCS_MAX = 1000
+"""Each virtual cluster is a user of the bus; the whole list travels in one message."""
+
+QUOTA_MAX = 1_000_000
+
+PORT_FIRST, PORT_LAST = 20_000, 31_999
+"""Where gangs meet. Above are the ports the kernel gives to outgoing connections."""
+
+PORTS_PER_NODE_MAX = 500
+"""Gangs that may run on one node at once, several times over: a port is not used twice in a row."""
+
+TOKEN_BYTES = 24
+"""Long enough that nobody guesses it, short enough for a command line."""
+
+assert (PORT_LAST + 1 - PORT_FIRST) // NODES_MAX >= 100
+
+
+class ConfigError(Exception):
+    """What was asked for cannot be; the text says what, where, and what would do."""
+
+
+class NodeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One agent. `gpus` counts its devices; `auto` takes what the driver reports."""
+
+    name: str
+    gpus: int | Literal["auto"] = GPUS_DEFAULT
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu_type: str = "cpu"
+    ports: tuple[int, int] = (0, 0)
+
+
+class Nats(msgspec.Struct, kw_only=True):
+    """The bus: its address, and the password of each identity."""
+
+    url: str
+    users: dict[str, str]
+
+
+class Gateway(msgspec.Struct, kw_only=True):
+    """The gateway: its address, and who each token speaks for (`operator`, `vc-<vc>`)."""
+
+    url: str
+    tokens: dict[str, str]
+
+
+class Running(msgspec.Struct, kw_only=True):
+    """The supervisor. `state` is starting, running, stopping or failed; `error` says why."""
+
+    pid: int = 0
+    start_ticks: int = 0
+    state: str = "starting"
+    error: str = ""
+
+
+class Cluster(msgspec.Struct, kw_only=True):
+    """The content of `cluster.json`."""
+
+    version: int = CLUSTER_VERSION
+    nats: Nats
+    gateway: Gateway
+    nodes: list[NodeConfig]
+    vcs: dict[str, VcConfig]
+    supervisor: Running = msgspec.field(default_factory=Running)
+
+    def gpus(self) -> int | None:
+        """Return the GPUs of all nodes, or None where a driver has to be asked."""
+        counts = [node.gpus for node in self.nodes]
+        return None if "auto" in counts else sum(count for count in counts if count != "auto")
+
+
+class Wishes(msgspec.Struct, kw_only=True, frozen=True):
+    """What the command line asks for; None for what it does not say."""
+
+    nodes: int | None = None
+    gpus: int | Literal["auto"] | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    gpu_type: str | None = None
+    vcs: dict[str, VcConfig] | None = None
+    port: int | None = None
+    node_list: tuple[NodeConfig, ...] | None = None
+
+    def given(self) -> bool:
+        """Return whether anything was asked for."""
+        return self != Wishes()
+
+
+class ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What `skep up --cluster FILE` reads."""
+
+    nodes: tuple[NodeConfig, ...] | None = None
+    vcs: dict[str, VcConfig | int] | None = None
+    port: int | None = None
+
+
+def read_file(tree: Any, source: str) -> Wishes:
+    """Return the wishes in a cluster file. Raises ConfigError."""
+    try:
+        file = msgspec.convert(tree, ClusterFile)
+    except msgspec.ValidationError as error:
+        text = f"{source}: {error}"
+        raise ConfigError(text) from None
+    vcs = (
+        None
+        if file.vcs is None
+        else {
+            vc: VcConfig(gpus=value) if isinstance(value, int) else value
+            for vc, value in file.vcs.items()
+        }
+    )
+    return Wishes(node_list=file.nodes, vcs=vcs, port=file.port)
+
+
+def parse_vc(text: str) -> tuple[str, VcConfig]:
+    """Return the virtual cluster in `NAME=GPUS`. Raises ConfigError."""
+    name, mark, count = text.partition("=")
+    if not mark or not (count.isascii() and count.isdecimal()):
+        message = f"--vc {text}: write NAME=GPUS, as research=6"
+        raise ConfigError(message)
+    return name, VcConfig(gpus=int(count))
+
+
+def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
+    """Return the cluster to run: `before` changed by the wishes. Raises ConfigError.
+
+    Addresses are those of before; who starts the cluster sees to it that their ports are free.
+    """
+    nodes = _nodes(before, wishes)
+    _check_nodes(nodes)
+    _give_ports(nodes, home)
+    vcs = _vcs(before, wishes, nodes)
+    _check_vcs(vcs)
+    if wishes.port is not None and not 0 <= wishes.port <= 65535:
+        text = f"--port {wishes.port}: a port is 1 to 65535 (0: any that is free)"
+        raise ConfigError(text)
+    port = GATEWAY_PORT_DEFAULT if wishes.port is None else wishes.port
+    nats = before.nats if before else Nats(url="", users={})
+    gateway = before.gateway if before else Gateway(url=f"http://{HOST}:{port}", tokens={})
+    if wishes.port is not None:
+        gateway.url = f"http://{HOST}:{port}"
+    who = ["operator", *(f"vc-{vc}" for vc in vcs)]
+    gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in who}
+    return Cluster(nats=nats, gateway=gateway, nodes=nodes, vcs=vcs)
+
+
+def new_token() -> str:
+    """Return a secret for one tenant."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def warnings(cluster: Cluster) -> list[str]:
+    """Return what is allowed and yet probably not meant."""
+    total = cluster.gpus()
+    if total is None:
+        return []
+    promised = sum(config.gpus for config in cluster.vcs.values())
+    told = []
+    if promised > total:
+        told.append(
+            f"the virtual clusters are promised {promised} GPUs and there are {total}: "
+            "guaranteed jobs may have to wait for one another"
+        )
+    told += [
+        f"virtual cluster {vc} has no GPUs: only its opportunistic jobs can run"
+        for vc, config in cluster.vcs.items()
+        if config.gpus == 0
+    ]
+    return told
+
+
+def _nodes(before: Cluster | None, wishes: Wishes) -> list[NodeConfig]:
+    if wishes.node_list is not None:
+        return [msgspec.structs.replace(node) for node in wishes.node_list]
+    changed = (wishes.nodes, wishes.gpus, wishes.device, wishes.gpu_type)
+    if before and all(wish is None for wish in changed):
+        return before.nodes
+    model = before.nodes[0] if before and before.nodes else None
+    count = wishes.nodes if wishes.nodes is not None else len(before.nodes) if before else None
+    device = wishes.device or (model.device if model else "cpu")
+    gpus = wishes.gpus if wishes.gpus is not None else (model.gpus if model else None)
+    if gpus is None:
+        gpus = "auto" if device == "cuda" else GPUS_DEFAULT
+    if count is None:
+        # The devices of this machine exist once: a second node could only claim them again.
+        count = 1 if device == "cuda" else NODES_DEFAULT
+    gpu_type = wishes.gpu_type or (model.gpu_type if model and model.device == device else device)
+    return [
+        NodeConfig(name=f"node-{number}", gpus=gpus, device=device, gpu_type=gpu_type)
+        for number in range(1, min(count, NODES_MAX + 1) + 1)
+    ]
+
+
+def _check_nodes(nodes: Sequence[NodeConfig]) -> None:
+    if not 1 <= len(nodes) <= NODES_MAX:
+        many = f"more than {NODES_MAX}" if nodes else "0"
+        text = f"{many} nodes: one machine runs 1 to {NODES_MAX}"
+        raise ConfigError(text)
+    seen: dict[str, bool] = {}
+    for node in nodes:
+        if not is_token(node.name):
+            text = f"{node.name!r} is no name for a node (letters, digits, _, -; 63 at most)"
+            raise ConfigError(text)
+        if node.name in seen:
+            text = f"two nodes are called {node.name}"
+            raise ConfigError(text)
+        if node.name in RESERVED_NAMES:
+            text = f"a node cannot be called {node.name}: a service is"
+            raise ConfigError(text)
+        seen[node.name] = True
+        if node.gpus == "auto":
+            if node.device != "cuda":
+                text = f"{node.name}: `auto` GPUs need --device cuda; CPU slots are counted out"
+                raise ConfigError(text)
+        elif not 1 <= node.gpus <= GPUS_MAX:
+            text = f"{node.name}: {node.gpus} GPUs; a node has 1 to {GPUS_MAX}"
+            raise ConfigError(text)
+        if not 1 <= len(node.gpu_type) <= 64 or not node.gpu_type.isprintable():
+            text = f"{node.name}: a GPU type is 1 to 64 printable characters"
+            raise ConfigError(text)
+
+
+RESERVED_NAMES = ("admission", "advisor", "allocator", "gateway", "introspector", "nats", "lock")
+"""Folders and files of the state folder that a node's own folder must not be."""
+
+
+def _give_ports(nodes: Sequence[NodeConfig], home: str) -> None:
+    """Give each node its own range: another for each state folder, so that clusters seldom meet."""
+    every = PORT_LAST + 1 - PORT_FIRST
+    width = min(PORTS_PER_NODE_MAX, every // len(nodes))
+    places = every // width
+    begin = zlib.crc32(home.encode()) % places
+    for index, node in enumerate(nodes):
+        first = PORT_FIRST + (begin + index) % places * width
+        node.ports = (first, first + width - 1)
+
+
+def _vcs(
+    before: Cluster | None, wishes: Wishes, nodes: Sequence[NodeConfig]
+) -> dict[str, VcConfig]:
+    if wishes.vcs is not None:
+        return wishes.vcs
+    counts = [node.gpus for node in nodes]
+    # What a driver reports is not known yet; the quota then bounds nothing.
+    total = QUOTA_MAX if "auto" in counts else sum(count for count in counts if count != "auto")
+    implied = {VC_DEFAULT: VcConfig(gpus=total)}
+    if before is None:
+        return implied
+    was = before.gpus()
+    was_implied = before.vcs == {VC_DEFAULT: VcConfig(gpus=QUOTA_MAX if was is None else was)}
+    return implied if was_implied else before.vcs
+
+
+def _check_vcs(vcs: dict[str, VcConfig]) -> None:
+    if not 1 <= len(vcs) <= VCS_MAX:
+        text = f"{len(vcs)} virtual clusters; there are 1 to {VCS_MAX}"
+        raise ConfigError(text)
+    for vc, config in vcs.items():
+        if not is_token(vc):
+            text = f"{vc!r} is no name for a virtual cluster (letters, digits, _, -; 63 at most)"
+            raise ConfigError(text)
+        if not 0 <= config.gpus <= QUOTA_MAX or config.jobs_max < 0:
+            text = f"virtual cluster {vc}: {config.gpus} GPUs; a quota is 0 to {QUOTA_MAX}"
+            raise ConfigError(text)

@@ -1,0 +1,28 @@
+"""Which TCP ports of this machine are free."""
+
+from __future__ import annotations
+
+import socket
+
+from skep_services.supervisor.config import HOST
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on a loopback port."""
+    with socket.socket() as probe:
+        # As servers do: connections of an earlier one that linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,123 @@
+"""Which processes make a cluster, and what each of them is told by its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from skep_services.supervisor import home as folder
+from skep_services.supervisor.config import HOST, Cluster, NodeConfig
+
+SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
+NATS = "nats"
+
+NOT_PASSED_ON = ("SKEP_API", "SKEP_TOKEN", "SKEP_VC", "SKEP_LOCK_FD", "SKEP_JOB", "SKEP_NAME",
+                 "SKEP_GEN", "SKEP_SOCK", "SKEP_DEVICES", "SKEP_NODE_STATE")  # fmt: skip
+"""What speaks for whoever runs `skep up`: the cluster it uses, or the job that it is itself."""
+
+
+class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One process to keep up.
+
+    It is ready once something listens on `port`, or, without a port, once its log has a JSON line
+    whose `event` is `ready`. `state` is its own folder, made before it starts.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    state: str
+    log_path: str
+    port: int = 0
+
+
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Every process of a cluster. `bus` is up before the others start, and stops last."""
+
+    bus: ChildPlan
+    services: tuple[ChildPlan, ...]
+    agents: tuple[ChildPlan, ...]
+
+    def every(self) -> tuple[ChildPlan, ...]:
+        """Return all of them, in the order in which they start."""
+        return (self.bus, *self.services, *self.agents)
+
+
+def nats_config_path(home: str) -> str:
+    """Return where the bus server's configuration is written."""
+    return os.path.join(home, NATS, "nats-server.conf")
+
+
+def tokens_path(home: str) -> str:
+    """Return where the gateway finds who each token speaks for."""
+    return os.path.join(home, "gateway", "tokens.json")
+
+
+def port_of(url: str) -> int:
+    """Return the port of an address, 0 if it has none."""
+    _, _, port = url.rpartition(":")
+    return int(port) if port.isdecimal() else 0
+
+
+def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
+    """Return the processes of a cluster whose bus server is the executable `nats_server`."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
+    base["SKEP_HOME"] = home
+    bus = ChildPlan(
+        name=NATS,
+        argv=(nats_server, "-c", nats_config_path(home)),
+        env=base,
+        state=os.path.join(home, NATS),
+        log_path=folder.service_log_path(home, NATS),
+        port=port_of(cluster.nats.url),
+    )
+    more = {
+        "gateway": {
+            "SKEP_LISTEN": f"{HOST}:{port_of(cluster.gateway.url)}",
+            "SKEP_TOKENS": tokens_path(home),
+        }
+    }
+    return ClusterPlan(
+        bus=bus,
+        services=tuple(
+            _python(name, name, name, {**base, **more.get(name, {})}, cluster, home)
+            for name in SERVICES
+        ),
+        agents=tuple(_agent(node, base, cluster, home) for node in cluster.nodes),
+    )
+
+
+def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: str) -> ChildPlan:
+    first, last = node.ports
+    env = {
+        **base,
+        "SKEP_NODE": node.name,
+        "SKEP_GPUS": str(node.gpus),
+        "SKEP_DEVICE": node.device,
+        "SKEP_GPU_TYPE": node.gpu_type,
+        "SKEP_ADDRESS": HOST,
+        "SKEP_PORTS": f"{first}-{last}",
+    }
+    return _python(node.name, "agent", f"node-{node.name}", env, cluster, home)
+
+
+def _python(
+    name: str, module: str, identity: str, env: Mapping[str, str], cluster: Cluster, home: str
+) -> ChildPlan:
+    state = os.path.join(home, name)
+    return ChildPlan(
+        name=name,
+        argv=(sys.executable, "-m", f"skep_services.{module}"),
+        env={
+            **env,
+            "SKEP_NATS_URL": cluster.nats.url,
+            "SKEP_NATS_USER": identity,
+            "SKEP_NATS_PASSWORD": cluster.nats.users[identity],
+            "SKEP_STATE": state,
+        },
+        state=state,
+        log_path=folder.service_log_path(home, name),
+    )
