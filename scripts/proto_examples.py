@@ -1,0 +1,170 @@
+"""One golden example of every message: what `proto/examples/` holds and readers must understand."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skep.units import Duration, Instant
+from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
+from skep.wire.reasons import Reason
+from skep.wire.spec import JobSpec, Limits, Problem, Resources, SizeHint, Topology
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+AT = Instant(1_760_000_000_000_000_000)
+LATER = Instant(AT + 5_000_000_000)
+IDENTITY = "0c4e1f0a9b7d4d0f8a55c1d2e3f40516"
+
+SPEC = JobSpec(
+    name="digits",
+    vc="nlp",
+    script="/data/ada/train.py",
+    args=("--epochs", "10"),
+    workdir="/data/ada",
+    env={"LR": "0.1"},
+    resources=Resources(
+        gpus=1,
+        workers=2,
+        gpu_type="cpu",
+        cpus=1,
+        memory=2**31,
+        topology=Topology(within="node", hard=True),
+    ),
+    priority=10,
+    limits=Limits(time=7200, retries=2),
+    size=SizeHint(epochs=10, mini_batches_per_epoch=90, batch_size=16, family="digits"),
+    labels={"paper": "yes"},
+)
+SMALL = JobSpec(name="hello", vc="nlp", command=("hostname",))
+PROBLEM = Problem(path="$.resources.gpu", reason=Reason.UNKNOWN_KEY, text="unknown key `gpu`",
+                  suggestion="did you mean `gpus`?")  # fmt: skip
+JOINED = node.NodeJoined(
+    node="node-1", identity=IDENTITY, incarnation=3, address="10.0.0.1", ports=(20000, 20499),
+    gpus=(node.Gpu(index=0, type="nvidia-h200", memory=150_754_820_096, uuid="GPU-5f3b"),),
+    cpus=16, memory=137_438_953_472,
+)  # fmt: skip
+EXITED = node.MemberExited(
+    node="node-1", identity=IDENTITY, job="j17", attempt=1, outcome=node.Outcome.EXITED, at=LATER,
+    detail="rank 1: exit status 3", steps=900, step_ns=11_000_000, trace=TRACE,
+    ranks=(node.RankExit(rank=0, code=-15), node.RankExit(rank=1, code=3)),
+)  # fmt: skip
+BIND = commands.BindJob(
+    order=42, epoch=2, settled=40, node="node-1", identity=IDENTITY, job="j17", attempt=1,
+    name="digits", vc="nlp", argv=(commands.AGENT_PYTHON, "-m", "skep_job", "/data/ada/train.py"),
+    ranks=(commands.RankPlan(rank=0, local_rank=0, devices=(0,)),
+           commands.RankPlan(rank=1, local_rank=1, devices=(1,))),
+    world=2, node_rank=0, nodes=1, master_address="10.0.0.1", master_port=20000,
+    env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE,
+)  # fmt: skip
+MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
+
+COMMANDS: tuple[msgspec.Struct, ...] = (
+    BIND,
+    commands.StopJob(order=43, epoch=2, settled=41, node="node-1", identity=IDENTITY, job="j17",
+                     attempt=1, grace_s=10.0),
+    commands.RefuseNode(epoch=2, node="node-1", identity="other",
+                        text="another agent named node-1 is alive"),
+    commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
+)  # fmt: skip
+NODE_EVENTS: tuple[msgspec.Struct, ...] = (
+    JOINED,
+    node.MemberStarted(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
+    node.MemberStepped(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
+    EXITED,
+)
+REPORTS: tuple[msgspec.Struct, ...] = (
+    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT),
+    reports.NodeReport(
+        node="node-1",
+        at=AT,
+        jobs=(
+            reports.JobProgress(
+                job="j17", attempt=1, world=2, trace=TRACE,
+                ranks=(reports.RankProgress(rank=0, steps=90, step_ns=11_000_000, last_step_at=AT,
+                                            memory=300_000_000),),
+            ),
+        ),
+    ),
+)  # fmt: skip
+FINDINGS: tuple[msgspec.Struct, ...] = (
+    findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
+                                                 rate_milli=90_909),)),
+    findings.RateLearned(at=AT, job="j17", attempt=1, rate_milli=90_909, trace=TRACE),
+    findings.PhaseChanged(at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000,
+                          trace=TRACE),
+    findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
+)  # fmt: skip
+ADVICE: tuple[msgspec.Struct, ...] = (
+    advice.QueueAdvice(
+        at=AT,
+        expires_at=LATER,
+        jobs=(
+            advice.JobAdvice(job="j19", why=Reason.PREDICTED_SHORTEST,
+                             remaining=Duration(60_000_000_000)),
+            advice.JobAdvice(job="j18", why=Reason.ARRIVAL),
+        ),
+    ),
+)  # fmt: skip
+ADMIN: tuple[msgspec.Struct, ...] = (
+    admin.SetVcs(vcs={"nlp": admin.VcConfig(gpus=4), "vision": admin.VcConfig(gpus=4,
+                                                                              jobs_max=100)}),
+    admin.DrainNode(node="node-1"),
+)  # fmt: skip
+VERDICTS: tuple[msgspec.Struct, ...] = (
+    verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
+)
+ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.EpochBegan(epoch=2, owner="host-1f2e"),
+    facts.VcsSet(vcs={"nlp": admin.VcConfig(gpus=4)}),
+    facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
+    facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),
+    facts.Refused(job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo",
+                  trace=TRACE),
+    facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
+    facts.CancelAsked(job="j17"),
+    facts.JobOver(job="j17"),
+)  # fmt: skip
+ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.NodeAdded(joined=JOINED),
+    facts.NodeDrained(node="node-1", drain=True),
+    facts.NodeLost(node="node-1"),
+    facts.NodeBack(node="node-1"),
+    facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
+    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_QUOTA, needs="2 of 4 GPUs of nlp"),
+    facts.JobBound(job="j17", attempt=1, order=42, members=(MEMBER,), master_port=20000,
+                   why=Reason.BEST_FIT_ONE_NODE, at=AT, trace=TRACE),
+    facts.MemberRan(job="j17", attempt=1, node="node-1", at=AT),
+    facts.JobRan(job="j17", attempt=1, at=AT, trace=TRACE),
+    facts.JobStopping(job="j17", attempt=1, order=43, why=Reason.TIME_LIMIT, at=LATER,
+                      detail="limit 7200 s", trace=TRACE),
+    facts.MemberGone(job="j17", attempt=1, node="node-1", outcome=node.Outcome.STOPPED,
+                     steps=900, step_ns=11_000_000),
+    facts.GhostGone(job="j17", attempt=1, node="node-1"),
+    facts.JobRequeued(job="j17", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=LATER,
+                      detail="node-1: rank 1: exit status 3", trace=TRACE),
+    facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
+                   ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
+)  # fmt: skip
+AGENT_FACTS: tuple[msgspec.Struct, ...] = (
+    facts.AgentStarted(incarnation=3, event=7),
+    facts.BindTaken(command=BIND),
+    facts.StopTaken(job="j17", attempt=1, order=43, epoch=2, grace_ms=10_000),
+    facts.RankUp(token="j17.1.0", pid=4711, start_ticks=336_150),  # noqa: S106
+    facts.RankDown(token="j17.1.1", code=3),  # noqa: S106
+    facts.PartStarted(job="j17", attempt=1, event=8, at=AT),
+    facts.PartStepped(job="j17", attempt=1, event=9, at=AT),
+    facts.PartOver(event=10, exited=EXITED),
+    facts.FloorRaised(order=41, event=10, epoch=2, forgotten=(("j16", 1),)),
+)
+
+GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
+    "commands": COMMANDS,
+    "node-events": NODE_EVENTS,
+    "reports": REPORTS,
+    "findings": FINDINGS,
+    "advice": ADVICE,
+    "admin": ADMIN,
+    "verdict": VERDICTS,
+    "admission-facts": ADMISSION_FACTS,
+    "allocator-facts": ALLOCATOR_FACTS,
+    "agent-facts": AGENT_FACTS,
+}
