@@ -1,0 +1,377 @@
+"""One suite for every fact log, and what only a real stream can do to one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from skep.units import KIB, Instant
+from skep.wire.facts import EpochBegan
+from skep_services.adapters.journal import JournalFactLog
+from skep_services.adapters.nats_api import PubAck, publish_once
+from skep_services.adapters.nats_facts import EXPECTED_SEQUENCE
+from skep_services.adapters.records import RECORD_BYTES_MAX, Chain
+from skep_services.ports import (
+    CorruptLogError,
+    FactLog,
+    LogRecord,
+    MissingLogError,
+    MissingStreamError,
+    RefusedError,
+    SupersededError,
+)
+from tests.adapters.worlds import (
+    DEADLINE_S,
+    FACT_SUBJECT,
+    Alien,
+    Freed,
+    MemoryWorld,
+    NatsWorld,
+    Placed,
+    Proxy,
+    World,
+    eventually,
+)
+
+pytestmark = pytest.mark.asyncio
+
+AT = Instant(1_800_000_000_000_000_000)
+
+
+class JournalWorld(MemoryWorld):
+    """Fact logs in a file; a process that ends gives the file up."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._last: JournalFactLog | None = None
+
+    async def fact_log(self, facts: Any = Placed | Freed) -> FactLog:
+        await self.close()
+        self._last = JournalFactLog(self._path, facts)
+        return self._last
+
+    async def close(self) -> None:
+        if self._last is not None:
+            self._last.close()
+
+
+@pytest_asyncio.fixture(
+    params=["memory", "journal", pytest.param("nats", marks=pytest.mark.adapters)]
+)
+async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    made: MemoryWorld | NatsWorld
+    if request.param == "memory":
+        made = MemoryWorld()
+    elif request.param == "journal":
+        made = JournalWorld(tmp_path / "journal")
+    else:
+        made = NatsWorld(tmp_path / "nats")
+        await made.start()
+    yield made
+    await made.close()
+
+
+async def replayed(log: FactLog) -> list[LogRecord]:
+    return [record async for record in log.replay()]
+
+
+async def opened(world: World, owner: str = "o1") -> FactLog:
+    log = await world.fact_log()
+    await replayed(log)
+    await log.begin_epoch(owner, AT)
+    return log
+
+
+# --- what every log promises -------------------------------------------------------------------
+
+
+async def test_a_log_gives_back_what_it_was_given(logs: World) -> None:
+    log = await logs.fact_log()
+    assert await replayed(log) == []
+    began = await log.begin_epoch("o1", AT)
+    assert began == LogRecord(1, 1, AT, {}, (EpochBegan(epoch=1, owner="o1"),))
+    first = await log.append([Placed("a"), Freed("b")], {"SUBMIT": 7}, Instant(AT + 1))
+    assert first == LogRecord(2, 1, Instant(AT + 1), {"SUBMIT": 7}, (Placed("a"), Freed("b")))
+    second = await log.append([Placed("ü")], {"SUBMIT": 9, "NODE": 1}, Instant(AT + 2))
+
+    again = await logs.fact_log()
+    assert await replayed(again) == [began, first, second]
+    assert await again.begin_epoch("o2", AT) == LogRecord(
+        4, 2, AT, {}, (EpochBegan(epoch=2, owner="o2"),)
+    )
+    third = await again.append([Freed("a")], {}, AT)
+    assert (third.counter, third.epoch) == (5, 2)
+
+
+async def test_a_long_log_comes_back_whole(logs: World) -> None:
+    log = await opened(logs)
+    for number in range(600):
+        await log.append([Placed(f"j{number}", "x" * 1000)], {"S": number}, AT)
+    records = await replayed(await logs.fact_log())
+    assert [record.counter for record in records] == list(range(1, 602))
+    assert records[600].facts == (Placed("j599", "x" * 1000),)
+
+
+async def test_records_up_to_the_limit_are_stored_and_larger_ones_are_a_bug(logs: World) -> None:
+    log = await opened(logs)
+    largest = "x" * (RECORD_BYTES_MAX - 300)
+    for _ in range(3):
+        await log.append([Placed("a", largest)], {}, AT)
+    with pytest.raises(AssertionError, match="allowed"):
+        await log.append([Placed("a", "x" * RECORD_BYTES_MAX)], {}, AT)
+    records = await replayed(await logs.fact_log())
+    assert [record.facts for record in records[1:]] == [(Placed("a", largest),)] * 3
+
+
+async def test_a_log_of_other_facts_is_corrupt(logs: World) -> None:
+    log = await opened(logs)
+    await log.append([Placed("a")], {}, AT)
+    with pytest.raises(CorruptLogError, match="placed"):
+        await replayed(await logs.fact_log(Alien))
+
+
+async def test_a_log_is_used_in_order(logs: World) -> None:
+    log = await logs.fact_log()
+    with pytest.raises(AssertionError):
+        await log.begin_epoch("o1", AT)
+    await replayed(log)
+    with pytest.raises(AssertionError):
+        await log.append([Placed("a")], {}, AT)
+    await log.begin_epoch("o1", AT)
+    with pytest.raises(AssertionError):
+        await log.begin_epoch("o1", AT)
+
+
+# --- the fence ---------------------------------------------------------------------------------
+
+
+async def test_who_was_superseded_cannot_append(world: World) -> None:
+    old, new = await opened(world, "old"), await world.fact_log()
+    await old.append([Placed("a")], {}, AT)
+    await replayed(new)
+    await old.append([Placed("b")], {}, AT)
+    with pytest.raises(SupersededError, match="another process"):
+        await new.begin_epoch("late", AT)
+    newer = await opened(world, "newer")
+    with pytest.raises(SupersededError, match="old"):
+        await old.append([Placed("c")], {}, AT)
+    await newer.append([Placed("d")], {}, AT)
+    facts = [fact for record in await replayed(await world.fact_log()) for fact in record.facts]
+    assert facts == [
+        EpochBegan(epoch=1, owner="old"),
+        Placed("a"),
+        Placed("b"),
+        EpochBegan(epoch=2, owner="newer"),
+        Placed("d"),
+    ]
+
+
+async def test_of_two_that_begin_at_once_one_wins(world: World) -> None:
+    for number in range(1, 6):
+        rivals = [await world.fact_log() for _ in range(2)]
+        await asyncio.gather(*(replayed(rival) for rival in rivals))
+        outcomes = await asyncio.gather(
+            *(
+                rival.begin_epoch(f"o{number}{name}", AT)
+                for rival, name in zip(rivals, "xy", strict=True)
+            ),
+            return_exceptions=True,
+        )
+        won = [outcome for outcome in outcomes if isinstance(outcome, LogRecord)]
+        lost = [outcome for outcome in outcomes if isinstance(outcome, SupersededError)]
+        assert (len(won), len(lost)) == (1, 1)
+        assert won[0].epoch == number
+        winner = rivals[outcomes.index(won[0])]
+        await winner.append([Placed("a")], {}, AT)
+
+
+# --- a log that is gone or damaged -------------------------------------------------------------
+
+
+@pytest.mark.adapters
+async def test_a_missing_log_is_an_error(nats: NatsWorld) -> None:
+    log = await opened(nats)
+    await nats.drop_stream("FACTS")
+    with pytest.raises(MissingStreamError):
+        await log.append([Placed("a")], {}, AT)
+    again = await nats.fact_log()
+    with pytest.raises(MissingLogError, match="FACTS"):
+        await replayed(again)
+
+
+async def test_a_missing_memory_log_is_an_error() -> None:
+    world = MemoryWorld()
+    world.store.exists = False
+    with pytest.raises(MissingLogError):
+        await replayed(await world.fact_log())
+
+
+@pytest.mark.adapters
+async def test_a_record_somebody_else_wrote_is_corruption(nats: NatsWorld) -> None:
+    await opened(nats)
+    intruder = await nats.bus("b")
+    await intruder.publish(FACT_SUBJECT, b'{"v":1}', "intruder", {})
+    with pytest.raises(CorruptLogError, match="sequence 2"):
+        await replayed(await nats.fact_log())
+
+
+@pytest.mark.adapters
+async def test_a_log_without_its_beginning_is_corrupt(nats: NatsWorld) -> None:
+    log = await opened(nats)
+    await log.append([Placed("a")], {}, AT)
+    await nats.api("STREAM.PURGE.FACTS", {"seq": 2})
+    with pytest.raises(CorruptLogError, match="begins at"):
+        await replayed(await nats.fact_log())
+
+
+@pytest.mark.adapters
+async def test_a_log_that_lost_its_end_is_corrupt(nats: NatsWorld) -> None:
+    log = await opened(nats)
+    await log.append([Placed("a")], {}, AT)
+    await nats.drop_stream("FACTS")
+    await nats.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+    with pytest.raises(CorruptLogError, match="ends at 0"):
+        await log.append([Placed("b")], {}, AT)
+
+
+@pytest.mark.adapters
+async def test_an_append_the_stream_never_takes_is_refused(nats: NatsWorld) -> None:
+    log = await opened(nats)
+    await nats.drop_stream("FACTS")
+    await nats.add_stream("FACTS", [FACT_SUBJECT], KIB)
+    with pytest.raises(RefusedError, match="message size"):
+        await log.append([Placed("a", "x" * 2 * KIB)], {}, AT)
+    # What the log holds is unknown from here on.
+    with pytest.raises(AssertionError):
+        await log.append([Placed("a")], {}, AT)
+
+
+def damaged(records: list[bytes], change: Any) -> list[bytes]:
+    changed = [msgspec.json.decode(record) for record in records]
+    change(changed)
+    return [msgspec.json.encode(record) for record in changed]
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        (lambda records: records.pop(1), "counter 3 follows 1"),
+        (lambda records: records.insert(1, records[1]), "counter 2 follows 2"),
+        (lambda records: records[1].update(at=5), "hash chain"),
+        (lambda records: records[1].update(v=2), "version 2"),
+        (lambda records: records[0].update(n="1"), "not a record"),
+    ],
+)
+async def test_damage_is_found(change: Any, complaint: str) -> None:
+    world = MemoryWorld()
+    log = await opened(world)
+    for _ in range(3):
+        await log.append([Placed("a")], {}, AT)
+    world.store.records = damaged(world.store.records, change)
+    with pytest.raises(CorruptLogError, match=complaint):
+        await replayed(await world.fact_log())
+
+
+async def test_an_epoch_must_be_announced() -> None:
+    writer, reader = Chain("w", Placed), Chain("r", Placed)
+    for facts, epoch in [((EpochBegan(epoch=1, owner="o"),), 1), ((Placed("a"),), 2)]:
+        record, payload = writer.encode(facts, {}, AT, epoch)
+        writer.advance(record, payload)
+        if epoch == 1:
+            reader.read(payload, "first")
+        else:
+            with pytest.raises(CorruptLogError, match="epoch 2 follows 1"):
+                reader.read(payload, "second")
+
+
+# --- a real server that dies, and answers that are lost -----------------------------------------
+
+
+@pytest.mark.adapters
+async def test_killed_server_neither_loses_nor_doubles_a_record(nats: NatsWorld) -> None:
+    log = await opened(nats)
+    appended: list[LogRecord] = []
+    stop = False
+
+    async def append() -> None:
+        while not stop:
+            number = len(appended)
+            appended.append(await log.append([Placed(f"j{number}")], {"S": number}, AT))
+
+    appending = asyncio.create_task(append())
+    for _ in range(5):
+        enough = len(appended) + 200
+        await eventually(lambda enough=enough: len(appended) >= enough)  # type: ignore[misc]
+        await nats.restart()
+    enough = len(appended) + 50
+    await eventually(lambda: len(appended) >= enough)
+    stop = True
+    await asyncio.wait_for(appending, DEADLINE_S)
+    records = await replayed(await nats.fact_log())
+    assert records[1:] == appended
+
+
+@pytest.mark.adapters
+async def test_lost_answer_to_an_append_is_resolved(nats: NatsWorld, proxy: Proxy) -> None:
+    bus = await nats.bus_at(await proxy.start())
+    log = await nats.fact_log_on(bus)
+    await replayed(log)
+    for lost in (True, False, True):
+        if lost:
+            proxy.swallow()
+        task = asyncio.create_task(
+            log.append([Placed("a")], {}, AT) if log._owner else log.begin_epoch("o1", AT)
+        )
+        if lost:
+            await asyncio.wait_for(proxy.swallowed.wait(), DEADLINE_S)
+            proxy.cut()
+        await asyncio.wait_for(task, DEADLINE_S)
+    records = await replayed(await nats.fact_log())
+    assert [record.counter for record in records] == [1, 2, 3]
+
+
+@pytest.mark.adapters
+async def test_answer_lost_and_then_superseded(nats: NatsWorld, proxy: Proxy) -> None:
+    """The record is in the log, and another process took over behind it: it was stored, once."""
+    log = await nats.fact_log_on(await nats.bus_at(await proxy.start()))
+    await replayed(log)
+    await log.begin_epoch("old", AT)
+    proxy.swallow()
+    appending = asyncio.create_task(log.append([Placed("a")], {}, AT))
+    await asyncio.wait_for(proxy.swallowed.wait(), DEADLINE_S)
+    rival = await nats.fact_log_on(await nats.bus("b"))
+    assert len(await replayed(rival)) == 2
+    await rival.begin_epoch("new", AT)
+    proxy.cut()
+    assert (await asyncio.wait_for(appending, DEADLINE_S)).counter == 2
+    with pytest.raises(SupersededError):
+        await log.append([Placed("b")], {}, AT)
+
+
+@pytest.mark.adapters
+async def test_duplicate_answer_is_resolved_like_a_wrong_sequence(nats: NatsWorld) -> None:
+    """A replicated stream answers a repetition with "duplicate" instead of a wrong sequence."""
+    log = await nats.fact_log()
+    await replayed(log)
+    await log.begin_epoch("o1", AT)
+    # What an earlier attempt of the next append would have stored, without its fence.
+    record, payload = log._chain.encode([Placed("a")], {}, AT, 1)
+    bus = await nats.bus("b")
+    await bus.publish(FACT_SUBJECT, payload, "tester-1-2-o1", {})
+    ack = await publish_once(
+        bus.link, FACT_SUBJECT, payload, {"Nats-Msg-Id": "tester-1-2-o1"}, DEADLINE_S
+    )
+    assert isinstance(ack, PubAck)
+    assert ack.duplicate
+    ack = await publish_once(bus.link, FACT_SUBJECT, payload, {EXPECTED_SEQUENCE: "1"}, DEADLINE_S)
+    assert isinstance(ack, PubAck)
+    assert ack.error is not None
+    assert ack.error.err_code == 10071
+    assert await log.append([Placed("a")], {}, AT) == record

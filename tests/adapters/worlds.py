@@ -1,0 +1,282 @@
+"""The worlds the adapter suites run in: memory, and a real nats-server of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from skep.units import KIB, seconds
+from skep_services.adapters.memory import (
+    ManualClock,
+    MemoryBroker,
+    MemoryBus,
+    MemoryFactLog,
+    MemoryLogStore,
+)
+from skep_services.adapters.nats_access import Grants, User
+from skep_services.adapters.nats_api import Answer, ask
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_facts import NatsFactLog
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_server import Server
+from skep_services.adapters.nats_streams import StreamPlan
+from skep_services.ports import Bus, Delivery, FactLog
+
+DEADLINE_S = 120.0
+"""After this a condition that should become true counts as never."""
+
+ANYTHING = Grants((">",), (">",))
+IDENTITIES = ("a", "b", "tester")
+PASSWORD = "open sesame"
+
+
+class Placed(msgspec.Struct, frozen=True, tag="placed"):
+    job: str
+    pad: str = ""
+
+
+class Freed(msgspec.Struct, frozen=True, tag="freed"):
+    job: str
+
+
+class Alien(msgspec.Struct, frozen=True, tag="alien"):
+    job: str
+
+
+FACT_SUBJECT = "test.fact"
+
+
+class Inbox:
+    """Takes deliveries and lets a test wait until it has seen enough of them."""
+
+    def __init__(self) -> None:
+        self.got: list[Delivery] = []
+        self._more = asyncio.Condition()
+
+    async def deliver(self, delivery: Delivery) -> None:
+        async with self._more:
+            self.got.append(delivery)
+            self._more.notify_all()
+
+    async def wait(self, count: int) -> list[Delivery]:
+        async with asyncio.timeout(DEADLINE_S), self._more:
+            await self._more.wait_for(lambda: len(self.got) >= count)
+        return self.got
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [delivery.payload for delivery in self.got]
+
+    @property
+    def sequences(self) -> list[int]:
+        return [delivery.sequence for delivery in self.got]
+
+
+class World(Protocol):
+    """A broker, and buses and fact logs on it. `fatal` collects what ended a bus."""
+
+    fatal: asyncio.Queue[Exception]
+
+    async def bus(self, identity: str = "a") -> Bus: ...
+
+    async def add_stream(
+        self, name: str, subjects: Sequence[str], message_max: int = KIB
+    ) -> None: ...
+
+    async def drop_stream(self, name: str) -> None: ...
+
+    async def fact_log(self, facts: Any = ...) -> FactLog: ...
+
+
+class MemoryWorld:
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.fatal: asyncio.Queue[Exception] = asyncio.Queue()
+        self.broker = MemoryBroker(ManualClock())
+        self.store = MemoryLogStore()
+        self._buses: list[MemoryBus] = []
+
+    async def bus(self, identity: str = "a") -> Bus:
+        bus = MemoryBus(self.broker, identity, self.fatal.put_nowait)
+        self._buses.append(bus)
+        return bus
+
+    async def add_stream(self, name: str, subjects: Sequence[str], message_max: int = KIB) -> None:
+        self.broker.add_stream(name, subjects, message_max)
+
+    async def drop_stream(self, name: str) -> None:
+        self.broker.drop_stream(name)
+
+    async def fact_log(self, facts: Any = Placed | Freed) -> FactLog:
+        return MemoryFactLog(self.store, facts)
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+
+
+class NatsWorld:
+    name = "nats"
+
+    def __init__(self, folder: Path) -> None:
+        self.fatal: asyncio.Queue[Exception] = asyncio.Queue()
+        users = [User(name=name, password=PASSWORD, grants=ANYTHING) for name in IDENTITIES]
+        self.server = Server(folder, users)
+        self._buses: list[NatsBus] = []
+        self._has_fact_stream = False
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.server.wait_healthy("tester")
+
+    async def restart(self) -> None:
+        """Kill the server with SIGKILL and start it again on the same store and port."""
+        await self.server.kill()
+        await self.server.start()
+
+    async def bus(self, identity: str = "a") -> NatsBus:
+        return await self.bus_at(self.server.url, identity)
+
+    async def bus_at(self, url: str, identity: str = "a") -> NatsBus:
+        options = LinkOptions(servers=(url,), identity=identity, password=PASSWORD)
+        bus = await NatsBus.connect(options, self.fatal.put_nowait)
+        self._buses.append(bus)
+        return bus
+
+    async def api(self, verb: str, body: Any = None) -> None:
+        """Have JetStream do something the adapters never do."""
+        tester = await self.bus("tester")
+        answer = await ask(tester.link, verb, body, Answer)
+        assert answer.error is None, answer.error
+        await tester.close()
+
+    async def add_stream(self, name: str, subjects: Sequence[str], message_max: int = KIB) -> None:
+        plan = StreamPlan(
+            name=name,
+            subjects=tuple(subjects),
+            message_max=message_max,
+            bytes_max=64 * 1024 * KIB,
+            duplicates=seconds(120),
+        )
+        await self.api(f"STREAM.CREATE.{name}", plan.config(replicas=1))
+
+    async def drop_stream(self, name: str) -> None:
+        await self.api(f"STREAM.DELETE.{name}")
+
+    async def fact_log(self, facts: Any = Placed | Freed) -> NatsFactLog:
+        return await self.fact_log_on(await self.bus(), facts)
+
+    async def fact_log_on(self, bus: NatsBus, facts: Any = Placed | Freed) -> NatsFactLog:
+        if not self._has_fact_stream:
+            await self.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+            self._has_fact_stream = True
+        return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts)
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+        await self.server.kill()
+
+
+class Proxy:
+    """A TCP connection in between that a test can make deaf, frozen or broken."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
+        self._pipes: list[asyncio.Task[None]] = []
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.swallowing = False
+        self.swallowed = asyncio.Event()
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        self._writers.append(far_writer)
+        self._pipes += [
+            asyncio.create_task(self._pipe(reader, far_writer, answers=False)),
+            asyncio.create_task(self._pipe(far_reader, writer, answers=True)),
+        ]
+
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
+        try:
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                if answers and self.swallowing:
+                    self.swallowed.set()
+                    continue
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    def swallow(self) -> None:
+        """Lose what the server says from here on."""
+        self.swallowed.clear()
+        self.swallowing = True
+
+    def cut(self) -> None:
+        """Break every connection; later ones work."""
+        self.swallowing = False
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def freeze(self) -> None:
+        """Let nothing through, in either direction, without breaking anything."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        self._flowing.set()
+
+    def say(self, words: bytes) -> None:
+        """Speak to the clients as if the server did."""
+        for writer in self._writers[::2]:
+            writer.write(words)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.thaw()
+        self.cut()
+        for pipe in self._pipes:
+            pipe.cancel()
+        if self._pipes:
+            await asyncio.wait(self._pipes)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once `condition()` holds; for states that nobody announces."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            # tidy: allow sleep because what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+async def publish_all(world: World, payloads: list[bytes], subject: str = "job.a") -> None:
+    bus = await world.bus("b")
+    for payload in payloads:
+        await bus.publish(subject, payload, f"key-{payload.decode()}", {})
+
+
+def numbers(count: int, first: int = 1) -> list[bytes]:
+    return [str(number).encode() for number in range(first, first + count)]

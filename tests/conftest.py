@@ -1,0 +1,38 @@
+"""What every test shares: how hard hypothesis tries, and a port to listen on."""
+
+import os
+import signal
+import socket
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Inputs are drawn afresh on every run and the failing one is printed as a blob that replays it;
+# only `ci` draws the same ones every time, so that what it says of a change is about the change.
+# Wall time says nothing about a property on a machine that also does other work: no deadline.
+for _name, _examples in {"dev": 50, "ci": 60, "nightly": 5_000}.items():
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=_name == "ci",
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
+
+
+# A test run that a script starts in the background has SIGINT ignored, and every process it starts
+# would inherit that: no Ctrl-C could be tested. A handled signal is at its default in children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Return a loopback TCP port that nothing listened on a moment ago."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,155 @@
+"""Node runtimes under test: one node's state folder, whose agent may be opened and dropped."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from skep_services.adapters.process_runtime import INTERPRETER, ProcessRuntime
+from skep_services.ports import NodeRuntime, RunExited, RunNotStarted, RunPlan, RunStarted
+
+DEADLINE_SECONDS = 120.0
+"""Far more than anything here takes, even on a machine that is busy with other things."""
+
+PATH = os.environ["PATH"]
+
+
+def interpreter() -> tuple[str, ...]:
+    """Return how to start the runner: under coverage it needs site-packages, to be measured."""
+    measured = "COVERAGE_PROCESS_CONFIG" in os.environ or "COVERAGE_PROCESS_START" in os.environ
+    return tuple(word for word in INTERPRETER if word != "-S") if measured else INTERPRETER
+
+
+def process_runtime(state: Path, idle_s: float = 10.0) -> ProcessRuntime:
+    """Return a runtime of plain processes, not opened."""
+    return ProcessRuntime(state, idle_s, interpreter())
+
+
+class Node:
+    """One node: its state folder, and the agent (a runtime and what it was told)."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], NodeRuntime]) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.ends: dict[str, list[RunExited]] = {}
+        self._make = make
+        self._told = asyncio.Condition()
+        self.opened: list[NodeRuntime] = []
+
+    async def open(self) -> NodeRuntime:
+        """Return another runtime on the same node, opened."""
+        runtime = self._make(self.state)
+        await runtime.open(self.told)
+        self.opened.append(runtime)
+        return runtime
+
+    async def told(self, end: RunExited) -> None:
+        """Take the end of a run."""
+        async with self._told:
+            self.ends.setdefault(end.token, []).append(end)
+            self._told.notify_all()
+
+    async def end_of(self, token: str) -> RunExited:
+        """Return the end of a run as it was told first, waiting for it."""
+        async with asyncio.timeout(DEADLINE_SECONDS), self._told:
+            await self._told.wait_for(lambda: token in self.ends)
+        return self.ends[token][0]
+
+    def plan(
+        self,
+        token: str,
+        *argv: str,
+        env: dict[str, str] | None = None,
+        workdir: Path | None = None,
+        log_bytes_max: int = 1 << 20,
+    ) -> RunPlan:
+        """Return a plan whose log is at `log_path(token)`."""
+        return RunPlan(
+            token=token,
+            argv=argv,
+            env={"PATH": PATH} if env is None else env,
+            workdir=str(workdir or self.folder),
+            log_path=str(self.log_path(token)),
+            log_bytes_max=log_bytes_max,
+        )
+
+    def shell(self, token: str, script: str) -> RunPlan:
+        """Return a plan that runs a shell script."""
+        return self.plan(token, "sh", "-c", script)
+
+    def python(self, token: str, script: str) -> RunPlan:
+        """Return a plan that runs a Python script."""
+        return self.plan(token, sys.executable, "-I", "-S", "-c", script)
+
+    def log_path(self, token: str) -> Path:
+        """Return where a run's log is."""
+        return self.folder / "logs" / f"{token}.log"
+
+    def log(self, token: str) -> str:
+        """Return what a run has written so far."""
+        path = self.log_path(token)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    async def words(self, token: str, count: int = 1) -> list[str]:
+        """Return the first words of a run's log, waiting for `count` whole lines."""
+        await until(lambda: self.log(token).count("\n") >= count)
+        return self.log(token).split()
+
+
+@asynccontextmanager
+async def process_node(folder: Path) -> AsyncIterator[Node]:
+    """A node of plain processes; whatever is left of it is killed in the end."""
+    node = Node(folder, process_runtime)
+    try:
+        yield node
+    finally:
+        for runtime in node.opened:
+            await runtime.close()
+        last = process_runtime(node.state)
+        await last.open(node.told)
+        await last.shutdown(0.0)
+        await last.close()
+        shutil.rmtree(node.state)
+
+
+async def started(runtime: NodeRuntime, plan: RunPlan) -> RunStarted:
+    """Start a run that must start."""
+    answer = await runtime.start(plan)
+    assert isinstance(answer, RunStarted), answer
+    return answer
+
+
+async def refused(runtime: NodeRuntime, plan: RunPlan) -> str:
+    """Start a run that must not start, and return why."""
+    answer = await runtime.start(plan)
+    assert isinstance(answer, RunNotStarted), answer
+    assert answer.token == plan.token
+    return answer.detail
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once `condition` holds; for files and processes, which tell nobody."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        # tidy: allow sleep because files and processes of others have no event to wait on
+        await asyncio.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process is there and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+def kill(pid: int) -> None:
+    """Kill one process the hard way."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,321 @@
+"""The agent's hands: devices, environments, calls, the jobs' socket, and pieces of logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skep.machines import agent as machine
+from skep.units import Instant
+from skep.wire.commands import AGENT_PYTHON, BindJob, RankPlan
+from skep.wire.node import MemberStarted
+from skep.wire.reports import RankProgress
+from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.adapters import devices
+from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
+from skep_services.agent.calls import AgentCalls, port_is_taken
+from skep_services.agent.environment import log_path, run_plan
+from skep_services.agent.jobs import JobSocket
+from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
+from skep_services.service import NameTakenError
+
+DEADLINE_S = 120.0
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+PLAN = RankPlan(rank=2, local_rank=1, devices=(0, 3))
+
+
+def bind(**more: Any) -> BindJob:
+    """Return a command for two of four ranks."""
+    settings = {
+        "order": 3, "epoch": 1, "settled": 0, "node": "n1", "identity": "i", "job": "j7",
+        "attempt": 2, "name": "train", "vc": "nlp", "argv": ("prog", "arg"), "world": 4,
+        "ranks": (RankPlan(rank=1, local_rank=0, devices=(1,)), PLAN), "node_rank": 1, "nodes": 2,
+        "master_address": "10.0.0.1", "master_port": 20001, "env": {"LR": "0.1", "RANK": "9"},
+        "trace": TRACE,
+    }  # fmt: skip
+    return BindJob(**{**settings, **more})
+
+
+def start(**more: Any) -> machine.StartRank:
+    """Return the call that starts the second rank here."""
+    return machine.StartRank("j7.2.2", bind(**more), PLAN)
+
+
+class TestDevices:
+    def test_slots_share_the_hosts_memory(self) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        assert [gpu.index for gpu in slots.gpus()] == [0, 1, 2, 3]
+        assert sum(gpu.memory for gpu in slots.gpus()) <= devices.host_memory()
+        assert slots.visible((1, 2)) == {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": "1,2"}
+        assert slots.utilisation() == {}
+
+    @pytest.mark.parametrize(
+        "wish, text",
+        [
+            ({"SKEP_GPUS": "many"}, "must be a number"),
+            ({"SKEP_GPUS": "0"}, "ask for 1 to"),
+            ({"SKEP_GPUS": "1000"}, "ask for 1 to"),
+            ({"SKEP_DEVICE": "tpu"}, "must be `cpu` or `cuda`"),
+        ],
+    )
+    def test_wishes_that_cannot_be(self, wish: dict[str, str], text: str) -> None:
+        with pytest.raises(devices.DeviceError, match=text):
+            devices.open_devices(wish)
+
+    def test_slots_by_default(self) -> None:
+        found = devices.open_devices({"SKEP_GPUS": "2", "SKEP_GPU_TYPE": "slot"})
+        assert [gpu.type for gpu in found.gpus()] == ["slot", "slot"]
+
+    def test_without_bindings_it_says_what_to_install(self, monkeypatch: Any) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        with pytest.raises(devices.DeviceError, match="install the `cuda` extra"):
+            devices.open_devices({"SKEP_DEVICE": "cuda"})
+
+    def test_nvml_without_a_driver_or_gpu(self, monkeypatch: Any) -> None:
+        class NVMLError(Exception):
+            pass
+
+        def refuse() -> None:
+            raise NVMLError("Driver Not Loaded")
+
+        library = SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        with pytest.raises(devices.DeviceError, match="nvidia-smi"):
+            devices.NvmlGpus()
+        library.nvmlInit = lambda: None
+        library.nvmlDeviceGetCount = lambda: 0
+        with pytest.raises(devices.DeviceError, match="sees no GPU"):
+            devices.NvmlGpus()
+
+    def test_nvml_inventory(self, monkeypatch: Any) -> None:
+        library = SimpleNamespace(
+            NVMLError=Exception,
+            nvmlInit=lambda: None,
+            nvmlDeviceGetCount=lambda: 2,
+            nvmlDeviceGetHandleByIndex=lambda index: index,
+            nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle else "NVIDIA H200",
+            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=150_000_000_000 + handle),
+            nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+            nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50 + handle),
+        )
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        found = devices.open_devices({"SKEP_DEVICE": "cuda"})
+        assert [(gpu.type, gpu.uuid) for gpu in found.gpus()] == [
+            ("nvidia-h200", "GPU-0"), ("nvidia-h200", "GPU-1"),
+        ]  # fmt: skip
+        assert found.utilisation() == {0: 500, 1: 510}
+        assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+class TestEnvironment:
+    def test_what_torchrun_users_expect(self, tmp_path: Path) -> None:
+        inherited = {"PATH": "/bin", "HOME": "/h", "SKEP_NATS_PASSWORD": "secret"}
+        plan = run_plan(start(), tmp_path, devices.CpuSlots(4, "cpu"), inherited)
+        assert plan.argv == ("prog", "arg")
+        assert plan.workdir == str(tmp_path)
+        assert plan.log_path == str(log_path(tmp_path, "j7", 2, 2))
+        wanted = {
+            "RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001",
+            "TORCHELASTIC_RESTART_COUNT": "1", "SKEP_JOB": "j7", "SKEP_GEN": "2", "LR": "0.1",
+            "SKEP_TOKEN": "j7.2.2", "SKEP_DEVICES": "0,3", "TRACEPARENT": TRACE, "HOME": "/h",
+        }  # fmt: skip
+        assert {name: plan.env.get(name) for name in wanted} == wanted
+        assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
+        assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
+
+    def test_scripts_run_on_the_agents_interpreter(self, tmp_path: Path) -> None:
+        command = start(argv=(AGENT_PYTHON, "-m", "skep_job", "t.py"), workdir="/w", trace="")
+        plan = run_plan(command, tmp_path, devices.CpuSlots(4, "cpu"), {})
+        assert plan.argv == (sys.executable, "-m", "skep_job", "t.py")
+        assert plan.workdir == "/w"
+        assert "TRACEPARENT" not in plan.env
+
+
+class Runtime:
+    """A runtime that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.on_exit: Callable[[RunExited], Awaitable[None]] | None = None
+
+    async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
+        self.on_exit = on_exit
+
+    async def runs(self) -> Sequence[RunStarted | RunExited]:
+        return [RunStarted("j1.1.0", 5, 6, Instant(7))]
+
+    async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
+        self.asked.append(("start", plan.token))
+        return RunStarted(plan.token, 1, 2, Instant(3))
+
+    async def stop(self, token: str, grace_s: float) -> None:
+        self.asked.append(("stop", token, grace_s))
+
+    async def forget(self, token: str) -> None:
+        if token == "bad":
+            raise OSError("the runner is gone")
+        self.asked.append(("forget", token))
+
+    async def close(self) -> None:
+        self.asked.append("close")
+
+
+class Hands:
+    """Agent calls on a memory bus, with what they answered."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.broker = MemoryBroker(ManualClock())
+        self.broker.add_stream("NODE", ("skep.v1.node.*.*",))
+        self.runtime = Runtime()
+        self.fatal: list[Exception] = []
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        bus = MemoryBus(self.broker, "node-n1", self.fatal.append)
+        self.calls = AgentCalls(bus, self.runtime, devices.CpuSlots(4, "cpu"), tmp_path, {},
+                                self.fatal.append)  # fmt: skip
+
+    async def ask(self, command: Any) -> Any:
+        self.calls.start(command, self.answers.put)
+        return await asyncio.wait_for(self.answers.get(), DEADLINE_S)
+
+
+@pytest.mark.asyncio
+async def test_calls_reach_the_runtime_and_the_stream(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    await hands.calls.open(hands.answers.put)
+    assert await hands.ask(start()) == RunStarted("j7.2.2", 1, 2, Instant(3))
+    listed = await hands.ask(machine.ListRuns())
+    assert listed == machine.RunsListed((RunStarted("j1.1.0", 5, 6, Instant(7)),))
+    told = MemberStarted(node="n1", identity="i", job="j7", attempt=2, at=Instant(1), trace=TRACE)
+    event = machine.PublishEvent(4, "skep.v1.node.n1.started", "i:4", told)
+    assert await hands.ask(event) == machine.Published(4)
+    stored = hands.broker.stream("NODE").messages
+    assert [(one.subject, one.headers["traceparent"]) for one in stored] == [
+        ("skep.v1.node.n1.started", TRACE)
+    ]
+    assert hands.runtime.on_exit is not None
+    await hands.runtime.on_exit(RunExited("j7.2.2", 0, Instant(9)))
+    assert hands.answers.get_nowait() == RunExited("j7.2.2", 0, Instant(9))
+    hands.calls.start(machine.StopRun("t", 1.5), hands.answers.put)
+    hands.calls.start(machine.ForgetRun("t"), hands.answers.put)
+    await hands.ask(machine.ListRuns())
+    assert hands.runtime.asked[1:] == [("stop", "t", 1.5), ("forget", "t")]
+    await hands.calls.close()
+    assert hands.fatal == []
+
+
+@pytest.mark.asyncio
+async def test_what_ends_the_agent(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    hands.calls.start(machine.ExitProcess("name taken"), hands.answers.put)
+    assert isinstance(hands.fatal[0], NameTakenError)
+    hands.calls.start(machine.ForgetRun("bad"), hands.answers.put)
+    await hands.ask(machine.ListRuns())
+    assert isinstance(hands.fatal[1], OSError)
+    with pytest.raises(AssertionError, match="cannot"):
+        hands.calls.start("nonsense", hands.answers.put)
+
+
+@pytest.mark.asyncio
+async def test_a_taken_rendezvous_port_is_told_before_anything_starts(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert port_is_taken(port)
+        first = RankPlan(rank=0, local_rank=0, devices=(0,))
+        command = machine.StartRank("j7.2.0", bind(master_port=port), first)
+        answer = await hands.ask(command)
+    assert isinstance(answer, RunNotStarted)
+    assert answer.detail.startswith(machine.PORT_BUSY)
+    assert hands.runtime.asked == []
+    assert not port_is_taken(port)
+
+
+def frame(**message: Any) -> bytes:
+    """Return a job's message as it travels."""
+    body = json.dumps(message).encode()
+    return struct.pack(">I", len(body)) + body
+
+
+WHO = {"job": "j7", "attempt": 2, "rank": 1}
+STATS = {"type": "stats", **WHO, "steps": 5, "step_ns": 10, "monotonic_ns": 1_000,
+         "last_step_monotonic_ns": 900, "source": "optimizer", "memory_bytes": 64}  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
+    state = tmp_path / ("long" * 30)
+    state.mkdir()
+    clock = ManualClock(Instant(5_000))
+    events: asyncio.Queue[machine.RankStats] = asyncio.Queue()
+    jobs = JobSocket(state, clock, events.put)
+    (state / "jobs.sock").write_text("left by an earlier agent")
+    await jobs.open()
+    folder = os.open(state, os.O_PATH)
+    reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/jobs.sock")
+    os.close(folder)
+    writer.write(frame(type="hello", **WHO, pid=1) + frame(**STATS))
+    writer.write(frame(type="error", **WHO, error="odd") + frame(type="bye", **WHO, steps=9))
+    first = await asyncio.wait_for(events.get(), DEADLINE_S)
+    expected = RankProgress(rank=1, steps=5, step_ns=10, last_step_at=Instant(4_900), memory=64)
+    assert first == machine.RankStats("j7", 2, expected)
+    last = await asyncio.wait_for(events.get(), DEADLINE_S)
+    assert (last.progress.steps, last.progress.memory) == (9, 64)
+    writer.write(frame(type="unheard of"))
+    assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b"", "garbage ends the connection"
+    writer.close()
+    await jobs.close()
+
+
+@pytest.mark.asyncio
+async def test_giant_messages_and_unset_times(tmp_path: Path) -> None:
+    events: asyncio.Queue[machine.RankStats] = asyncio.Queue()
+    jobs = JobSocket(tmp_path, ManualClock(), events.put)
+    await jobs.open()
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "jobs.sock"))
+    writer.write(frame(**{**STATS, "last_step_monotonic_ns": 0}) + struct.pack(">I", 2**31))
+    assert (await asyncio.wait_for(events.get(), DEADLINE_S)).progress.last_step_at == 0
+    assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+    writer.close()
+    await jobs.close()
+
+
+@pytest.mark.asyncio
+async def test_pieces_of_logs(tmp_path: Path) -> None:
+    broker = MemoryBroker(ManualClock())
+    errors: list[Exception] = []
+    bus = MemoryBus(broker, "node-n1", errors.append)
+    path = log_path(tmp_path, "j7", 2, 1)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"0123456789")
+    pieces = LogPieces(bus, tmp_path, lambda job, attempt: (job, attempt) == ("j7", 2))
+    await bus.listen("skep.v1.logs.n1", pieces.answer)
+
+    async def ask(payload: bytes) -> tuple[bytes, str, str]:
+        answer = await bus.request("skep.v1.logs.n1", payload, {}, DEADLINE_S)
+        assert answer is not None
+        return answer.payload, answer.headers[SIZE_HEADER], answer.headers[ENDED_HEADER]
+
+    def wish(**more: Any) -> bytes:
+        return json.dumps({"job": "j7", "attempt": 2, "rank": 1, **more}).encode()
+
+    assert await ask(wish(offset=4, limit=3)) == (b"456", "10", "0")
+    assert await ask(wish(offset=99)) == (b"", "10", "0")
+    assert await ask(wish(attempt=3)) == (b"", "-1", "1")
+    assert await ask(wish(job="../../etc")) == (b"", "-1", "1")
+    assert await ask(b"not json") == (b"", "-1", "1")
+    await bus.send("skep.v1.logs.n1", wish(), {})
+    await bus.close()
+    assert errors == []

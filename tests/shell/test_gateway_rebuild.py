@@ -1,0 +1,143 @@
+"""The gateway's view: kept over restarts, and rebuilt from the streams whenever it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from skep.units import seconds
+from skep.wire import codec, subjects
+from skep.wire.advice import QueueAdvice
+from skep.wire.node import Outcome
+from skep_services.adapters.memory import MemoryBroker
+from tests.gateway_kit import DEADLINE_S, House, opened, submitted
+from tests.kit import TRACE, at, spec
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with opened(tmp_path) as made:
+        yield made
+
+
+# --- the view is rebuilt --------------------------------------------------------------------------
+
+
+async def everything(house: House) -> Any:
+    jobs = (await house.op.get("/v1/jobs?state=all"))["jobs"]
+    shown = [await house.op.get(f"/v1/jobs/{row['job']}") for row in jobs]
+    return shown, await house.op.get("/v1/gpus"), await house.op.get("/v1/vcs")
+
+
+async def lived(house: House) -> None:
+    """Let some jobs live."""
+    await house.with_nodes()
+    await submitted(house)
+    await submitted(house, gpus=2)
+    house.cluster.runs("j1")
+    house.cluster.exits("j1", outcome=Outcome.EXITED, detail="status 3")
+    house.cluster.runs("j2")
+    await house.op.json("POST", "/v1/jobs", 422, {"name": "x", "vc": "nlp"})
+    await house.caught_up()
+
+
+async def test_a_restart_goes_on_where_it_was(house: House) -> None:
+    await lived(house)
+    before = await everything(house)
+    await house.stop()
+    house.cluster.exits("j2")
+    await house.start()
+    await house.caught_up()
+    shown, _, _ = await everything(house)
+    assert [job["state"] for job in shown] == ["failed", "succeeded", "refused"]
+    assert shown[0] == before[0][0]
+    indexed = [about["job"] for name, _, about in house.spans.spans if name == "gateway index"]
+    assert indexed == ["j1", "j2"]
+
+
+async def test_a_file_that_is_gone_is_rebuilt(house: House) -> None:
+    await lived(house)
+    before = await everything(house)
+    await house.stop()
+    house.path.unlink()
+    house.cluster.clock.advance(seconds(60))
+    house.spans.spans.clear()
+    await house.start()
+    await house.caught_up()
+    assert await everything(house) == before
+    assert house.spans.spans == []  # What ended long ago was told in its trace then.
+
+
+@pytest.mark.parametrize("damage", ["schema", "garbage", "tables", "document"])
+async def test_a_file_that_cannot_be_used_is_rebuilt(house: House, damage: str) -> None:
+    await lived(house)
+    before = await everything(house)
+    await house.stop()
+    match damage:
+        case "garbage":
+            house.path.write_bytes(b"not a database, but long enough to look like one" * 9)
+        case _:
+            with sqlite3.connect(house.path) as base:
+                base.execute(
+                    {
+                        "schema": "PRAGMA user_version = 999",
+                        "tables": "DROP TABLE jobs",
+                        "document": "UPDATE jobs SET doc = '{}'",
+                    }[damage]
+                )
+            base.close()
+    await house.start()
+    await house.caught_up()
+    assert await everything(house) == before
+
+
+async def test_a_bus_that_was_set_back_wins_over_the_view(house: House) -> None:
+    await lived(house)
+    await house.stop()
+    old = house.cluster.broker
+    house.cluster.broker = MemoryBroker(house.cluster.clock)
+    for stream, patterns in subjects.STREAMS.items():
+        house.cluster.broker.add_stream(stream, patterns)
+    for message in old.stream("ALLOC").messages[:3]:
+        house.cluster.broker.store(message.subject, message.payload, message.headers)
+    await house.start()
+    await house.caught_up()
+    assert (await house.op.get("/v1/jobs?state=all"))["total"] == 0
+    assert len((await house.op.get("/v1/nodes"))["nodes"]) == 2
+
+
+async def test_a_disk_that_fails_ends_the_gateway(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.gateway.indexer.model, "write", full)
+        house.cluster.set_vcs(nlp=1)
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                await house.serving
+    assert (await house.op.get("/v1/health"))["services"]
+
+
+async def test_a_listing_of_thousands_of_jobs_reads_them_once(house: House) -> None:
+    await house.with_nodes(nodes=1)
+    advice = QueueAdvice(at=at(0), expires_at=at(1), jobs=())
+    await house.bus.send(subjects.ADVICE_QUEUE, codec.encode(advice), {})
+    headers = {subjects.TRACE_HEADER: TRACE}
+    for number in range(2_000):
+        given = {**headers, subjects.KEY_HEADER: f"n{number}"}
+        house.cluster.broker.store(subjects.submit("nlp"), codec.encode(spec()), given)
+    house.cluster.deaf = True
+    await house.caught_up()
+    listed = await house.op.get("/v1/jobs")
+    assert listed["total"] == 2_000

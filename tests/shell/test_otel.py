@@ -1,0 +1,84 @@
+"""Spans through the SDK: onto the bus always, and by OTLP where the variables say so."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
+from skep_services.adapters.otel import FLUSH_MAX, GATHERED_MAX, OtelTracer
+from skep_services.ports import Delivery
+
+TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+DEADLINE_S = 120.0
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.asyncio
+async def test_spans_travel_on_the_bus() -> None:
+    broker = MemoryBroker(ManualClock())
+    bus = MemoryBus(broker, "allocator", _fail)
+    heard: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.listen("skep.v1.span.allocator", heard.put)
+    tracer = OtelTracer("allocator", "allocator", bus)
+    tracer.span("allocator JobBound", TRACE, 10, 30, {"job": "j1", "order": 4})
+    await tracer.flush()
+    message = await asyncio.wait_for(heard.get(), DEADLINE_S)
+    (span,) = json.loads(message.payload)
+    assert span.pop("span_id") != "b" * 16
+    assert span == {
+        "trace_id": "a" * 32, "parent_id": "b" * 16, "name": "allocator JobBound",
+        "service": "allocator", "start_ns": 10, "end_ns": 30,
+        "attributes": {"job": "j1", "order": 4},
+    }  # fmt: skip
+    for number in range(GATHERED_MAX + 5):
+        tracer.span(f"s{number}", TRACE, 1, 2, {})
+    await tracer.flush()
+    sizes = []
+    for _ in range(GATHERED_MAX // FLUSH_MAX):
+        piece = await asyncio.wait_for(heard.get(), DEADLINE_S)
+        sizes.append(len(json.loads(piece.payload)))
+    assert sizes == [FLUSH_MAX] * (GATHERED_MAX // FLUSH_MAX), "bounded, the newest kept"
+    tracer.close()
+    await bus.close()
+
+
+@pytest.mark.asyncio
+async def test_otlp_where_the_variables_say_so(monkeypatch: Any) -> None:
+    got: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            packed = self.headers.get("Content-Encoding") == "gzip"
+            got.append(gzip.decompress(body) if packed else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        bus = MemoryBus(MemoryBroker(ManualClock()), "admission", _fail)
+        tracer = OtelTracer("admission", "admission", bus)
+        tracer.span("admission Admitted", TRACE, 10, 30, {"job": "j9"})
+        await asyncio.to_thread(tracer.close)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert any(b"admission Admitted" in body and bytes.fromhex("aa" * 16) in body for body in got)

@@ -1,0 +1,323 @@
+"""The shell's contract: facts before words, positions with facts, recovery as the only start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
+from skep.units import Instant, after, seconds
+from skep.wire import codec, subjects
+from skep.wire.codec import CancelRequest, Facts, Submission
+from skep.wire.facts import End, EpochBegan, JobEnded, JobOver
+from skep.wire.reasons import Reason
+from skep_services.adapters.memory import (
+    ManualClock,
+    MemoryBroker,
+    MemoryBus,
+    MemoryFactLog,
+    MemoryLogStore,
+)
+from skep_services.ports import Delivery, LogRecord, SupersededError
+from skep_services.shell import Follow, Shell
+
+DEADLINE_S = 120.0
+ALARM = seconds(5)
+
+
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """A fact: this job was seen, padded to any size."""
+
+    job: str
+    pad: str = ""
+
+
+class Counter:
+    """A machine that notes every submission, echoes it, and calls for every cancellation."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.epochs: list[int] = []
+        self.events: list[Any] = []
+        self.alarm_at: Instant | None = None
+        self.pad = ""
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        self.events.append(event)
+        match event:
+            case Submission():
+                fact = Noted(event.job, self.pad)
+                self.apply(fact)
+                return [Record(fact), Send("out.seen", {"job": event.job})]
+            case CancelRequest():
+                return [Call(event.vc)]
+            case Restarted():
+                self.alarm_at = after(now, ALARM)
+            case Tick():
+                self.alarm_at = None
+            case _:
+                pass
+        return []
+
+    def apply(self, fact: Any) -> None:
+        if isinstance(fact, EpochBegan):
+            self.epochs.append(fact.epoch)
+        else:
+            self.jobs.append(fact.job)
+
+    def wake_at(self) -> Instant | None:
+        return self.alarm_at
+
+    def check(self) -> None:
+        assert len(self.jobs) == len(dict.fromkeys(self.jobs)), self.jobs
+
+
+class Seen:
+    """An observer that lets a test wait for what was decided."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.flushes = 0
+        self._news = asyncio.Condition()
+
+    def decided(self, event: Any, effects: Sequence[Effect], began: int, ended: int) -> None:
+        del effects
+        assert began <= ended
+        self.events.append(event)
+
+    async def flush(self) -> None:
+        self.flushes += 1
+        async with self._news:
+            self._news.notify_all()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._news:
+            await self._news.wait_for(reached)
+
+
+class Answers:
+    """A Calls port that answers every command with an event at once."""
+
+    def start(self, command: Any, answer: Callable[[Any], Awaitable[None]]) -> None:
+        self.task = asyncio.ensure_future(answer(("answer", command)))
+
+
+class Place:
+    """A broker with SUBMIT and ALLOC, a log that outlives shells, and a clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.broker = MemoryBroker(self.clock)
+        for stream in (subjects.SUBMIT, subjects.ALLOC):
+            self.broker.add_stream(stream, subjects.STREAMS[stream])
+        self.store = MemoryLogStore()
+        self.client = MemoryBus(self.broker, "client", _fail)
+        self.sent: list[Delivery] = []
+
+    def log(self) -> MemoryFactLog:
+        return MemoryFactLog(self.store, Noted)
+
+    def shell(self, machine: Counter, seen: Seen, log: Any = None) -> Shell:
+        return Shell(
+            machine,
+            bus=MemoryBus(self.broker, "service", _fail),
+            clock=self.clock,
+            observer=seen,
+            owner="test",
+            facts=log or self.log(),
+            calls=Answers(),
+            follow=(Follow(subjects.SUBMIT), Follow(subjects.ALLOC)),
+            listen=("heard.*",),
+        )
+
+    async def submit(self, number: int) -> int:
+        return await self.client.publish(subjects.submit("nlp"), b"{}", f"k{number}", {})
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+@asynccontextmanager
+async def running(shell: Shell) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(shell.run())
+    ready = asyncio.ensure_future(shell.ready.wait())
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield
+    finally:
+        ready.cancel()
+        task.cancel()
+        await asyncio.gather(task, ready, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_start_is_recovery_and_every_submission_is_noted_once() -> None:
+    place = Place()
+    first, seen = Counter(), Seen()
+    async with running(place.shell(first, seen)):
+        await place.submit(1)
+        await place.submit(2)
+        await seen.until(lambda: len(first.jobs) == 2)
+    await place.submit(3)
+    second, seen = Counter(), Seen()
+    async with running(place.shell(second, seen)):
+        await seen.until(lambda: len(second.jobs) == 3)
+        second.check()
+    assert second.jobs == ["j1", "j2", "j3"]
+    assert second.epochs == [1, 2]
+    assert isinstance(second.events[0], Restarted)
+    assert second.events[0].epoch == 2
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_said_before_the_facts_are_durable() -> None:
+    place = Place()
+
+    class Refusing(MemoryFactLog):
+        """A log that another process takes over just before the first append."""
+
+        async def append(
+            self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+        ) -> LogRecord:
+            raise SupersededError("somebody else owns the log")
+
+    said: list[Delivery] = []
+
+    async def hear(delivery: Delivery) -> None:
+        said.append(delivery)
+
+    await place.client.listen("out.>", hear)
+    shell = place.shell(Counter(), Seen(), Refusing(place.store, Noted))
+    await place.submit(1)
+    with pytest.raises(SupersededError):
+        async with asyncio.timeout(DEADLINE_S):
+            await shell.run()
+    assert said == []
+
+
+@pytest.mark.asyncio
+async def test_a_superseded_shell_ends_at_its_next_fact() -> None:
+    place = Place()
+    old = place.shell(Counter(), Seen())
+    task = asyncio.ensure_future(old.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await old.ready.wait()
+    seen = Seen()
+    async with running(place.shell(Counter(), seen)):
+        await place.submit(1)
+        with pytest.raises(SupersededError):
+            async with asyncio.timeout(DEADLINE_S):
+                await task
+
+
+@pytest.mark.asyncio
+async def test_large_batches_are_split_into_records_on_event_boundaries() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    machine.pad = "x" * 60_000
+    for number in range(10):
+        await place.submit(number)
+    async with running(place.shell(machine, seen)):
+        await seen.until(lambda: len(machine.jobs) == 10)
+    log = place.log()
+    records = [record async for record in log.replay()]
+    sizes = [len(record.facts) for record in records[1:]]
+    assert sum(sizes) == 10
+    assert max(sizes) <= 4
+    consumed = [record.positions.get(subjects.SUBMIT, 0) for record in records[1:]]
+    noted = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    assert consumed == noted, "a record's position covers exactly the events behind it"
+
+
+@pytest.mark.asyncio
+async def test_another_services_record_comes_fact_by_fact() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    record = {"v": 1, "at": 5, "facts": [_ended("j1"), _ended("j2"), _ended("j3")]}
+    await place.client.publish(subjects.ALLOC_FACTS, codec.encode(record), "r1", {})
+    shell = place.shell(machine, seen)
+    async with running(shell):
+        await seen.until(lambda: len(seen.events) == 4)
+        assert shell.positions[subjects.ALLOC] == 1
+    facts = [event.facts for event in machine.events if isinstance(event, Facts)]
+    assert [len(group) for group in facts] == [1, 1, 1]
+    assert [group[0].job for group in facts] == ["j1", "j2", "j3"]
+
+
+@pytest.mark.asyncio
+async def test_facts_nobody_asked_for_only_move_the_position() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    shell = Shell(
+        machine,
+        bus=MemoryBus(place.broker, "service", _fail),
+        clock=place.clock,
+        observer=seen,
+        owner="test",
+        facts=place.log(),
+        follow=(Follow(subjects.ALLOC, facts=(JobOver,)),),
+    )
+    record = {"v": 1, "at": 5, "facts": [_ended("j1"), _ended("j2")]}
+    await place.client.publish(subjects.ALLOC_FACTS, codec.encode(record), "r1", {})
+    async with running(shell):
+        await seen.until(lambda: len(seen.events) == 2)
+        assert shell.positions[subjects.ALLOC] == 1
+    assert machine.events[1] == Facts(service="allocator", at=Instant(5), facts=())
+
+
+def _ended(job: str) -> JobEnded:
+    return JobEnded(job=job, end=End.SUCCEEDED, why=Reason.SUCCEEDED, attempts=1, at=Instant(1))
+
+
+@pytest.mark.asyncio
+async def test_calls_are_answered_by_events() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    async with running(place.shell(machine, seen)):
+        await place.client.publish(subjects.cancel("nlp"), b"{}", "c1", {})
+        await seen.until(lambda: ("answer", "nlp") in machine.events)
+
+
+@pytest.mark.asyncio
+async def test_the_timer_ticks_when_the_machine_asked_for_it() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    async with running(place.shell(machine, seen)):
+        place.clock.advance(seconds(4.9))
+        await place.submit(1)
+        await seen.until(lambda: machine.jobs == ["j1"])
+        assert not [event for event in machine.events if isinstance(event, Tick)]
+        place.clock.advance(seconds(0.2))
+        await seen.until(lambda: isinstance(machine.events[-1], Tick))
+
+
+@pytest.mark.asyncio
+async def test_messages_that_cannot_be_read_reach_the_machine_as_such() -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    shell = place.shell(machine, seen)
+    async with running(shell):
+        await place.client.send("heard.garbage", b"\xff", {})
+        await seen.until(lambda: len(seen.events) == 2)
+        assert shell.waiting == 0
+        assert shell.decide_us()["n"] == 2
+    assert isinstance(machine.events[-1], codec.Unreadable)
+
+
+def test_a_machine_without_calls_must_not_call() -> None:
+    place = Place()
+    shell = Shell(Counter(), bus=place.client, clock=place.clock, observer=Seen(), owner="t")
+    assert shell.decide_us() == {}
+    with pytest.raises(AssertionError, match="nothing carries out"):
+        shell._calls.start("anything", _never)
+
+
+async def _never(event: Any) -> None:
+    raise AssertionError(event)

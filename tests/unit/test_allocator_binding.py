@@ -1,0 +1,420 @@
+"""The allocator binds: whom, where, in which order, and what it tells the agents."""
+
+from typing import Any
+
+import pytest
+
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.dispatch import MEMBERS_BOUND_MAX
+from skep.machines.base import Effect, Record, Send, Tick
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.codec import Facts, Unreadable
+from skep.wire.commands import AGENT_PYTHON
+from skep.wire.facts import JobBound, JobEnded, JobOver, JobQueued, JobWaits, NodeAdded, VcsSet
+from skep.wire.node import MemberStepped
+from skep.wire.reasons import Reason
+from tests.kit import (
+    T0,
+    TRACE,
+    Driver,
+    admitted,
+    allocator,
+    at,
+    bind,
+    exited,
+    facts_of,
+    heartbeat,
+    joined,
+    member,
+    plans,
+    spec,
+    started,
+    vcs,
+)
+
+ONE, FEWEST = Reason.BEST_FIT_ONE_NODE, Reason.FEWEST_NODES
+
+
+def queued(number: int, **changes: Any) -> JobQueued:
+    return JobQueued(job=f"j{number}", spec=spec(**changes), submitted_at=at(number))
+
+
+def places(effects: list[Effect]) -> dict[str, str]:
+    """Return where jobs were bound, as `node-1:0,1 node-2:0`."""
+    return {
+        effect.fact.job: " ".join(
+            f"{each.node}:{','.join(str(d) for rank in each.devices for d in rank)}"
+            for each in effect.fact.members
+        )
+        for effect in effects
+        if isinstance(effect, Record) and isinstance(effect.fact, JobBound)
+    }
+
+
+def waits(effects: list[Effect]) -> list[tuple[str, Reason, str]]:
+    return [
+        (effect.fact.job, effect.fact.why, effect.fact.needs)
+        for effect in effects
+        if isinstance(effect, Record) and isinstance(effect.fact, JobWaits)
+    ]
+
+
+# --- one job ------------------------------------------------------------------------------------
+
+
+def test_a_job_is_queued_bound_and_told_to_its_agent() -> None:
+    decide = allocator(joined())
+    assert decide(admitted(1, trace=TRACE), 3) == [
+        Record(JobQueued(job="j1", spec=spec(), submitted_at=at(1), trace=TRACE)),
+        Record(
+            JobBound(
+                job="j1",
+                attempt=1,
+                order=1,
+                members=(member("node-1", (0,)),),
+                master_port=20000,
+                why=ONE,
+                at=at(3),
+                trace=TRACE,
+            )
+        ),
+        Send("skep.v1.cmd.node-1", bind(trace=TRACE), {"traceparent": TRACE}),
+    ]
+    assert decide.machine.wake_at() == at(1)  # The node is looked after, then the bind.
+
+
+def test_a_gang_over_two_nodes_meets_at_its_first() -> None:
+    decide = allocator(joined("node-1", 2), joined("node-2", 4))
+    job: dict[str, Any] = {
+        "gpus": 2,
+        "workers": 3,
+        "script": "train.py",
+        "args": ("-x",),
+        "name": "gang",
+        "env": {"A": "1"},
+        "workdir": "/data",
+    }
+    big, small = member("node-2", (0, 1), (2, 3)), member("node-1", (0, 1), first_rank=2)
+    told: dict[str, Any] = {
+        "name": "gang",
+        "argv": (AGENT_PYTHON, "-m", "skep_job", "train.py", "-x"),
+        "world": 3,
+        "nodes": 2,
+        "master_address": "10.0.0.2",
+        "env": {"A": "1"},
+        "workdir": "/data",
+    }
+    assert decide(admitted(1, **job), 3) == [
+        Record(queued(1, **job)),
+        Record(JobBound(job="j1", attempt=1, order=1, members=(big, small), master_port=20000,
+                        why=FEWEST, at=at(3))),
+        Send("skep.v1.cmd.node-2", bind(node="node-2", ranks=plans((0, 1), (2, 3)), **told)),
+        Send("skep.v1.cmd.node-1",
+             bind(node="node-1", node_rank=1, ranks=plans((0, 1), first_rank=2), **told)),
+    ]  # fmt: skip
+
+
+def test_a_line_for_the_shell() -> None:
+    decide = allocator(joined())
+    effects = decide(admitted(1, command="a | b"))
+    assert effects[2:] == [
+        Send("skep.v1.cmd.node-1", bind(argv=("/bin/sh", "-c", "a | b"))),
+    ]
+
+
+def test_the_agent_hears_which_orders_are_settled() -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    assert decide(admitted(2))[2:] == [
+        Send("skep.v1.cmd.node-1", bind("j2", order=2, settled=0, ranks=plans((1,)),
+                                        master_port=20001)),
+    ]  # fmt: skip
+    decide(started("j1"))
+    assert decide(admitted(3))[2:] == [
+        Send("skep.v1.cmd.node-1", bind("j3", order=3, settled=1, ranks=plans((2,)),
+                                        master_port=20002)),
+    ]  # fmt: skip
+    decide(started("j2"))
+    assert decide(admitted(4))[2:] == [
+        Send("skep.v1.cmd.node-1", bind("j4", order=4, settled=2, ranks=plans((3,)),
+                                        master_port=20003)),
+    ]  # fmt: skip
+
+
+def test_an_admission_read_again_queues_nothing() -> None:
+    decide = allocator(joined())
+    decide(admitted(2))
+    assert decide(admitted(2)) == []
+    assert decide(admitted(1)) == []
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+def test_best_fit_keeps_the_emptiest_node_for_larger_gangs() -> None:
+    decide = allocator(joined("node-1", 4), joined("node-2", 2))
+    assert places(decide(admitted(1))) == {"j1": "node-2:0"}
+    assert places(decide(admitted(2, gpus=3))) == {"j2": "node-1:0,1,2"}
+    assert places(decide(admitted(3))) == {"j3": "node-1:3"}
+    assert places(decide(admitted(4))) == {"j4": "node-2:1"}
+
+
+def test_a_hard_topology_waits_where_a_soft_one_spreads() -> None:
+    decide = allocator(joined("node-1", 2), joined("node-2", 2))
+    assert places(decide(admitted(1))) == {"j1": "node-1:0"}
+    effects = decide(admitted(2, workers=3, hard=True))
+    assert places(effects) == {}
+    assert waits(effects) == [("j2", Reason.WAITS_FOR_NODES, "3 x 1 GPUs (cpu)")]
+    decide = allocator(joined("node-1", 2), joined("node-2", 2))
+    assert places(decide(admitted(2, workers=3, hard=False))) == {"j2": "node-1:0,1 node-2:0"}
+
+
+def test_a_gpu_type_is_honoured() -> None:
+    decide = allocator(joined("node-1", {"a100": 1, "h200": 1}))
+    assert places(decide(admitted(1, gpu_type="h200"))) == {"j1": "node-1:1"}
+    assert places(decide(admitted(2))) == {"j2": "node-1:0"}
+
+
+def test_a_rendezvous_needs_a_port() -> None:
+    decide = allocator(joined(ports=(20000, 20000)))
+    assert places(decide(admitted(1))) == {"j1": "node-1:0"}
+    assert places(decide(admitted(2))) == {}
+    assert places(decide(exited("j1"))) == {"j2": "node-1:0"}
+
+
+# --- in which order -----------------------------------------------------------------------------
+
+
+def test_a_small_job_never_overtakes_a_large_one() -> None:
+    decide = allocator(joined())
+    decide(admitted(1, gpus=2))
+    assert decide(admitted(2, gpus=4)) == [
+        Record(queued(2, gpus=4)),
+        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_GPUS, needs="1 x 4 GPUs (cpu)")),
+    ]
+    assert decide(admitted(3)) == [Record(queued(3))]
+    assert places(decide(exited("j1"))) == {"j2": "node-1:0,1,2,3"}
+    assert places(decide(exited("j2"))) == {"j3": "node-1:0"}
+
+
+def test_another_vcs_later_job_waits_behind() -> None:
+    decide = allocator(joined(), nlp=8, cv=8)
+    decide(admitted(1, gpus=2))
+    decide(admitted(2, gpus=4))
+    assert decide(admitted(3, vc="cv")) == [
+        Record(queued(3, vc="cv")),
+        Record(JobWaits(job="j3", why=Reason.WAITS_BEHIND, needs="j2")),
+    ]
+
+
+def test_only_jobs_that_could_use_the_same_gpus_are_held_back() -> None:
+    decide = allocator(joined("node-1", {"a100": 1, "h200": 2}), nlp=8, cv=8)
+    decide(admitted(1, gpu_type="a100"))
+    effects = decide(admitted(2, gpu_type="a100"))
+    assert waits(effects) == [("j2", Reason.WAITS_FOR_GPUS, "1 x 1 GPUs (a100)")]
+    assert places(decide(admitted(3, vc="cv", gpu_type="h200"))) == {"j3": "node-1:1"}
+    assert waits(decide(admitted(4, vc="cv"))) == [("j4", Reason.WAITS_BEHIND, "j2")]
+
+
+def test_a_gang_that_no_usable_node_could_hold_holds_nobody_back() -> None:
+    decide = allocator(joined("node-1", 4), joined("node-2", 2), nlp=9, cv=9)
+    decide(DrainNode(node="node-1"))
+    assert waits(decide(admitted(1, gpus=3))) == [
+        ("j1", Reason.WAITS_FOR_NODES, "1 x 3 GPUs (cpu)")
+    ]
+    assert places(decide(admitted(2, vc="cv"))) == {"j2": "node-2:0"}
+    assert places(decide(DrainNode(node="node-1", drain=False))) == {"j1": "node-1:0,1,2"}
+
+
+def test_priority_comes_before_arrival_also_between_vcs() -> None:
+    decide = allocator(joined(gpus=1), nlp=8, cv=8)
+    decide(admitted(1))
+    decide(admitted(2))
+    decide(admitted(3, vc="cv", priority=5))
+    decide(admitted(4, priority=9))
+    assert places(decide(exited("j1"))) == {"j4": "node-1:0"}
+    assert places(decide(exited("j4"))) == {"j3": "node-1:0"}
+    assert places(decide(exited("j3"))) == {"j2": "node-1:0"}
+
+
+def test_a_vc_keeps_to_its_quota_while_others_go_on() -> None:
+    decide = allocator(joined(gpus=8), nlp=3, cv=3)
+    decide(admitted(1, gpus=2))
+    assert decide(admitted(2, gpus=2)) == [
+        Record(queued(2, gpus=2)),
+        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_QUOTA, needs="2 of 3 GPUs of nlp")),
+    ]
+    assert decide(admitted(3)) == [Record(queued(3))]  # Behind j2: no overtaking within a VC.
+    assert places(decide(admitted(4, vc="cv", gpus=2))) == {"j4": "node-1:2,3"}
+    assert places(decide(admitted(5, gpus=4, opportunistic=True))) == {"j5": "node-1:4,5,6,7"}
+    assert places(decide(exited("j1"))) == {"j2": "node-1:0,1"}
+
+
+def test_a_vc_that_is_gone_has_no_quota() -> None:
+    decide = allocator(joined(), nlp=3)
+    assert waits(decide(admitted(1, vc="cv"))) == [
+        ("j1", Reason.WAITS_FOR_QUOTA, "1 of 0 GPUs of cv")
+    ]
+    assert decide(SetVcs(vcs=vcs(cv=1))) == [
+        Record(VcsSet(vcs=vcs(cv=1))),
+        *decide_bound("j1", vc="cv"),
+    ]
+
+
+def decide_bound(job: str, vc: str) -> list[Effect]:
+    """Return the effects of binding a 1-GPU job as the first of node-1."""
+    bound = JobBound(job=job, attempt=1, order=1, members=(member("node-1", (0,)),),
+                     master_port=20000, why=ONE, at=T0)  # fmt: skip
+    return [Record(bound), Send("skep.v1.cmd.node-1", bind(job, vc=vc))]
+
+
+def test_a_job_waits_for_the_first_node_to_join() -> None:
+    decide = allocator(nlp=8)
+    assert waits(decide(admitted(1))) == [("j1", Reason.WAITS_FOR_NODES, "1 x 1 GPUs (any type)")]
+    assert decide.machine.wake_at() is None
+    assert decide(joined()) == [Record(NodeAdded(joined=joined())), *decide_bound("j1", "nlp")]
+
+
+def test_why_a_job_waits_is_recorded_once() -> None:
+    decide = allocator(joined(gpus=1))
+    decide(admitted(1))
+    assert len(waits(decide(admitted(2)))) == 1
+    assert decide(Tick(), 0.5) == []
+
+
+# --- advice -------------------------------------------------------------------------------------
+
+
+def advice(*numbers: int, until_s: float = 60) -> QueueAdvice:
+    jobs = tuple(JobAdvice(job=f"j{n}", why=Reason.PREDICTED_SHORTEST) for n in numbers)
+    return QueueAdvice(at=T0, expires_at=at(until_s), jobs=jobs)
+
+
+def waiting(*numbers: int, **changes: Any) -> Driver[AllocatorMachine]:
+    """Return an allocator with one GPU, held by j1, and these jobs in its queue."""
+    decide = allocator(joined(gpus=1))
+    decide(admitted(1))
+    for number in numbers:
+        decide(admitted(number, **changes))
+    return decide
+
+
+def test_advice_orders_equals() -> None:
+    decide = waiting(2, 3, 4)
+    # The advised head waits for the GPU in its stead, and says so.
+    assert decide(advice(4, 1, 7, 2), 1) == [
+        Record(JobWaits(job="j4", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (cpu)"))
+    ]
+    effects = decide(exited("j1"), 2)
+    assert places(effects) == {"j4": "node-1:0"}
+    (bound,) = [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
+    assert bound.ranked is Reason.PREDICTED_SHORTEST
+    assert places(decide(exited("j4"), 3)) == {"j2": "node-1:0"}
+    assert places(decide(exited("j2"), 4)) == {"j3": "node-1:0"}
+
+
+def test_advice_that_expired_is_not_followed() -> None:
+    decide = waiting(2, 3)
+    decide(advice(3, 2, until_s=10), 1)
+    assert places(decide(exited("j1"), 10)) == {"j2": "node-1:0"}
+
+
+def test_advice_that_comes_too_late_is_not_taken() -> None:
+    decide = waiting(2, 3)
+    assert decide(advice(3, 2, until_s=10), 10) == []
+    assert places(decide(exited("j1"), 11)) == {"j2": "node-1:0"}
+
+
+def test_the_latest_advice_holds() -> None:
+    decide = waiting(2, 3, 4)
+    decide(advice(4, 3, 2), 1)
+    decide(advice(3), 2)
+    assert places(decide(exited("j1"), 3)) == {"j3": "node-1:0"}
+    assert places(decide(exited("j3"), 4)) == {"j2": "node-1:0"}
+
+
+def test_advice_is_forgotten_in_a_crash() -> None:
+    decide = waiting(2, 3)
+    decide(advice(3, 2), 1)
+    decide.restart(2)
+    assert places(decide(exited("j1"), 3)) == {"j2": "node-1:0"}
+
+
+def test_advice_never_moves_a_job_across_vcs() -> None:
+    decide = allocator(joined(gpus=1), nlp=8, cv=8)
+    decide(admitted(1))
+    decide(admitted(2, vc="cv"))
+    decide(admitted(3))
+    decide(admitted(4))
+    decide(advice(4, 3, 2), 1)
+    assert places(decide(exited("j1"), 2)) == {"j2": "node-1:0"}
+    assert places(decide(exited("j2"), 3)) == {"j4": "node-1:0"}
+
+
+# --- what changes nothing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Unreadable(subject="x", text="y"),
+        MemberStepped(node="node-1", identity="id-node-1", job="j1", attempt=1, at=T0),
+        heartbeat(),
+        heartbeat("node-7"),
+        Facts(service="admission", at=T0, facts=(JobOver(job="j1"),)),
+        started("j9"),
+        exited("j9"),
+    ],
+)
+def test_what_changes_nothing(event: object) -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    assert decide(event) == []
+
+
+def test_an_event_of_no_concern_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="does not take"):
+        allocator()("gossip")
+
+
+def test_an_end_that_nobody_may_reach_is_a_bug() -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    with pytest.raises(AssertionError, match="JobBound in bound"):
+        decide.machine.jobs["j1"].move("JobBound")
+
+
+def test_a_job_that_ended_is_forgotten() -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    (_, ended) = facts_of(decide(exited("j1")))
+    assert isinstance(ended, JobEnded)
+    assert decide.machine.jobs == {}
+    assert decide.machine.placed == {}
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+def test_one_decision_binds_no_more_than_a_record_holds() -> None:
+    decide = allocator(nlp=1000)
+    decide.thorough = False
+    for number in range(1, 251):
+        decide(admitted(number))
+    big = joined(gpus=300, cpus=0, ports=(20000, 20999))
+    assert len(places(decide(big))) == MEMBERS_BOUND_MAX
+    assert decide.machine.wake_at() == decide.now
+    assert len(places(decide.tick())) == 250 - MEMBERS_BOUND_MAX
+    assert decide.machine.wake_at() != decide.now
+    decide.check_replay()
+
+
+def test_many_tenants_that_wait_do_not_use_up_a_decision() -> None:
+    names = [f"vc{number:03}" for number in range(1, MEMBERS_BOUND_MAX + 50)]
+    decide = allocator(joined(), **dict.fromkeys(names, 0), nlp=9)
+    decide.thorough = False
+    for number, name in enumerate(names, 1):
+        decide(admitted(number, vc=name))
+    assert places(decide(admitted(900))) == {"j900": "node-1:0"}
+    assert decide.machine.wake_at() == at(1)

@@ -1,0 +1,568 @@
+"""Every command that asks the gateway: what is asked, what is printed, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skep_services.cli import jobs, logs
+from skep_services.cli.main import COMMANDS, main
+from tests.cli_kit import SECOND, T0, Asked, FakeGateway, Told, ended, fake_gateway, row
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    with fake_gateway() as made:
+        monkeypatch.setenv("SKEP_API", made.url)
+        monkeypatch.setenv("SKEP_TOKEN", "secret")
+        monkeypatch.setenv("SKEP_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("TZ", "UTC")
+        monkeypatch.delenv("SKEP_VC", raising=False)
+        monkeypatch.delenv("TRACEPARENT", raising=False)
+        yield made
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return what runs a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(words)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+# --- the command as such --------------------------------------------------------------------------
+
+
+def test_overview_names_every_command_and_exit_code(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in out
+    assert "130  interrupted" in out
+    assert run()[0] == 2
+    assert run("help", "ps")[1].startswith("usage: skep ps")
+    assert run("help", "nonsense")[0] == 0
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_with_exit_codes(run: Run, name: str) -> None:
+    code, out, _ = run(name, "-h")
+    assert code == 0
+    assert "--json" in out
+    assert "exit codes:" in out
+
+
+def test_unknown_commands_and_options(run: Run) -> None:
+    code, _, err = run("subnit")
+    assert (code, err) == (2, "skep: no command 'subnit': did you mean `skep submit`?\n")
+    assert "`skep -h` lists" in run("zzz")[2]
+    assert run("ps", "--nonsense")[0] == 2
+    assert run("ps", "-n", "0")[0] == 2
+    assert run("wait")[0] == 2
+
+
+def test_version(run: Run) -> None:
+    code, out, _ = run("version")
+    assert code == 0
+    assert out.startswith("skep ")
+    assert json.loads(run("version", "--json")[1])["python"] == sys.version.split()[0]
+    assert run("--version")[1] == out
+
+
+def test_no_cluster(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SKEP_API", raising=False)
+    code, _, err = run("ps", "--home", str(tmp_path))
+    assert code == 4
+    assert "start one:" in err
+    code, out, _ = run("ps", "--json", "--home", str(tmp_path))
+    assert (code, json.loads(out)["error"]["reason"]) == (4, "no-cluster")
+
+
+def test_output_that_nobody_reads_is_no_failure(gateway: FakeGateway) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [row(f"j{n}") for n in range(5000)], "total": 5000})
+    command = f"{sys.executable} -m skep_services ps | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, check=True, timeout=120
+    )
+    assert done.stdout.startswith(b"JOB")
+    assert done.stderr == b""
+
+
+def test_output_that_cannot_be_written_is_a_failure(gateway: FakeGateway) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [row()], "total": 1})
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "skep_services", "ps"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+
+
+def test_common_commands_import_little() -> None:
+    heavy = ("asyncio", "aiohttp", "email", "http", "logging", "msgspec", "nats", "pathlib",
+             "shutil", "ssl", "structlog", "subprocess", "threading", "yaml")  # fmt: skip
+    script = (
+        "import sys; from skep_services.cli import main; main.main(['ps', '-h']);"
+        "from skep_services.cli import jobs, logs, nodes, show, trace;"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    # Isolated: coverage, where it measures subprocesses, imports some of these itself.
+    environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        env=environment,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[-1] == b"[]"
+
+
+# --- ps -------------------------------------------------------------------------------------------
+
+
+def test_ps_lists_active_jobs(gateway: FakeGateway, run: Run) -> None:
+    rows = [
+        row("j1"),
+        row("j2", state="queued", place="", attempt=0, started_at=None, rate_milli=None, eta_s=None,
+            steps=0, total_steps=None, why="waits-for-gpus", needs="2 GPUs"),
+        row("j3", submitted_at=None, why=None),
+    ]  # fmt: skip
+    gateway.on("GET /v1/jobs", {"jobs": rows, "total": 5})
+    code, out, err = run("ps")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split() == ["JOB", "NAME", "VC", "STATE", "GPUS", "PRI", "AGE", "RUN", "TRY",
+                                "RATE", "STEPS", "ETA", "PLACE", "WHY"]  # fmt: skip
+    assert "12.3/s  120/1000  1m11s  node-1:0,1  best-fit-one-node" in lines[1]
+    assert lines[2].endswith("waits-for-gpus: 2 GPUs")
+    assert err == "3 of 5 jobs; -n 5 shows all\n"
+    assert gateway.last("GET /v1/jobs").query == {"state": "active", "limit": "20000"}
+
+
+def test_ps_filters(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    assert "no active jobs" in run("ps")[2]
+    code, out, err = run("ps", "-a", "--vc", "nlp", "--name", "a b", "-n", "3")
+    assert (code, out, err) == (0, "", "no jobs\n")
+    query = gateway.last("GET /v1/jobs").query
+    assert query == {"state": "all", "vc": "nlp", "name": "a b", "limit": "3"}
+    assert run("ps", "-q") == (0, "", "")
+    run("ps", "--state", "failed")
+    assert gateway.last("GET /v1/jobs").query["state"] == "failed"
+    gateway.on("GET /v1/jobs", {"jobs": [row("j1"), row("j2")], "total": 2})
+    assert run("ps", "-q") == (0, "j1\nj2\n", "")
+
+
+def test_ps_json_is_what_the_gateway_said(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [row()], "total": 1})
+    assert json.loads(run("ps", "--json")[1]) == {"jobs": [row()], "total": 1}
+
+
+# --- one job --------------------------------------------------------------------------------------
+
+
+def whole(**changes: Any) -> dict[str, Any]:
+    attempt = {
+        "attempt": 1,
+        "place": "node-1:0,1",
+        "why": "best-fit-one-node",
+        "ranked": "arrival",
+        "bound_at": T0 + SECOND,
+        "started_at": T0 + 2 * SECOND,
+        "first_step_at": T0 + 3 * SECOND,
+        "ended_at": None,
+        "outcome": None,
+        "detail": "",
+        "steps": 120,
+        "step_ns": 80_000_000,
+        "members": [],
+    }
+    spec = {
+        "name": "train",
+        "vc": "nlp",
+        "script": "train.py",
+        "args": ["--lr", "3"],
+        "workdir": "/data",
+        "resources": {"gpus": 2, "cpus": 1, "memory": 2**30, "topology": {"hard": True}},
+        "limits": {"time": 3600, "retries": 1},
+        "labels": {"team": "x"},
+    }
+    more = {
+        "spec": spec,
+        "problems": [],
+        "detail": "",
+        "attempts": [attempt],
+        "trace": "00-aa-bb-01",
+        "key": "k",
+        "repeated_by": ["j9"],
+    }
+    return {**row(), **more, **changes}
+
+
+def test_show(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", whole())
+    code, out, _ = run("show", "j1")
+    assert code == 0
+    for text in (
+        "j1  train  running",
+        "wants       2 GPUs, 1 CPU per worker, 1GiB per worker, workers must share a node",
+        "runs        train.py --lr 3",
+        "tier        observed",
+        "limits      1h00m at most, 1 retry",
+        "rate        12.3/s, 120/1000 mini-batches, 1m11s left",
+        "waited      1.0s",
+        "repeated by j9",
+        "80ms",
+    ):
+        assert text in out
+    assert json.loads(run("show", "--json", "j1")[1]) == whole()
+
+
+def test_show_of_a_refused_job_lists_its_problems(gateway: FakeGateway, run: Run) -> None:
+    problem = {"path": "$.resources.gpu", "reason": "unknown-key", "text": "unknown key `gpu`",
+               "suggestion": "did you mean `gpus`?"}  # fmt: skip
+    refused = whole(state="refused", spec="not even JSON", attempts=[], problems=[problem, {}])
+    gateway.on("GET /v1/jobs/j1", refused)
+    out = run("show", "j1")[1]
+    assert "$.resources.gpu: unknown key `gpu` (unknown-key): did you mean `gpus`?" in out
+    assert "ATTEMPT" not in out
+
+
+def test_show_of_other_kinds_of_jobs(gateway: FakeGateway, run: Run) -> None:
+    spec = {"command": ["sh", "-c", "echo a b"], "limits": {"retries": 3}}
+    changes = {"workers": 4, "gpus": 8, "gpu_type": "h200", "steps": 0}
+    gateway.on("GET /v1/jobs/j1", whole(spec={**spec, "resources": {"gpus": 2}}, **changes))
+    out = run("show", "j1")[1]
+    assert "wants       8 GPUs (4 workers x 2), type h200" in out
+    assert "runs        sh -c 'echo a b'" in out
+    assert "tier        opaque" in out
+    assert "3 retries" in out
+    gateway.on("GET /v1/jobs/j1", whole(spec={"command": "a | b", "resources": {"topology": {}}}))
+    assert "runs        a | b" in run("show", "j1")[1]
+
+
+def test_unknown_job_exits_3(gateway: FakeGateway, run: Run) -> None:
+    gateway.refuse("GET /v1/jobs/j99", 404, "unknown-job", "there is no job j99")
+    assert run("show", "j99") == (3, "", "skep show: there is no job j99\n")
+    code, out, _ = run("show", "j99", "--json")
+    assert (code, json.loads(out)["error"]["reason"]) == (3, "unknown-job")
+
+
+def test_why(gateway: FakeGateway, run: Run) -> None:
+    answer = {
+        "job": "j1",
+        "state": "queued",
+        "reasons": [{"reason": "waits-for-gpus", "text": "not enough GPUs are free", "needs": "2"}],
+        "would_change": ["2 GPUs become free"],
+    }
+    gateway.on("GET /v1/jobs/j1/why", answer)
+    code, out, _ = run("why", "j1")
+    assert code == 0
+    assert out.splitlines() == [
+        "j1  queued",
+        "  because not enough GPUs are free: 2 (waits-for-gpus)",
+        "what would change it:",
+        "  2 GPUs become free",
+    ]
+    assert json.loads(run("why", "j1", "--json")[1]) == answer
+    gateway.on("GET /v1/jobs/j1/why", {**answer, "state": "failed"})
+    assert "what would help:" in run("why", "j1")[1]
+    gateway.on("GET /v1/jobs/j1/why", {**answer, "would_change": []})
+    assert "what would" not in run("why", "j1")[1]
+
+
+def test_cancel_exits_with_the_worst_outcome(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("DELETE /v1/jobs/j1", {"job": "j1", "accepted": True}, 202)
+    gateway.refuse("DELETE /v1/jobs/j2", 409, "already-ended", "j2 has ended")
+    assert run("cancel", "j1") == (0, "j1 is being cancelled\n", "")
+    code, out, err = run("cancel", "j1", "j2")
+    assert (code, out, err) == (1, "j1 is being cancelled\n", "j2: j2 has ended\n")
+    code, out, _ = run("cancel", "j3", "j2", "--json")
+    assert code == 3
+    assert [one["accepted"] for one in json.loads(out)["jobs"]] == [False, False]
+    gateway.refuse("DELETE /v1/jobs/j1", 503, "bus", "the bus does not answer")
+    assert run("cancel", "j1")[0] == 4
+
+
+# --- wait -----------------------------------------------------------------------------------------
+
+
+def test_wait_polls_until_all_have_ended(gateway: FakeGateway, run: Run) -> None:
+    answers = iter([row("j1"), row("j1"), ended("j1")])
+    gateway.on("GET /v1/jobs/j1", lambda _: Told(200, next(answers)))
+    gateway.on("GET /v1/jobs/j2", ended("j2", "failed", detail="rank 0: exit status 3"))
+    gateway.on("GET /v1/jobs/j3", ended("j3", "cancelled", started_at=None))
+    code, out, _ = run("wait", "j1", "j1")
+    assert (code, out) == (0, "j1 succeeded after 10s\n")
+    assert gateway.last("GET /v1/jobs/j1").query == {"wait": "ended", "timeout_s": "30"}
+    gateway.on("GET /v1/jobs/j1", ended("j1"))
+    code, out, _ = run("wait", "j1", "j2", "j3")
+    assert code == 1
+    assert out.splitlines()[1:] == [
+        "j2 failed after 10s (rank 0: exit status 3)",
+        "j3 cancelled",
+    ]
+    code, out, _ = run("wait", "j2", "--json")
+    assert (code, json.loads(out)["jobs"][0]["state"]) == (1, "failed")
+    assert run("wait", "-q", "j1") == (0, "", "")
+
+
+def test_wait_gives_up_in_time(gateway: FakeGateway, run: Run) -> None:
+    waiting = row("j1", state="queued", started_at=None, why="waits-for-gpus", needs="2 GPUs")
+    gateway.on("GET /v1/jobs/j1", waiting)
+    code, out, err = run("wait", "j1", "-t", "0.05s")
+    assert code == 5
+    assert out == "j1 queued (waits-for-gpus: 2 GPUs)\n"
+    assert "not everything ended in time" in err
+    assert json.loads(run("wait", "j1", "-t", "0", "--json")[1])["timeout"] is True
+    assert gateway.last("GET /v1/jobs/j1").query["timeout_s"] == "0"
+    assert run("wait", "j1", "-t", "soon")[0] == 2
+    assert run("wait", "j1", "-t", "400d")[0] == 2
+
+
+def test_wait_for_the_start(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", row("j1"))
+    assert run("wait", "--for", "started", "j1") == (0, "j1 running (best-fit-one-node)\n", "")
+    assert [jobs.seconds(text) for text in ("90", "90s", "2m", "1h", "1d")] == [
+        90,
+        90,
+        120,
+        3600,
+        86400,
+    ]
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def test_logs_of_one_rank(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", row(workers=2))
+    gateway.on("GET /v1/jobs/j1/logs", lambda _: Told(pieces=[b"one\n", b"tw", b"o\xff"]))
+    code, out, _ = run("logs", "j1", "--attempt", "2")
+    assert (code, out) == (0, "one\ntwo�")
+    query = gateway.last("GET /v1/jobs/j1/logs").query
+    assert query == {"rank": "0", "attempt": "2", "follow": "0"}
+    lines = run("logs", "j1", "--json", "--rank", "1")[1].splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["one\n", "tw", "o�"]
+
+
+def test_logs_of_all_ranks_have_their_rank_in_front(gateway: FakeGateway, run: Run) -> None:
+    def answer(asked: Asked) -> Told:
+        rank = asked.query["rank"].encode()
+        return Told(pieces=[b"a" + rank, b"\nb" + rank + b"\nend"])
+
+    gateway.on("GET /v1/jobs/j1", row(workers=2))
+    gateway.on("GET /v1/jobs/j1/logs", answer)
+    out = run("logs", "j1", "--rank", "all")[1]
+    assert out.splitlines() == ["[0] a0", "[0] b0", "[0] end", "[1] a1", "[1] b1", "[1] end"]
+
+
+def test_logs_that_cannot_be(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", row(workers=2))
+    assert run("logs", "j1", "--rank", "2")[0] == 3
+    assert run("logs", "j1", "--rank", "one")[0] == 2
+    gateway.on("GET /v1/jobs/j1", row(state="queued", attempt=0))
+    code, out, err = run("logs", "j1")
+    assert (code, out) == (0, "")
+    assert "not started yet" in err
+    gateway.on("GET /v1/jobs/j1", row())
+    gateway.on("GET /v1/jobs/j1/logs", lambda _: Told(pieces=[b"half"], cut=True))
+    code, _, err = run("logs", "j1")
+    assert code == 4
+    assert "in the middle of an answer" in err
+
+
+def test_followed_log_goes_on_at_the_byte_where_it_was_cut(gateway: FakeGateway, run: Run) -> None:
+    text = b"0123456789"
+
+    def answer(asked: Asked) -> Told:
+        begin = int(asked.query.get("offset", 0))
+        assert asked.query["follow"] == "1"
+        return (
+            Told(pieces=[text[begin : begin + 4]], cut=True)
+            if begin < 8
+            else Told(pieces=[text[begin:]])
+        )
+
+    gateway.on("GET /v1/jobs/j1", ended())
+    gateway.on("GET /v1/jobs/j1/logs", answer)
+    assert run("logs", "-f", "j1")[1] == "0123456789"
+
+
+def test_followed_log_goes_on_with_later_attempts(gateway: FakeGateway, run: Run) -> None:
+    states = iter([row(attempt=1), row(attempt=1), row(attempt=1), row(attempt=2)])
+    gateway.on("GET /v1/jobs/j1", lambda _: Told(200, next(states, ended(attempt=2))))
+    gateway.on("GET /v1/jobs/j1/logs", lambda asked: Told(pieces=[asked.query["attempt"].encode()]))
+    code, out, err = run("logs", "-f", "j1")
+    assert (code, out) == (0, "12")
+    assert "--- j1: attempt 2 ---" in err
+    states = iter([row(attempt=2)])
+    assert run("logs", "-f", "j1", "--attempt", "1")[1] == "1"
+
+
+def test_followed_log_of_a_job_that_never_started(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", ended(state="cancelled", attempt=0, started_at=None))
+    assert run("logs", "-f", "j1") == (0, "", "")
+
+
+def test_followed_ranks_come_together(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", ended(workers=3))
+    gateway.on(
+        "GET /v1/jobs/j1/logs",
+        lambda asked: Told(pieces=[b"from " + asked.query["rank"].encode() + b"\n"]),
+    )
+    out = run("logs", "-f", "j1", "--rank", "all")[1]
+    assert sorted(out.splitlines()) == ["[0] from 0", "[1] from 1", "[2] from 2"]
+    gateway.refuse("GET /v1/jobs/j1/logs", 404, "no-attempt", "j1 has no attempt 1")
+    assert run("logs", "-f", "j1", "--rank", "all")[0] == 3
+    assert len(logs.ranks_of("all", row(workers=100_000))) == logs.RANKS_MAX
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def event(seq: int, **changes: Any) -> dict[str, Any]:
+    given = {"seq": seq, "at": T0, "kind": "job-bound", "text": "placed", "job": "j1", "vc": "nlp",
+             "attempt": 1, "node": "node-1", "reason": ""}  # fmt: skip
+    return {**given, **changes}
+
+
+def test_events(gateway: FakeGateway, run: Run) -> None:
+    listed = [event(1), event(2, job="", text="is back\x1b"), event(3, attempt=2)]
+    gateway.on("GET /v1/events", {"events": listed})
+    code, out, _ = run("events", "--since", "0", "--job", "j1", "--vc", "nlp")
+    assert code == 0
+    assert out.splitlines() == [
+        "22:13:20.000  j1        placed",
+        "22:13:20.000  node-1    is back�",
+        "22:13:20.000  j1        placed (attempt 2)",
+    ]
+    assert gateway.last("GET /v1/events").query == {"since": "0", "job": "j1", "vc": "nlp"}
+    assert json.loads(run("events", "--json")[1]) == {"events": listed}
+    gateway.on("GET /v1/events", {"events": []})
+    assert run("events") == (0, "", "")
+
+
+def test_followed_events_go_on_after_the_last_one_seen(gateway: FakeGateway, run: Run) -> None:
+    def stream(asked: Asked) -> Told:
+        since = int(asked.query.get("since", 6))
+        if since >= 8:
+            return Told(404, {"error": {"reason": "end", "text": "the test is over"}})
+        data = json.dumps(event(since + 1))
+        return Told(pieces=[b": hello\n\n", f"id: {since + 1}\ndata: {data}\n\n".encode()])
+
+    gateway.on("GET /v1/events", stream)
+    code, out, err = run("events", "-f")
+    assert code == 3
+    assert out.count("placed") == 2
+    assert "the test is over" in err
+    lines = run("events", "-f", "--json", "--since", "7")[1].splitlines()
+    assert json.loads(lines[0])["seq"] == 8
+
+
+# --- resources ------------------------------------------------------------------------------------
+
+
+def test_gpus(gateway: FakeGateway, run: Run) -> None:
+    free = {"node": "node-1", "index": 0, "type": "cpu", "memory": 2**30, "job": None, "vc": None,
+            "rank": None, "utilisation": None}  # fmt: skip
+    held = {**free, "index": 1, "job": "j1", "vc": "nlp", "rank": 0, "utilisation": 97.4}
+    gateway.on("GET /v1/gpus", {"gpus": [free, held]})
+    code, out, err = run("gpus")
+    assert code == 0
+    assert out.splitlines()[2].split() == ["node-1", "1", "cpu", "1GiB", "97%", "j1", "0", "nlp"]
+    assert err == "1 of 2 GPUs held\n"
+    assert json.loads(run("gpus", "--json")[1])["gpus"][1] == held
+    gateway.on("GET /v1/gpus", {"gpus": []})
+    assert "no node has joined" in run("gpus")[2]
+
+
+def test_nodes(gateway: FakeGateway, run: Run) -> None:
+    node = {"node": "node-1", "address": "127.0.0.1", "state": "up", "gpus": 4, "free": 2,
+            "gpu_type": "cpu", "cpus": 2, "memory": 2**30, "last_heard_at": T0, "incarnation": 3,
+            "jobs": ["j1", "j2"]}  # fmt: skip
+    gateway.on("GET /v1/nodes", {"nodes": [node, {**node, "last_heard_at": None, "jobs": []}]})
+    lines = run("node", "ls")[1].splitlines()
+    assert lines[1].split()[:3] == ["node-1", "up", "2/4"]
+    assert lines[1].endswith("j1 j2")
+    assert "never" in lines[2]
+    assert json.loads(run("node", "ls", "--json")[1])["nodes"][0] == node
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    assert "no node has joined" in run("node", "ls")[2]
+    assert run("node", "ls", "node-1")[0] == 2
+    assert run("node", "drain")[0] == 2
+    assert run("node", "burn", "node-1")[0] == 2
+
+
+def test_drain(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("POST /v1/admin/drain", {})
+    assert "no further work" in run("node", "drain", "node-1")[1]
+    assert gateway.last("POST /v1/admin/drain").json() == {"node": "node-1", "drain": True}
+    assert "open for work" in run("node", "undrain", "node-1", "node-2")[1]
+    assert gateway.last("POST /v1/admin/drain").json() == {"node": "node-2", "drain": False}
+    answer = json.loads(run("node", "drain", "node-1", "--json")[1])
+    assert answer == {"nodes": ["node-1"], "drain": True}
+    gateway.refuse("POST /v1/admin/drain", 404, "unknown-node", "there is no node x")
+    assert run("node", "drain", "x")[0] == 3
+
+
+def test_vcs(gateway: FakeGateway, run: Run) -> None:
+    vc = {"vc": "nlp", "gpus": 6, "jobs_max": 100, "used": 2, "running": 1, "queued": 3}
+    gateway.on("GET /v1/vcs", {"vcs": [vc]})
+    assert run("vc", "ls")[1].splitlines()[1].split() == ["nlp", "6", "2", "1", "3", "100"]
+    assert json.loads(run("vc", "ls", "--json")[1])["vcs"] == [vc]
+    gateway.on("GET /v1/vcs", {"vcs": []})
+    assert "no virtual clusters" in run("vc", "ls")[2]
+    assert run("vc", "ls", "file")[0] == 2
+    assert run("vc", "set")[0] == 2
+
+
+def test_setting_vcs(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
+    gateway.on("POST /v1/admin/vcs", {})
+    path = tmp_path / "vcs.yaml"
+    path.write_text("vcs: {research: {gpus: 6}, production: {gpus: 2, jobs_max: 5}, x: 0}")
+    code, out, _ = run("vc", "set", str(path))
+    assert (code, out) == (0, "virtual clusters and their GPUs: research 6, production 2, x 0\n")
+    assert gateway.last("POST /v1/admin/vcs").json() == {
+        "vcs": {
+            "research": {"gpus": 6, "jobs_max": 1_000_000},
+            "production": {"gpus": 2, "jobs_max": 5},
+            "x": {"gpus": 0, "jobs_max": 1_000_000},
+        }
+    }
+    path.write_text("a: 1")
+    assert json.loads(run("vc", "set", "--json", str(path))[1])["vcs"]["a"]["gpus"] == 1
+    for text, told in [
+        ("vcs: {a: {gpu: 1}}", "vcs.a: Object contains unknown field `gpu`"),
+        ("vcs: {a: {gpus: true}}", "vcs.a"),
+        ("vcs: {a: -1}", "0 or more"),
+        ("vcs: {a b: 1}", "'a b' is no name"),
+        ("vcs: {a: 1}\nother: 2", "unknown keys beside `vcs`: other"),
+        ("vcs: {}", "not virtual clusters"),
+        ("- 1", "not virtual clusters"),
+    ]:
+        path.write_text(text)
+        code, _, err = run("vc", "set", str(path))
+        assert code == 1
+        assert told in err
+    path.write_text("a: 1\n---\nb: 2\n")
+    assert run("vc", "set", str(path))[0] == 2

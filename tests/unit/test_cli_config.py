@@ -1,0 +1,219 @@
+"""What `skep up` makes of its options, a cluster file and what was there before."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from skep.wire.admin import VcConfig
+from skep_services.supervisor import config, home, ports, table
+from skep_services.supervisor.backoff import DELAY_S_MAX, Backoff
+from skep_services.supervisor.config import Cluster, ConfigError, NodeConfig, Wishes, settle
+
+HOME = "/state"
+
+
+def vcs(**gpus: int) -> dict[str, VcConfig]:
+    return {name: VcConfig(gpus=count) for name, count in gpus.items()}
+
+
+# --- settling -------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    cluster = settle(None, Wishes(), HOME)
+    assert [(node.name, node.gpus, node.device) for node in cluster.nodes] == [
+        ("node-1", 4, "cpu"),
+        ("node-2", 4, "cpu"),
+    ]
+    assert cluster.vcs == vcs(default=8)
+    assert cluster.gateway.url == "http://127.0.0.1:8470"
+    assert list(cluster.gateway.tokens) == ["operator", "vc-default"]
+    assert len(set(cluster.gateway.tokens.values())) == 2
+    assert config.warnings(cluster) == []
+    assert not Wishes().given()
+    assert Wishes(port=0).given()
+
+
+def test_what_is_not_asked_for_stays() -> None:
+    first = settle(None, Wishes(nodes=1, gpus=3, vcs=vcs(a=2), port=9000), HOME)
+    again = settle(first, Wishes(), HOME)
+    assert again == first
+    wider = settle(first, Wishes(nodes=3, vcs=vcs(a=2, b=1)), HOME)
+    assert [node.gpus for node in wider.nodes] == [3, 3, 3]
+    assert wider.gateway.url == "http://127.0.0.1:9000"
+    assert wider.gateway.tokens["vc-a"] == first.gateway.tokens["vc-a"]
+    assert settle(first, Wishes(gpus=5), HOME).vcs == vcs(a=2)
+
+
+def test_quota_that_nobody_chose_follows_the_gpus() -> None:
+    first = settle(None, Wishes(), HOME)
+    assert settle(first, Wishes(nodes=1), HOME).vcs == vcs(default=4)
+
+
+def test_devices() -> None:
+    cuda = settle(None, Wishes(device="cuda"), HOME)
+    assert [(node.gpus, node.gpu_type) for node in cuda.nodes] == [("auto", "cuda")]
+    assert cuda.gpus() is None
+    assert cuda.vcs == vcs(default=config.QUOTA_MAX)
+    assert config.warnings(cuda) == []
+    assert settle(cuda, Wishes(), HOME).vcs == cuda.vcs
+    assert settle(cuda, Wishes(device="cpu", gpus=2), HOME).nodes[0].gpu_type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "wishes, told",
+    [
+        (Wishes(nodes=0), "0 nodes: one machine runs 1 to 64"),
+        (Wishes(nodes=-3), "0 nodes"),
+        (Wishes(nodes=10**9), "more than 64 nodes"),
+        (Wishes(gpus=0), "node-1: 0 GPUs; a node has 1 to 64"),
+        (Wishes(gpus=999_999), "999999 GPUs"),
+        (Wishes(gpus="auto"), "`auto` GPUs need --device cuda"),
+        (Wishes(gpu_type="x" * 65), "a GPU type is"),
+        (Wishes(vcs=vcs(**{"a b": 1})), "'a b' is no name for a virtual cluster"),
+        (Wishes(vcs=vcs(a=10**9)), "a quota is 0 to"),
+        (Wishes(vcs={}), "0 virtual clusters"),
+        (Wishes(port=70_000), "--port 70000"),
+        (Wishes(node_list=(NodeConfig(name="a"), NodeConfig(name="a"))), "two nodes are called a"),
+        (Wishes(node_list=(NodeConfig(name="a.b"),)), "'a.b' is no name for a node"),
+        (Wishes(node_list=(NodeConfig(name="gateway"),)), "cannot be called gateway"),
+        (Wishes(node_list=()), "0 nodes"),
+    ],
+)
+def test_what_cannot_be_is_refused(wishes: Wishes, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        settle(None, wishes, HOME)
+
+
+def test_warnings() -> None:
+    cluster = settle(None, Wishes(nodes=1, gpus=2, vcs=vcs(a=2, b=1, c=0)), HOME)
+    promised, empty = config.warnings(cluster)
+    assert "promised 3 GPUs and there are 2" in promised
+    assert "virtual cluster c has no GPUs" in empty
+
+
+def test_nodes_have_ports_of_their_own_in_every_folder() -> None:
+    for count in (1, 2, 23, 64):
+        for folder in ("/a", "/b", "/c"):
+            nodes = settle(None, Wishes(nodes=count), folder).nodes
+            taken = sorted(node.ports for node in nodes)
+            assert all(20_000 <= first < last <= 31_999 for first, last in taken)
+            assert all(a[1] < b[0] for a, b in itertools.pairwise(taken))
+    assert (
+        settle(None, Wishes(), "/a").nodes[0].ports != settle(None, Wishes(), "/b").nodes[0].ports
+    )
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_virtual_clusters_on_the_command_line() -> None:
+    assert config.parse_vc("research=6") == ("research", VcConfig(gpus=6))
+    for text in ("research", "research=", "research=-1", "research=six", "=²"):
+        with pytest.raises(ConfigError, match="NAME=GPUS"):
+            config.parse_vc(text)
+
+
+def test_cluster_file() -> None:
+    tree: dict[str, Any] = {
+        "nodes": [{"name": "big", "gpus": 8}, {"name": "small"}],
+        "vcs": {"a": 6, "b": {"gpus": 2, "jobs_max": 5}},
+        "port": 9000,
+    }
+    cluster = settle(None, config.read_file(tree, "file"), HOME)
+    assert [(node.name, node.gpus) for node in cluster.nodes] == [("big", 8), ("small", 4)]
+    assert cluster.vcs == {"a": VcConfig(gpus=6), "b": VcConfig(gpus=2, jobs_max=5)}
+    assert config.read_file({}, "file") == Wishes()
+    wrongs: tuple[Any, ...] = ({"node": []}, {"nodes": [{"gpus": 1}]}, {"vcs": {"a": "x"}}, [])
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match=r"^file: "):
+            config.read_file(wrong, "file")
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKEP_TOKEN", "mine")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector")
+    cluster = settle(None, Wishes(nodes=1, gpus=2), HOME)
+    cluster.nats = config.Nats(
+        url="nats://127.0.0.1:4333",
+        users={name: f"{name}-password" for name in (*table.SERVICES, "node-node-1")},
+    )
+    plan = table.cluster_plan(cluster, HOME, "/bin/nats-server")
+    assert [child.name for child in plan.every()] == ["nats", *table.SERVICES, "node-1"]
+    assert plan.bus.argv == ("/bin/nats-server", "-c", "/state/nats/nats-server.conf")
+    assert plan.bus.port == 4333
+    gateway = plan.services[-1]
+    assert gateway.argv[1:] == ("-m", "skep_services.gateway")
+    assert gateway.env["SKEP_LISTEN"] == "127.0.0.1:8470"
+    assert gateway.env["SKEP_TOKENS"] == "/state/gateway/tokens.json"
+    assert gateway.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector"
+    assert "SKEP_TOKEN" not in gateway.env
+    (agent,) = plan.agents
+    told = {name: value for name, value in agent.env.items() if name.startswith("SKEP_")}
+    first, last = cluster.nodes[0].ports
+    assert told == {
+        "SKEP_HOME": HOME,
+        "SKEP_NODE": "node-1",
+        "SKEP_GPUS": "2",
+        "SKEP_DEVICE": "cpu",
+        "SKEP_GPU_TYPE": "cpu",
+        "SKEP_ADDRESS": "127.0.0.1",
+        "SKEP_PORTS": f"{first}-{last}",
+        "SKEP_NATS_URL": "nats://127.0.0.1:4333",
+        "SKEP_NATS_USER": "node-node-1",
+        "SKEP_NATS_PASSWORD": "node-node-1-password",
+        "SKEP_STATE": "/state/node-1",
+    }
+    assert agent.log_path == "/state/node-1/service.log"
+    assert table.port_of("") == 0
+
+
+def test_cluster_file_round_trip(tmp_path: Path) -> None:
+    cluster = settle(None, Wishes(), str(tmp_path))
+    home.write_json(home.cluster_path(str(tmp_path)), msgspec.to_builtins(cluster))
+    assert msgspec.convert(home.read_cluster(str(tmp_path)), Cluster) == cluster
+    assert Path(home.cluster_path(str(tmp_path))).stat().st_mode & 0o777 == 0o600
+
+
+def test_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/users/me")
+    monkeypatch.delenv("SKEP_HOME", raising=False)
+    assert home.home_folder() == "/users/me/.skep"
+    monkeypatch.setenv("SKEP_HOME", "/elsewhere")
+    assert home.home_folder() == "/elsewhere"
+    assert home.home_folder("~/x") == "/users/me/x"
+
+
+def test_ports(free_port: int) -> None:
+    assert ports.is_free(free_port)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not ports.is_free(listener.getsockname()[1])
+    assert ports.is_free(ports.free_port())
+
+
+# --- back-off -------------------------------------------------------------------------------------
+
+
+def test_first_end_is_answered_at_once_and_repeated_ones_ever_later() -> None:
+    backoff = Backoff()
+    assert [backoff.delay_s(1.0) for _ in range(5)] == [0.0, 0.1, 0.2, 0.4, 0.8]
+    assert [backoff.delay_s(0.0) for _ in range(2000)][-1] == DELAY_S_MAX
+
+
+def test_healthy_time_forgives() -> None:
+    backoff = Backoff()
+    for _ in range(5):
+        backoff.delay_s(1.0)
+    assert backoff.delay_s(20.0) == 0.8
+    assert backoff.delay_s(30.0) == 0.0
+    assert backoff.delay_s(1.0) == 0.0
+    assert backoff.delay_s(1.0) == 0.1

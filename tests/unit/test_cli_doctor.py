@@ -1,0 +1,222 @@
+"""`skep doctor`: each check, well and ill."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skep_services.cli import doctor
+from skep_services.cli.client import Client, Target
+from skep_services.cli.main import main
+from skep_services.supervisor import home
+from tests.cli_kit import FakeGateway, fake_gateway
+
+OWN = {"pid": os.getpid(), "start_ticks": home.start_ticks(os.getpid())}
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    with fake_gateway() as made:
+        monkeypatch.delenv("SKEP_API", raising=False)
+        monkeypatch.delenv("SKEP_TOKEN", raising=False)
+        monkeypatch.setenv("SKEP_HOME", str(tmp_path))
+        tmp_path.chmod(0o700)
+        well = {"ok": True, "epoch": 2, "facts": 7, "inbox": 0}
+        ill = {"ok": False, "error": "does not answer"}
+        made.on("GET /v1/health", {"ok": False, "services": {"admission": well, "node-n1": ill}})
+        made.on("GET /v1/vcs", {"vcs": []})
+        yield made
+
+
+def write_cluster(folder: Path, url: str, **running: Any) -> None:
+    cluster = {
+        "version": 1,
+        "gateway": {"url": url, "tokens": {"operator": "op"}},
+        "supervisor": {**OWN, "state": "running", **running},
+    }
+    home.write_json(home.cluster_path(str(folder)), cluster)
+
+
+def child(**changes: Any) -> dict[str, Any]:
+    return {**OWN, "restarts": 0, "state": "ready", "exit": None, "detail": "", **changes}
+
+
+def test_machine_with_everything(tmp_path: Path) -> None:
+    checks = {check.name: check for check in doctor.machine_checks(str(tmp_path))}
+    assert checks["python"].level == doctor.OK
+    assert checks["nats-server"].level == doctor.OK
+    assert checks["clock"].level == doctor.OK
+    assert all(check.todo for check in checks.values() if check.level != doctor.OK)
+    assert all(not check.todo for check in checks.values() if check.level == doctor.OK)
+
+
+def test_programs_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NATS_SERVER_BIN", str(tmp_path / "none"))
+    check = doctor.check_nats()
+    assert (check.level, "not an executable file" in check.todo) == (doctor.FAIL, True)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("NATS_SERVER_BIN", str(broken))
+    assert doctor.check_nats().level == doctor.FAIL
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert doctor.check_torch().level == doctor.WARN
+    monkeypatch.setattr(doctor, "PYTHON_MIN", (9, 0))
+    assert doctor.check_python().level == doctor.FAIL
+
+
+def test_state_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    assert doctor.check_folder(str(tmp_path)).level == doctor.OK
+    assert "made by `skep up`" in doctor.check_folder(str(tmp_path / "a" / "b")).text
+    tmp_path.chmod(0o755)
+    assert "chmod 700" in doctor.check_folder(str(tmp_path)).todo
+    if os.getuid() != 0:
+        assert doctor.check_folder("/proc/1").level == doctor.FAIL
+
+
+def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def free(count: int, inodes: int = 9) -> doctor.Check:
+        status = SimpleNamespace(f_bavail=count, f_frsize=1, f_files=9, f_favail=inodes)
+        monkeypatch.setattr(os, "statvfs", lambda _: status)
+        return doctor.check_disk(str(tmp_path / "sub"))
+
+    assert free(20 * 2**30).level == doctor.OK
+    assert free(5 * 2**30).level == doctor.WARN
+    assert free(2**20).level == doctor.FAIL
+    assert "no inodes" in free(20 * 2**30, inodes=0).text
+
+
+def test_slow_or_failing_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "SYNC_SLOW_S", -1.0)
+    assert doctor.check_sync(str(tmp_path)).level == doctor.WARN
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert doctor.check_sync(str(tmp_path)).level == doctor.FAIL
+
+
+def test_memory_files_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SimpleNamespace(f_bavail=2**30, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: shared)
+    monkeypatch.setattr(doctor, "_meminfo", lambda _: 8 * 2**30)
+    assert doctor.check_memory().level == doctor.OK
+    shared.f_bavail = 1
+    assert "--shm-size" in doctor.check_memory().todo
+    monkeypatch.setattr(doctor, "_meminfo", lambda _: 2**20)
+    assert doctor.check_memory().level == doctor.WARN
+    monkeypatch.undo()
+    assert doctor._meminfo("MemTotal")
+    assert doctor._meminfo("Nonsense") is None
+    monkeypatch.setattr(doctor, "FILES_MIN", 2**62)
+    assert doctor.check_files().level == doctor.WARN
+    monkeypatch.setattr(time, "gmtime", lambda: time.struct_time((1970, 1, 1, 0, 0, 0, 3, 1, 0)))
+    assert doctor.check_clock().level == doctor.FAIL
+
+
+def test_processes_of_the_state_folder(gateway: FakeGateway, tmp_path: Path) -> None:
+    write_cluster(tmp_path, gateway.url)
+    children = {
+        "nats": child(),
+        "admission": child(restarts=5, detail="killed by SIGKILL"),
+        "allocator": child(state="stopped", pid=0, detail="exit code 72: its log is corrupt"),
+        "advisor": child(state="backoff", pid=0, detail="exit code 1"),
+        "gateway": child(state="starting"),
+        "node-1": child(pid=0),
+    }
+    home.write_json(home.pids_path(str(tmp_path)), children)
+    checks = {check.name: check for check in doctor.supervised_checks(str(tmp_path))}
+    assert checks["supervisor"].text == f"running, pid {os.getpid()}"
+    levels = {name: checks[f"process {name}"].level for name in children}
+    assert levels == {
+        "nats": doctor.OK,
+        "admission": doctor.WARN,
+        "allocator": doctor.FAIL,
+        "advisor": doctor.FAIL,
+        "gateway": doctor.WARN,
+        "node-1": doctor.FAIL,
+    }
+    assert "its log is corrupt" in checks["process allocator"].text
+    assert "admission/service.log" in checks["process admission"].todo
+
+
+def test_supervisor_that_failed_or_died(gateway: FakeGateway, tmp_path: Path) -> None:
+    write_cluster(tmp_path, gateway.url, state="failed", error="stream SUBMIT is gone")
+    (check, *_) = doctor.supervised_checks(str(tmp_path))
+    assert (check.level, check.text) == (doctor.FAIL, "stream SUBMIT is gone")
+    write_cluster(tmp_path, gateway.url, pid=0)
+    (check, *_) = doctor.supervised_checks(str(tmp_path))
+    assert (check.level, check.text, check.todo) == (doctor.FAIL, "not running", "skep up")
+    Path(home.pids_path(str(tmp_path))).write_text("{")
+    assert list(doctor.supervised_checks(str(tmp_path)))[-1].name == "processes"
+
+
+def test_services(gateway: FakeGateway, tmp_path: Path) -> None:
+    client = Client(Target(gateway.url, "op", str(tmp_path)), 0.0)
+    checks = {check.name: check for check in doctor.service_checks(client)}
+    assert checks["API"].level == doctor.WARN
+    assert checks["admission"].text == "epoch 2, 7 facts, 0 waiting"
+    assert checks["node-n1"].todo.endswith("/n1/service.log")
+    assert checks["token"].level == doctor.OK
+    gateway.refuse("GET /v1/vcs", 401, "unauthorized", "a token is needed")
+    elsewhere = Client(Target(gateway.url, "op", ""), 0.0)
+    checks = {check.name: check for check in doctor.service_checks(elsewhere)}
+    assert checks["token"].level == doctor.FAIL
+    assert checks["node-n1"].todo == "its log says why: the log of n1"
+    gateway.refuse("GET /v1/health", 500, "broken", "broken")
+    assert [check.level for check in doctor.service_checks(client)] == [doctor.FAIL]
+
+
+def test_clock_skew(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_700_000_000.0
+    ahead = doctor.clock_skew_s(formatdate(now + 60, usegmt=True), now)
+    assert ahead == 60.5
+    assert doctor.clock_skew_s("", now) is None
+    monkeypatch.setattr(doctor, "clock_skew_s", lambda date, now_s: -60.0)
+    client = Client(Target(gateway.url, "op", ""), 0.0)
+    (skew,) = [check for check in doctor.service_checks(client) if check.name == "clock skew"]
+    assert skew.text == "-60 s between the gateway and here"
+
+
+def test_no_cluster_or_a_damaged_one(gateway: FakeGateway, tmp_path: Path) -> None:
+    arguments = Namespace(home=None)
+    cluster, port = doctor.cluster_checks(arguments)
+    assert (cluster.level, cluster.todo, port.level) == (doctor.WARN, "skep up", doctor.OK)
+    (tmp_path / "cluster.json").write_text("{")
+    cluster, _ = doctor.cluster_checks(arguments)
+    assert (cluster.level, "--wipe" in cluster.todo) == (doctor.FAIL, True)
+
+
+def test_command(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_cluster(tmp_path, gateway.url)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "\nnode-n1: its log says why" in out
+    assert main(["doctor", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert {"name", "level", "text", "todo"} == set(answer["checks"][0])
+
+
+def test_well_cluster(
+    gateway: FakeGateway,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "machine_checks", lambda home: iter(()))
+    gateway.on("GET /v1/health", {"ok": True, "services": {}})
+    write_cluster(tmp_path, gateway.url)
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("all is well\n")

@@ -1,0 +1,422 @@
+"""Reading specs: what is accepted, and the path, reason and suggestion of every refusal."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skep.units import GIB
+from skep.wire import parse
+from skep.wire.parse import PROBLEMS_MAX, memory_bytes, parse_spec, parse_tree, time_s
+from skep.wire.reasons import Reason
+from skep.wire.spec import (
+    ENV_MAX,
+    LABELS_MAX,
+    NOT_BUILT,
+    SPEC_BYTES_MAX,
+    JobSpec,
+    Limits,
+    Problem,
+    Resources,
+    SizeHint,
+    Topology,
+)
+
+SMALL = {"name": "train", "vc": "nlp", "command": ["python", "train.py"]}
+
+
+def problems(tree: Any) -> list[tuple[str, Reason, str, str]]:
+    found = parse_tree(tree)
+    assert isinstance(found, list), found
+    return [(each.path, each.reason, each.text, each.suggestion) for each in found]
+
+
+def with_(path: str, value: Any) -> dict[str, Any]:
+    """Return the small spec with one value put in at a dotted path."""
+    tree: dict[str, Any] = json.loads(json.dumps(SMALL))
+    *parents, last = path.split(".")
+    level = tree
+    for parent in parents:
+        level = level.setdefault(parent, {})
+    level[last] = value
+    return tree
+
+
+# --- accepted -----------------------------------------------------------------------------------
+
+
+def test_the_smallest_spec() -> None:
+    assert parse_spec(json.dumps(SMALL).encode()) == JobSpec(
+        name="train", vc="nlp", command=("python", "train.py")
+    )
+
+
+def test_a_whole_spec_comes_back_with_seconds_and_bytes() -> None:
+    tree = {
+        "name": "gang",
+        "vc": "nlp",
+        "version": 1,
+        "kind": "training",
+        "script": "train.py",
+        "args": ["--epochs", "3"],
+        "workdir": "/data",
+        "env": {"A": "1"},
+        "resources": {"gpus": 2, "workers": 4, "gpu_type": "h200", "cpus": 8, "memory": "16GiB",
+                      "topology": {"within": "node", "hard": True}},
+        "priority": 7,
+        "service_class": "opportunistic",
+        "over_quota": "refuse",
+        "limits": {"time": "2h", "retries": 3, "retry_on": ["exit", "signal", "not-started"]},
+        "size": {"epochs": 3, "mini_batches_per_epoch": 10, "batch_size": 32, "family": "resnet"},
+        "labels": {"who": "me"},
+    }  # fmt: skip
+    assert parse_tree(tree) == JobSpec(
+        name="gang",
+        vc="nlp",
+        script="train.py",
+        args=("--epochs", "3"),
+        workdir="/data",
+        env={"A": "1"},
+        resources=Resources(gpus=2, workers=4, gpu_type="h200", cpus=8, memory=16 * GIB,
+                            topology=Topology(hard=True)),
+        priority=7,
+        service_class="opportunistic",
+        over_quota="refuse",
+        limits=Limits(time=7200, retries=3, retry_on=("exit", "signal", "not-started")),
+        size=SizeHint(epochs=3, mini_batches_per_epoch=10, batch_size=32, family="resnet"),
+        labels={"who": "me"},
+    )  # fmt: skip
+
+
+def test_one_line_for_the_shell_is_a_command() -> None:
+    assert parse_tree(with_("command", "python train.py | tee log")) == JobSpec(
+        name="train", vc="nlp", command="python train.py | tee log"
+    )
+
+
+def test_what_was_read_once_is_read_again_unchanged() -> None:
+    spec = parse_tree(with_("limits.time", "90s"))
+    assert isinstance(spec, JobSpec)
+    assert parse_spec(msgspec.json.encode(spec)) == spec
+
+
+def test_a_topology_that_is_null_is_none() -> None:
+    spec = parse_tree(with_("resources.topology", None))
+    assert isinstance(spec, JobSpec)
+    assert spec.resources.topology is None
+
+
+@pytest.mark.parametrize(
+    "text, length_s",
+    [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86_400), (" 5s ", 5), (30, 30),
+     ("", None), ("5", None), ("5 s", None), ("-5s", None), ("1.5h", None), ("5w", None),
+     ("9" * 12 + "s", None)],
+)  # fmt: skip
+def test_times(text: str | int, length_s: int | None) -> None:
+    assert time_s(text) == length_s
+
+
+@pytest.mark.parametrize(
+    "text, amount",
+    [("16GiB", 16 * GIB), ("16Gi", 16 * GIB), ("16 GB", 16 * 10**9), ("16G", 16 * 10**9),
+     ("3MiB", 3 * 2**20), ("3KB", 3000), ("1TiB", 2**40), ("512B", 512), ("512", 512), (7, 7),
+     ("", None), ("GiB", None), ("16XB", None), ("-1", None), ("1.5GiB", None),
+     ("9" * 16, None)],
+)  # fmt: skip
+def test_memory(text: str | int, amount: int | None) -> None:
+    assert memory_bytes(text) == amount
+
+
+# --- refused as a whole -------------------------------------------------------------------------
+
+
+def test_a_spec_that_is_too_large_is_not_even_read() -> None:
+    raw = b"[" * (SPEC_BYTES_MAX + 1)
+    assert parse_spec(raw) == [
+        Problem(path="$", reason=Reason.TOO_LARGE,
+                text="the spec has 65537 bytes; at most 65536 are accepted")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"name: train", b"\xff\xfe", b'{"name": "\\ud800"}', b"NaN", b"9" * 5000,
+     b'{"a":' * 10_000, b"[" * 60_000, b'{"name": "x"} trailing'],
+)  # fmt: skip
+def test_what_is_not_json(raw: bytes) -> None:
+    found = parse_spec(raw)
+    assert isinstance(found, list)
+    assert [(each.path, each.reason) for each in found] == [("$", Reason.NOT_JSON)]
+    assert found[0].text.startswith("not JSON: ")
+
+
+@pytest.mark.parametrize(
+    "tree, kind", [([], "a list"), ("x", "text"), (True, "true or false"), (None, "null"),
+                   (7, "a number"), (1.5, "a number")]
+)  # fmt: skip
+def test_a_spec_is_an_object(tree: Any, kind: str) -> None:
+    text = f"a spec is an object with keys, not {kind}"
+    assert problems(tree) == [("$", Reason.WRONG_TYPE, text, "")]
+
+
+# --- refused for its keys -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, suggestion",
+    [
+        ("comand", "did you mean `command`?"),
+        ("resources.gpu", "did you mean `gpus`?"),
+        ("resources.topology.with", "did you mean `within`?"),
+        ("limits.retrys", "did you mean `retries`?"),
+        ("size.minibatches", "did you mean `mini_batches`?"),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(path: str, suggestion: str) -> None:
+    key = path.rsplit(".", maxsplit=1)[-1]
+    assert problems(with_(path, 1)) == [
+        (f"$.{path}", Reason.UNKNOWN_KEY, f"unknown key `{key}`", suggestion)
+    ]
+
+
+def test_a_key_of_a_yaml_file_may_be_no_text() -> None:
+    assert problems({**SMALL, 7: 1}) == [("$.7", Reason.UNKNOWN_KEY, "unknown key `7`", "")]
+
+
+def test_required_keys() -> None:
+    assert problems({"command": "true"}) == [
+        ("$.name", Reason.MISSING_KEY, "`name` is required", ""),
+        ("$.vc", Reason.MISSING_KEY, "`vc` is required", ""),
+    ]
+
+
+@pytest.mark.parametrize("key", list(NOT_BUILT))
+def test_parts_of_the_schema_to_come_are_refused_as_such(key: str) -> None:
+    text = f"{NOT_BUILT[key]} are not built yet"
+    assert problems(with_(key, {})) == [
+        (f"$.{key}", Reason.NOT_BUILT, text, f"leave `{key}` out")
+    ]  # fmt: skip
+
+
+def test_inference_is_not_built_yet() -> None:
+    assert problems(with_("kind", "inference")) == [
+        ("$.kind", Reason.NOT_BUILT, "inference jobs are not built yet", "use `training`")
+    ]
+
+
+# --- refused for types and values ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, value, text",
+    [
+        ("name", 7, "Expected `str`, got `int`"),
+        ("command", 7, "Expected `str | array | null`, got `int`"),
+        ("command", ["a", 7], "Expected `str`, got `int` - at `$.command[1]`"),
+        ("env", {7: "x"}, "Expected `str`, got `int` - at `key` in `$.env`"),
+        ("resources", 7, "Expected `object`, got `int`"),
+        ("resources.gpus", "2", "Expected `int`, got `str`"),
+        ("resources.gpus", True, "Expected `int`, got `bool`"),
+        ("resources.gpus", 1.5, "Expected `int`, got `float`"),
+        ("resources.topology", "node", "Expected `object | null`, got `str`"),
+        ("resources.topology.within", "rack", "Invalid enum value 'rack'"),
+        ("kind", "serving", "Invalid enum value 'serving'"),
+        ("service_class", "best-effort", "Invalid enum value 'best-effort'"),
+        ("over_quota", "steal", "Invalid enum value 'steal'"),
+        ("limits.retry_on", ["oom"], "Invalid enum value 'oom' - at `$.limits.retry_on[0]`"),
+        ("labels", [], "Expected `object`, got `array`"),
+    ],
+)
+def test_wrong_types(path: str, value: Any, text: str) -> None:
+    assert problems(with_(path, value)) == [(f"$.{path}", Reason.WRONG_TYPE, text, "")]
+
+
+@pytest.mark.parametrize(
+    "path, value, text",
+    [
+        ("name", "", "`name` must be 1 to 128 printable characters"),
+        ("name", "x" * 129, "`name` must be 1 to 128 printable characters"),
+        ("name", "a\nb", "`name` must be 1 to 128 printable characters"),
+        ("vc", "a.b", "`vc` must be a name of letters, digits, `_` and `-`"),
+        ("vc", "", "`vc` must be a name of letters, digits, `_` and `-`"),
+        ("command", [], "`command` must be not empty"),
+        ("command", "", "`command` must be not empty"),
+        ("command", [""], "`command` must be not empty"),
+        ("args", ["x"], "`args` must be given only with `script`; put them into `command`"),
+        ("workdir", "data", "`workdir` must be an absolute path"),
+        ("priority", -1, "`priority` must be 0 to 1000"),
+        ("priority", 1001, "`priority` must be 0 to 1000"),
+        ("priority", 10**30, "`priority` must be 0 to 1000"),
+        ("resources.gpus", 0, "`gpus` must be 1 to 16 (GPUs of one worker)"),
+        ("resources.gpus", 17, "`gpus` must be 1 to 16 (GPUs of one worker)"),
+        ("resources.workers", 0, "`workers` must be 1 to 8192"),
+        ("resources.workers", 8193, "`workers` must be 1 to 8192"),
+        ("resources.cpus", -1, "`cpus` must be 0 to 4096 (CPUs of one worker)"),
+        ("resources.memory", -1, "`memory` must be bytes, or text such as `16GiB`"),
+        ("resources.memory", 2**53 + 1, "`memory` must be bytes, or text such as `16GiB`"),
+        ("resources.memory", "lots", "`memory` must be bytes, or text such as `16GiB`"),
+        ("limits.retries", 101, "`retries` must be 0 to 100"),
+        ("limits.retries", -1, "`retries` must be 0 to 100"),
+        ("limits.time", 0,
+         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
+        ("limits.time", "366d",
+         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
+        ("limits.time", "soon",
+         "`time` must be seconds, or text such as `90s`, `15m`, `2h`, up to a year"),
+        ("size.mini_batches", 0, "`mini_batches` must be 1 or more"),
+        ("size.epochs", -1, "`epochs` must be 1 or more"),
+        ("size.mini_batches_per_epoch", 0, "`mini_batches_per_epoch` must be 1 or more"),
+        ("size.batch_size", 2**53 + 1, "`batch_size` must be 1 or more"),
+        ("size.family", "", "`family` must be 1 to 128 characters"),
+        ("env", {"": "1"}, "`` must be a name that is not empty and has no `=`"),
+    ],
+)  # fmt: skip
+def test_absurd_values(path: str, value: Any, text: str) -> None:
+    where = "$.env." if path == "env" else f"$.{path}"
+    assert problems(with_(path, value)) == [(where, Reason.BAD_VALUE, text, "")]
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [(1, "a number"), (1.5, "a number"), (True, "true or false"), (None, "null"), ([], "a list"),
+     ({}, "an object")],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["env", "labels"])
+def test_values_of_variables_and_labels_are_text(key: str, value: Any, kind: str) -> None:
+    text = f"`B` must be text, not {kind}"
+    assert problems(with_(key, {"A": "x", "B": value})) == [
+        (f"$.{key}.B", Reason.WRONG_TYPE, text, "put it in quotes")
+    ]
+
+
+def test_an_empty_script() -> None:
+    tree = {"name": "train", "vc": "nlp", "script": ""}
+    assert problems(tree) == [("$.script", Reason.BAD_VALUE, "`script` must be not empty", "")]
+
+
+def test_an_environment_variable_has_a_name() -> None:
+    text = "`A=B` must be a name that is not empty and has no `=`"
+    assert problems(with_("env", {"A=B": "1"})) == [("$.env.A=B", Reason.BAD_VALUE, text, "")]
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [("command", ["a\0"]), ("command", "a\0"), ("workdir", "/\0"), ("env", {"A": "\0"}),
+     ("env", {"A\0": ""})],
+)  # fmt: skip
+def test_nothing_that_reaches_a_process_holds_a_nul(path: str, value: Any) -> None:
+    text = "`$` must be free of NUL characters"
+    assert problems(with_(path, value)) == [("$", Reason.BAD_VALUE, text, "")]
+
+
+@pytest.mark.parametrize("tree", [{"script": "a\0"}, {"script": "a", "args": ["\0"]}])
+def test_nor_does_a_script_or_its_arguments(tree: dict[str, Any]) -> None:
+    text = "`$` must be free of NUL characters"
+    whole = {"name": "train", "vc": "nlp", **tree}
+    assert problems(whole) == [("$", Reason.BAD_VALUE, text, "")]
+
+
+@pytest.mark.parametrize("extra", [{}, {"command": "true", "script": "train.py"}])
+def test_one_of_command_and_script(extra: dict[str, str]) -> None:
+    text = "exactly one of `command` and `script` must be given"
+    tree = {"name": "train", "vc": "nlp", **extra}
+    assert problems(tree) == [("$.command", Reason.MISSING_KEY, text, "")]
+
+
+def test_another_version() -> None:
+    assert problems(with_("version", 2)) == [
+        ("$.version", Reason.WRONG_VERSION, "version 2 is not spoken here", "use version 1")
+    ]
+
+
+def test_too_many_variables_and_labels() -> None:
+    many = {f"v{i}": "" for i in range(ENV_MAX + 1)}
+    labels = {f"l{i}": "" for i in range(LABELS_MAX + 1)}
+    assert problems({**SMALL, "env": many, "labels": labels}) == [
+        ("$.env", Reason.BAD_VALUE, f"`env` must be at most {ENV_MAX} variables", ""),
+        ("$.labels", Reason.BAD_VALUE, f"`labels` must be at most {LABELS_MAX} labels", ""),
+    ]
+
+
+# --- many problems ------------------------------------------------------------------------------
+
+
+def test_every_problem_is_found_at_once_in_order() -> None:
+    tree = {"vc": 7, "nmae": "x", "roles": {}, "resources": {"gpus": "two", "nodes": 3}}
+    assert [(path, reason) for path, reason, *_ in problems(tree)] == [
+        ("$.roles", Reason.NOT_BUILT),
+        ("$.nmae", Reason.UNKNOWN_KEY),
+        ("$.name", Reason.MISSING_KEY),
+        ("$.vc", Reason.WRONG_TYPE),
+        ("$.resources.nodes", Reason.UNKNOWN_KEY),
+        ("$.resources.gpus", Reason.WRONG_TYPE),
+    ]
+
+
+def test_no_more_problems_are_looked_for_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def nearest(word: str, words: list[str]) -> str:
+        asked.append(word)
+        return words[0]
+
+    monkeypatch.setattr(parse, "nearest", nearest)
+    found = parse_tree({**SMALL, **{f"priorit{i}": 1 for i in range(4_000)}})
+    assert isinstance(found, list)
+    assert len(found) == PROBLEMS_MAX
+    assert asked == [f"priorit{i}" for i in range(PROBLEMS_MAX)]
+
+
+def test_values_are_bounded_too() -> None:
+    assert len(problems(with_("env", {f"a={i}": "" for i in range(100)}))) == PROBLEMS_MAX
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=9,
+)
+KEYS = [*JobSpec.__struct_fields__, *Resources.__struct_fields__, *NOT_BUILT]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_any_tree_is_read_or_refused_with_paths(tree: dict[str, Any]) -> None:
+    found = parse_tree({**SMALL, **tree})
+    if isinstance(found, list):
+        assert 1 <= len(found) <= PROBLEMS_MAX
+        assert all(each.path.startswith("$") and each.text for each in found)
+    else:
+        assert parse_spec(msgspec.json.encode(found)) == found
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    found = parse_spec(raw)
+    assert isinstance(found, JobSpec) or found
+
+
+# --- what a spec says of itself -----------------------------------------------------------------
+
+
+def test_the_gang_has_the_gpus_of_all_workers() -> None:
+    spec = JobSpec(name="x", vc="nlp", resources=Resources(gpus=2, workers=3))
+    assert spec.gpus == 6
+    assert not spec.opportunistic
+
+
+@pytest.mark.parametrize(
+    "size, total",
+    [
+        (SizeHint(), None),
+        (SizeHint(mini_batches=7, epochs=2, mini_batches_per_epoch=5), 7),
+        (SizeHint(epochs=2, mini_batches_per_epoch=5), 10),
+        (SizeHint(epochs=2), None),
+        (SizeHint(mini_batches_per_epoch=5), None),
+    ],
+)
+def test_the_mini_batches_of_a_whole_job(size: SizeHint, total: int | None) -> None:
+    assert size.total() == total

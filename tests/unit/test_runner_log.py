@@ -1,0 +1,76 @@
+"""A run's log within its bound."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skep_services.agent.runner_log import LOG_BYTES_MIN, LOG_TAIL_BYTES, RunLog
+
+BOUND = 1 << 20
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    one = RunLog(str(tmp_path / "some" / "folder" / "log"), BOUND)
+    yield one
+    one.close()
+    one.close()
+
+
+def write(log: RunLog, text: bytes) -> None:
+    file = log.open_for_process()
+    assert os.write(file, text) == len(text)
+    os.close(file)
+
+
+def test_small_log_is_left_alone(log: RunLog) -> None:
+    write(log, b"x" * BOUND)
+    assert not log.check()
+    assert Path(log.path).read_bytes() == b"x" * BOUND
+
+
+def test_large_log_keeps_its_beginning_and_its_end(log: RunLog) -> None:
+    lines = [f"line {number:010}\n".encode() for number in range(200_000)]
+    text = b"".join(lines)
+    write(log, text)
+    assert log.check()
+    kept = Path(log.path).read_bytes()
+    dropped = len(text) - BOUND // 2 - LOG_TAIL_BYTES
+    note = f"\n[skep] log limit reached: {dropped} bytes dropped\n".encode()
+    assert kept == text[: BOUND // 2] + note + text[-LOG_TAIL_BYTES:]
+    assert not log.check()
+
+
+def test_writer_goes_on_where_the_log_was_cut(log: RunLog) -> None:
+    file = log.open_for_process()
+    os.write(file, b"a" * (2 * BOUND))
+    assert log.check()
+    os.write(file, b"and on")
+    os.close(file)
+    assert Path(log.path).read_bytes().endswith(b"aaaand on")
+
+
+def test_bytes_dropped_add_up(log: RunLog) -> None:
+    total = 0
+    for _ in range(3):
+        write(log, b"b" * (2 * BOUND))
+        total += 2 * BOUND
+        assert log.check()
+    kept = Path(log.path).read_bytes()
+    assert kept.count(b"[skep]") == 1
+    note = kept[BOUND // 2 : -LOG_TAIL_BYTES]
+    assert f" {log.bytes_dropped} bytes dropped".encode() in note
+    # Earlier notes are dropped and counted as well, each shorter than 100 bytes.
+    assert 0 <= log.bytes_dropped - (total - BOUND // 2 - LOG_TAIL_BYTES) < 200
+
+
+def test_tiny_bound_is_raised_to_the_smallest(tmp_path: Path) -> None:
+    log = RunLog(str(tmp_path / "log"), 0)
+    write(log, b"x" * LOG_BYTES_MIN)
+    assert not log.check()
+    write(log, b"x")
+    assert log.check()
+    assert Path(log.path).stat().st_size < LOG_BYTES_MIN
+    log.close()

@@ -1,0 +1,119 @@
+"""The runner's record: what it says is what was written, whatever happened to the file."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from skep_services.agent import runner_record
+from skep_services.agent.runner_record import Known, Record
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "runner.jsonl")
+
+
+def written(path: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines() if line]
+
+
+def facts(record: Record) -> list[tuple[object, ...]]:
+    return [tuple(vars(known).values()) for known in record.runs.values()]
+
+
+def test_everything_comes_back(path: str) -> None:
+    record = Record(path, "boot")
+    first = record.began("a", 7, "/logs/a", 10)
+    record.started(first, 17, 18, 19)
+    record.exited(first, -9, 2, 20)
+    record.started(record.began("b", 7, "/logs/b", 11), 27, 28, 29)
+    record.began("c", 7, "/logs/c", 12)
+    record.began("d", 7, "/logs/d", 13)
+    record.not_started("d")
+    record.exited(record.began("e", 7, "/logs/e", 14), None, 0, 30)
+    record.began("f", 7, "/logs/f", 15)
+    record.forgot("f")
+    expected = [
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, 20),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, 0),
+        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, 0),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, 30),
+    ]
+    assert facts(record) == expected
+    record.close()
+    for _ in range(2):
+        again = Record(path, "boot")
+        assert facts(again) == expected
+        again.close()
+
+
+def test_pids_of_another_boot_mean_nothing(path: str) -> None:
+    record = Record(path, "boot")
+    record.started(record.began("a", 7, "/logs/a", 10), 17, 18, 19)
+    record.close()
+    record = Record(path, "later")
+    assert facts(record) == [("a", 7, "/logs/a", 10, 0, 18, 19, None, 0, 0)]
+    record.close()
+    assert written(path)[0] == {"boot": "later"}
+
+
+def test_lines_that_make_no_sense_are_skipped(path: str) -> None:
+    lines = [
+        '{"boot": "boot"}',
+        '{"began": "a", "mark": 7, "log": "/logs/a", "log_bytes_max": 10}',
+        '{"started": "unheard-of", "pid": 1, "ticks": 2, "at": 3}',
+        '{"began": "b"}',
+        "",
+        "17",
+        '{"exited": "a", "co',
+    ]
+    Path(path).write_text("\n".join(lines))
+    record = Record(path, "boot")
+    assert list(record.runs) == ["a"]
+    assert record.runs["a"].ended_at == 0
+    record.close()
+
+
+def test_file_stays_small(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_record, "LINES_SPARE_MAX", 20)
+    record = Record(path, "boot")
+    stays = record.began("stays", 7, "/logs/stays", 10)
+    for number in range(100):
+        token = f"t{number}"
+        record.exited(record.began(token, 7, "/logs", 10), 0, 0, 1)
+        record.forgot(token)
+        assert len(written(path)) <= 20 + 2 * runner_record.LINES_PER_RUN
+    record.exited(stays, 0, 0, 1)
+    record.close()
+    record = Record(path, "boot")
+    assert list(record.runs) == ["stays"]
+    record.close()
+
+
+def test_torn_line_spoils_no_other(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(path, "boot")
+    write = os.write
+
+    def full(file: int, text: bytes) -> int:
+        return write(file, text[: len(text) // 2])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        record.began("a", 7, "/logs/a", 10)
+    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.filename == path
+    monkeypatch.undo()
+    record.began("b", 7, "/logs/b", 10)
+    record.close()
+    record = Record(path, "boot")
+    assert list(record.runs) == ["b"]
+    record.close()
+
+
+def test_known_run_without_pid_has_no_started_line() -> None:
+    assert Known("a", 7, "/logs/a", 10).lines() == [
+        {"began": "a", "mark": 7, "log": "/logs/a", "log_bytes_max": 10}
+    ]
