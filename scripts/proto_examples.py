@@ -64,12 +64,14 @@ COMMANDS: tuple[msgspec.Struct, ...] = (
     commands.RefuseNode(epoch=2, node="node-1", identity="other",
                         text="another agent named node-1 is alive"),
     commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
+    commands.ClearNode(order=43, epoch=2, node="node-1", identity=IDENTITY),
 )  # fmt: skip
 NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     JOINED,
     node.MemberStarted(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
     node.MemberStepped(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
     EXITED,
+    node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
     reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT),
@@ -127,6 +129,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.NodeDrained(node="node-1", drain=True),
     facts.NodeLost(node="node-1"),
+    facts.NodeClean(node="node-1"),
     facts.NodeBack(node="node-1"),
     facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
     facts.JobWaits(job="j17", why=Reason.WAITS_FOR_QUOTA, needs="2 of 4 GPUs of nlp"),
@@ -153,6 +156,7 @@ AGENT_FACTS: tuple[msgspec.Struct, ...] = (
     facts.PartStarted(job="j17", attempt=1, event=8, at=AT),
     facts.PartStepped(job="j17", attempt=1, event=9, at=AT),
     facts.PartOver(event=10, exited=EXITED),
+    facts.ClearDone(order=43, event=7),
     facts.FloorRaised(order=41, event=10, epoch=2, forgotten=(("j16", 1),)),
 )
 

@@ -166,7 +166,7 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 
 SOFT: dict[type, tuple[str, ...]] = {
     AllocatorMachine: ("soft", "effects"),
-    AgentMachine: ("progress", "told", "settled", "unsure", "report_at", "_effects"),
+    AgentMachine: ("progress", "told", "settled", "unsure", "clearing", "report_at", "_effects"),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
 

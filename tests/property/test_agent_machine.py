@@ -19,9 +19,9 @@ from skep.machines.agent import (
     StopRun,
 )
 from skep.machines.base import Call, Effect, Record
-from skep.wire.commands import BindJob, StopJob
+from skep.wire.commands import BindJob, ClearNode, StopJob
 from skep.wire.facts import PartOver, RankUp, StopTaken
-from skep.wire.node import MemberExited, MemberStarted
+from skep.wire.node import MemberExited, MemberStarted, NodeCleared
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from tests.kit import T0, Driver, agent, bind, durable, plans, stop
@@ -30,7 +30,17 @@ HAPPENINGS = [
     *["carry_out"] * 6,
     *["answer"] * 6,
     *["new_bind", "exit", "published_all"] * 2,
-    *["new_stop", "old_command", "stats", "settle", "crash", "reboot", "not_started", "tick"],
+    *[
+        "new_stop",
+        "new_clear",
+        "old_command",
+        "stats",
+        "settle",
+        "crash",
+        "reboot",
+        "not_started",
+        "tick",
+    ],
 ]
 """What may happen, as often as it is named."""
 
@@ -51,10 +61,10 @@ class Runtime:
             self.alive[token] = RunStarted(token, 100 + len(self.starts), 1, T0)
         return self.alive.get(token) or RunStarted(token, 99, 1, T0)
 
-    def end(self, token: str, code: int | None) -> RunExited | None:
+    def end(self, token: str, code: int | None, *, asked: bool = False) -> RunExited | None:
         if self.alive.pop(token, None) is None:
             return None
-        self.ended[token] = RunExited(token, code, T0)
+        self.ended[token] = RunExited(token, code, T0, asked=asked)
         return self.ended[token]
 
 
@@ -63,14 +73,14 @@ class Agent(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.early = patch("skep.machines.agent.FORGET_AT_ONCE", 2)
+        self.early = patch("skep.machines.agent.machine.FORGET_AT_ONCE", 2)
         self.early.start()
         self.decide: Driver[AgentMachine] = agent()
         self.runtime = Runtime()
         self.calls: list[Any] = []
         self.answers: list[Any] = []
         self.stream: dict[int, Any] = {}
-        self.sent: list[BindJob | StopJob] = []
+        self.sent: list[BindJob | StopJob | ClearNode] = []
         self.binds: dict[Key, BindJob] = {}
         self.order = 0
         self.open: dict[Key, int] = {}
@@ -115,7 +125,13 @@ class Agent(RuleBasedStateMachine):
             self.open[job, attempt] = self.order
             self.send(stop(job, attempt, self.order, settled=self.settled), data)
 
-    def send(self, command: BindJob | StopJob, data: st.DataObject) -> None:
+    def new_clear(self, data: st.DataObject) -> None:
+        """The name is this agent's once more: what it had is given up."""
+        self.open.clear()
+        self.order += 1
+        self.send(ClearNode(order=self.order, epoch=1, node="node-1", identity="id-node-1"), data)
+
+    def send(self, command: BindJob | StopJob | ClearNode, data: st.DataObject) -> None:
         self.sent.append(command)
         if data.draw(st.booleans()):
             self.take(self.decide(command))
@@ -147,7 +163,7 @@ class Agent(RuleBasedStateMachine):
             case StartRank():
                 self.answers.append(self.runtime.start(call.token))
             case StopRun():
-                self.told(self.runtime.end(call.token, -15))
+                self.told(self.runtime.end(call.token, -15, asked=True))
             case ForgetRun():
                 self.runtime.ended.pop(call.token, None)
             case ListRuns():
@@ -227,6 +243,13 @@ class Agent(RuleBasedStateMachine):
             if isinstance(message, MemberExited):
                 ours = f"{message.job}.{message.attempt}."
                 assert not [token for token in self.runtime.alive if token.startswith(ours)]
+
+    @invariant()
+    def nothing_runs_that_was_cleared(self) -> None:
+        cleared = [each.order for each in self.stream.values() if isinstance(each, NodeCleared)]
+        for token in self.runtime.alive:
+            job, attempt, _ = token.rsplit(".", 2)
+            assert self.binds[job, int(attempt)].order > max(cleared, default=0), token
 
     @invariant()
     def a_snapshot_rebuilds_the_machine(self) -> None:

@@ -12,7 +12,7 @@ from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
-from skep.wire.commands import BindJob, JoinAgain, RefuseNode, StopJob
+from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode, StopJob
 from skep.wire.facts import (
     GhostGone,
     JobBound,
@@ -22,8 +22,9 @@ from skep.wire.facts import (
     JobStopping,
     MemberGone,
     NodeAdded,
+    NodeClean,
 )
-from skep.wire.node import NodeJoined, Outcome
+from skep.wire.node import NodeCleared, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from tests.kit import (
@@ -148,7 +149,8 @@ class Agent:
     def __init__(self, node: str, identity: str) -> None:
         self.node, self.identity = node, identity
         self.incarnation = 0
-        self.heard: list[BindJob | StopJob] = []
+        self.cleared = 0
+        self.heard: list[BindJob | StopJob | ClearNode] = []
         self.taken: dict[Key, int] = {}
         self.running: dict[Key, BindJob] = {}
         self.stream: deque[Any] = deque()
@@ -161,9 +163,13 @@ class Agent:
                    incarnation=self.incarnation)
         )  # fmt: skip
 
-    def obey(self, command: BindJob | StopJob) -> None:
+    def obey(self, command: BindJob | StopJob | ClearNode) -> None:
+        if isinstance(command, ClearNode):
+            self.clear(command)
+            return
         key = command.job, command.attempt
-        if command.identity != self.identity or command.order <= self.taken.get(key, 0):
+        floor = max(self.taken.get(key, 0), self.cleared)
+        if command.identity != self.identity or command.order <= floor:
             return
         first = key not in self.taken
         self.taken[key] = command.order
@@ -173,6 +179,15 @@ class Agent:
                 self.stream.append(started(*key, self.node, identity=self.identity))
         elif first or key in self.running:
             self.end(key, Outcome.STOPPED)
+
+    def clear(self, command: ClearNode) -> None:
+        if command.identity == self.identity:
+            self.cleared = max(self.cleared, command.order)
+            for key in [key for key, run in self.running.items() if run.order <= command.order]:
+                self.end(key, Outcome.STOPPED)
+            self.stream.append(
+                NodeCleared(node=self.node, identity=self.identity, order=command.order)
+            )
 
     def end(self, key: Key, outcome: Outcome) -> None:
         self.running.pop(key, None)
@@ -185,6 +200,9 @@ class Allocator(RuleBasedStateMachine):
         self.decide = Driver(AllocatorMachine)
         self.bitmap = Bitmap()
         self.agents: dict[str, Agent] = {}
+        self.former: dict[str, list[Agent]] = {}
+        self.unclear: dict[str, int] = {}
+        self.machines = 0
         self.sequence = 0
         self.order = 0
         self.second = 0.0
@@ -208,7 +226,14 @@ class Allocator(RuleBasedStateMachine):
         if isinstance(fact, JobBound | JobStopping):
             assert fact.order == self.order + 1
             self.order = fact.order
+        if isinstance(fact, NodeAdded):
+            name = fact.joined.node
+            self.unclear[name] = max(self.unclear.get(name, 0), fact.clear)
+        if isinstance(fact, NodeClean):
+            agent, order = self.agents[fact.node], self.unclear.pop(fact.node)
+            assert not [key for key, run in agent.running.items() if run.order <= order]
         if isinstance(fact, JobBound):
+            assert not [each for each in fact.members if self.unclear.get(each.node)]
             active = self.bitmap.active
             if not active[fact.job].opportunistic:
                 vc = active[fact.job].vc
@@ -224,6 +249,8 @@ class Allocator(RuleBasedStateMachine):
         if isinstance(command, JoinAgain):
             if command.identity == agent.identity:
                 agent.join()
+        elif isinstance(command, ClearNode):
+            agent.heard.append(command)
         elif not isinstance(command, RefuseNode):
             assert command.settled < command.order
             agent.heard.append(command)
@@ -296,13 +323,23 @@ class Allocator(RuleBasedStateMachine):
         self.agents[node].join()
 
     def replace_agent(self, node: str, data: st.DataObject) -> None:
-        """A fresh machine takes the name once the old one is silent; nothing of it is left."""
-        agent = self.agents[node]
-        if node in self.decide.machine.nodes:
-            self.second += 6
-            self.agents[node] = Agent(node, f"{agent.identity}+")
-            self.feed(self.agents[node].stream.popleft())
-            assert self.decide.machine.nodes[node].joined.identity == f"{agent.identity}+"
+        """Another machine takes a silent name: a fresh one, or one that had it and still runs."""
+        agent, former = self.agents[node], self.former.setdefault(node, [])
+        if node not in self.decide.machine.nodes:
+            return
+        self.second += 6
+        comes_back = data.draw(st.booleans())
+        if former and comes_back:
+            chosen = former.pop(0)
+            chosen.join()
+        else:
+            self.machines += 1
+            chosen = Agent(node, f"id-{node}-{self.machines}")
+        former.append(agent)
+        self.agents[node] = chosen
+        while chosen.stream:
+            self.feed(chosen.stream.popleft())
+        assert self.decide.machine.nodes[node].joined.identity == chosen.identity
 
     def double(self, node: str, data: st.DataObject) -> None:
         """Another machine claims the name."""

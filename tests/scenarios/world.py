@@ -231,7 +231,7 @@ class World:
                     run = self.running.setdefault(command.token, run)
                 self.tell(who, run)
             case calls.StopRun():
-                self.end(command.token, -15)
+                self.end(command.token, -15, asked=True)
             case calls.ForgetRun():
                 self.ended.pop(command.token, None)
             case calls.ListRuns():
@@ -252,9 +252,9 @@ class World:
 
     # --- runs ------------------------------------------------------------------------------------
 
-    def end(self, token: str, code: int) -> None:
+    def end(self, token: str, code: int, *, asked: bool = False) -> None:
         if self.running.pop(token, None) is not None:
-            self.ended[token] = RunExited(token, code, self.now)
+            self.ended[token] = RunExited(token, code, self.now, asked=asked)
             self.tell(self.node_of(token), self.ended[token])
 
     def node_of(self, token: str) -> str:

@@ -11,15 +11,17 @@ from skep.machines.agent import (
     ListRuns,
     Published,
     PublishEvent,
+    RunsListed,
     StartRank,
     StopRun,
 )
 from skep.machines.base import Call, Record
 from skep.wire.codec import Unreadable
-from skep.wire.commands import BindJob, JoinAgain, RefuseNode
+from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
     AgentStarted,
     BindTaken,
+    ClearDone,
     FloorRaised,
     PartOver,
     PartStarted,
@@ -27,7 +29,7 @@ from skep.wire.facts import (
     RankUp,
     StopTaken,
 )
-from skep.wire.node import MemberExited, MemberStarted, NodeJoined, Outcome, RankExit
+from skep.wire.node import MemberExited, MemberStarted, NodeCleared, NodeJoined, Outcome, RankExit
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from tests.kit import TRACE, Driver, agent, at, bind, joined, plans, stop
 
@@ -171,12 +173,12 @@ def test_a_stop_ends_every_rank_and_its_end_is_told() -> None:
         Call(StopRun("j1.1.0", 10.0)),
         Call(StopRun("j1.1.1", 10.0)),
     ]
-    assert decide(RunExited("j1.1.1", -15, at(4)), 4) == [
+    assert decide(RunExited("j1.1.1", -15, at(4), asked=True), 4) == [
         Record(RankDown(token="j1.1.1", code=-15, stopped=True)),
         Call(ForgetRun("j1.1.1")),
     ]
     ranks = (RankExit(rank=0, code=-9), RankExit(rank=1, code=-15))
-    assert decide(RunExited("j1.1.0", -9, at(5)), 5) == [
+    assert decide(RunExited("j1.1.0", -9, at(5), asked=True), 5) == [
         Record(RankDown(token="j1.1.0", code=-9, stopped=True)),
         *over(3, member_exited(Outcome.STOPPED, 5, ranks=ranks)),
         Call(ForgetRun("j1.1.0")),
@@ -231,10 +233,34 @@ def test_a_stop_that_crosses_a_success_leaves_it_a_success() -> None:
     decide(up("j1.1.0"))
     decide(stop())
     assert decide(RunExited("j1.1.0", 0, at(4)), 4) == [
-        Record(RankDown(token="j1.1.0", code=0, stopped=True)),
+        Record(RankDown(token="j1.1.0", code=0)),
         *over(3, member_exited(Outcome.SUCCEEDED, 4, ranks=(RankExit(rank=0, code=0),))),
         Call(ForgetRun("j1.1.0")),
     ]
+
+
+def test_a_job_that_ends_well_when_told_to_end_has_not_succeeded() -> None:
+    decide = agent()
+    decide(bind())
+    decide(up("j1.1.0"))
+    decide(stop())
+    assert decide(RunExited("j1.1.0", 0, at(4), asked=True), 4) == [
+        Record(RankDown(token="j1.1.0", code=0, stopped=True)),
+        *over(3, member_exited(Outcome.STOPPED, 4, ranks=(RankExit(rank=0, code=0),))),
+        Call(ForgetRun("j1.1.0")),
+    ]
+
+
+def test_what_was_told_to_end_by_nobody_we_know_of_was_shut_down_with_its_node() -> None:
+    decide = agent()
+    decide(bind())
+    decide(up("j1.1.0"))
+    (end,) = [
+        effect.fact.exited
+        for effect in decide(RunExited("j1.1.0", -15, at(4), asked=True), 4)
+        if isinstance(effect, Record) and isinstance(effect.fact, PartOver)
+    ]
+    assert (end.outcome, end.detail) == (Outcome.STOPPED, "the node was shut down")
 
 
 def test_a_stop_after_the_first_failure_does_not_hide_it() -> None:
@@ -244,11 +270,80 @@ def test_a_stop_after_the_first_failure_does_not_hide_it() -> None:
     decide(up("j1.1.1"))
     decide(RunExited("j1.1.1", 3, at(4)))
     decide(stop())
-    effects = decide(RunExited("j1.1.0", -15, at(5)), 5)
+    effects = decide(RunExited("j1.1.0", -15, at(5), asked=True), 5)
     ranks = (RankExit(rank=0, code=-15), RankExit(rank=1, code=3))
     assert effects[1:3] == over(
         3, member_exited(Outcome.EXITED, 5, detail="rank 1: exit status 3", ranks=ranks)
     )
+
+
+# --- clearing -----------------------------------------------------------------------------------
+
+
+def clear(order: int = 9, identity: str = "id-node-1") -> ClearNode:
+    return ClearNode(order=order, epoch=1, node="node-1", identity=identity)
+
+
+def cleared(event: int, order: int = 9) -> Call:
+    message = NodeCleared(node="node-1", identity="id-node-1", order=order)
+    return Call(PublishEvent(event, "skep.v1.node.node-1.cleared", f"id-node-1:{event}", message))
+
+
+def test_a_node_where_nothing_runs_is_clear_at_once() -> None:
+    decide = agent()
+    raised = Record(FloorRaised(order=9, event=1, epoch=1))
+    assert decide(clear()) == [raised, Record(ClearDone(order=9, event=2)), cleared(2)]
+    assert decide(clear()) == [cleared(2)]
+    assert decide(bind(order=9)) == []
+    assert decide(stop(order=8)) == []
+    decide.restart()
+    assert decide(bind(order=9)) == []
+    assert decide(clear()) == [cleared(2)]
+    assert decide(bind(order=10))
+
+
+def test_a_node_is_clear_once_everything_on_it_is_gone() -> None:
+    decide = agent()
+    decide(GANG)
+    decide(up("j1.1.0"))
+    decide(up("j1.1.1"))
+    decide(stop())  # Gently; now there is no time for that.
+    effects = decide(clear())
+    assert effects[-2:] == [Call(StopRun("j1.1.0", 0.0)), Call(StopRun("j1.1.1", 0.0))]
+    decide(RunExited("j1.1.0", -9, at(4), asked=True))
+    assert decide(clear()) == [Call(StopRun("j1.1.1", 0.0))]
+    effects = decide(RunExited("j1.1.1", -9, at(4), asked=True))
+    assert effects[-3:] == [
+        Record(ClearDone(order=9, event=4)),
+        cleared(4),
+        Call(ForgetRun("j1.1.1")),
+    ]
+
+
+def test_clearing_goes_on_after_a_crash() -> None:
+    decide = agent()
+    decide(bind())
+    decide(up("j1.1.0"))
+    decide(clear())
+    decide.restart()
+    run = RunStarted("j1.1.0", 10, 7, at(3))
+    assert decide(RunsListed((run,))) == [Call(StopRun("j1.1.0", 0.0))]
+    decide(clear())
+    assert cleared(5) in decide(RunExited("j1.1.0", -9, at(4), asked=True))
+
+
+def test_what_began_later_is_not_cleared() -> None:
+    decide = agent()
+    decide(bind(order=10))
+    effects = decide(clear())
+    assert not [each for each in effects if each == Call(StopRun("j1.1.0", 0.0))]
+    assert effects[-1] == cleared(2)
+
+
+def test_a_clearing_of_another_machine_is_none_of_ours() -> None:
+    decide = agent()
+    decide(bind())
+    assert decide(clear(identity="id-other")) == []
 
 
 # --- the second agent of a name -----------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_other_failures_are_not(outcome: Outcome, retry_on: str, why: Reason) ->
     [
         (Outcome.PORT_BUSY, Reason.PORT_BUSY, "node-1"),
         (Outcome.UNKNOWN, Reason.EXIT_UNKNOWN, "node-1"),
-        (Outcome.STOPPED, Reason.EXIT_UNKNOWN, "a node stopped its part unasked"),
+        (Outcome.STOPPED, Reason.NODE_STOPPED, "node-1"),
     ],
 )
 def test_what_skep_lost_is_repeated_without_counting_up_to_a_bound(

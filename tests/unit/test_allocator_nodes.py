@@ -8,7 +8,7 @@ import pytest
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode
-from skep.wire.commands import JoinAgain, RefuseNode
+from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
     End,
     GhostGone,
@@ -20,10 +20,11 @@ from skep.wire.facts import (
     MemberGone,
     NodeAdded,
     NodeBack,
+    NodeClean,
     NodeDrained,
     NodeLost,
 )
-from skep.wire.node import NodeJoined, Outcome
+from skep.wire.node import NodeCleared, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from tests.kit import (
     T0,
@@ -292,8 +293,14 @@ def test_a_silent_name_may_be_taken_over() -> None:
     assert decide(fresh, 6) == [
         *given_up(2, 6),
         Record(GhostGone(job="j1", attempt=1, node="node-1")),
-        Record(NodeAdded(joined=fresh)),
+        Record(NodeAdded(joined=fresh, clear=2)),
         Record(NodeBack(node="node-1")),
+        clear(2),
+        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_NODES, needs="1 x 2 GPUs (cpu)")),
+    ]  # fmt: skip
+    assert decide(exited("j1")) == []  # The predecessor's last words are about nothing.
+    assert decide(cleared(2), 6) == [
+        Record(NodeClean(node="node-1")),
         Record(JobBound(job="j1", attempt=2, order=3, why=Reason.BEST_FIT_ONE_NODE, at=at(6),
                         members=(msgspec.structs.replace(member("node-1", (0, 1)),
                                                          identity=NEWCOMER),),
@@ -303,7 +310,54 @@ def test_a_silent_name_may_be_taken_over() -> None:
                   ranks=plans((0, 1)))),
     ]  # fmt: skip
     assert decide(heartbeat(identity=NEWCOMER), 7) == []
-    assert decide(exited("j1")) == []  # The predecessor's last words are about nothing.
+    assert decide(cleared(2)) == []
+
+
+def clear(order: int, identity: str = NEWCOMER, epoch: int = 1) -> Send:
+    message = ClearNode(order=order, epoch=epoch, node="node-1", identity=identity)
+    return Send("skep.v1.cmd.node-1", message)
+
+
+def cleared(order: int, identity: str = NEWCOMER) -> NodeCleared:
+    return NodeCleared(node="node-1", identity=identity, order=order)
+
+
+def test_a_name_that_was_taken_back_must_be_cleared_of_what_ran_there_before() -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    decide(started("j1"))
+    decide(joined(identity=NEWCOMER), 6)
+    decide(cleared(2), 6)
+    assert decide.machine.jobs["j1"].attempt == 2
+    effects = decide(again(joined()), 12)
+    assert clear(4, "id-node-1") in effects
+    assert not [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
+    # Words of an earlier time, and of the other machine, clear nothing.
+    assert decide(cleared(2, "id-node-1")) == []
+    assert decide(cleared(4)) == []
+    facts = facts_of(decide(cleared(4, "id-node-1"), 13))
+    assert facts[0] == NodeClean(node="node-1")
+    assert isinstance(facts[1], JobBound)
+
+
+def test_a_node_is_told_to_clear_itself_until_it_has() -> None:
+    decide = allocator(joined())
+    decide(admitted(1))
+    decide(joined(identity=NEWCOMER), 6)
+    assert clear(2) not in decide.tick(7)
+    assert clear(2) in decide.tick(8.1)
+    assert clear(2) in decide(again(joined(identity=NEWCOMER)), 9)
+    assert clear(2, epoch=2) in decide.restart(10)
+    assert facts_of(decide(cleared(2), 11))[0] == NodeClean(node="node-1")
+    assert clear(2, epoch=2) not in decide.tick(14)
+
+
+def test_an_agent_whose_latest_join_is_not_known_is_asked_for_it() -> None:
+    decide = allocator(joined())
+    late = msgspec.structs.replace(heartbeat(), incarnation=2)
+    assert decide(late, 1) == [ask_to_join("id-node-1")]
+    decide(again(joined(), 3), 2)
+    assert decide(late, 3) == []
 
 
 def test_a_lost_name_is_taken_over_without_losing_it_again() -> None:
@@ -312,7 +366,7 @@ def test_a_lost_name_is_taken_over_without_losing_it_again() -> None:
     facts = facts_of(decide(fresh, 42))
     assert facts[:3] == [
         GhostGone(job="j1", attempt=1, node="node-1"),
-        NodeAdded(joined=fresh),
+        NodeAdded(joined=fresh, clear=2),
         NodeBack(node="node-1"),
     ]
 

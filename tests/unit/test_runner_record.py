@@ -28,6 +28,7 @@ def test_everything_comes_back(path: str) -> None:
     record = Record(path, "boot")
     first = record.began("a", 7, "/logs/a", 10)
     record.started(first, 17, 18, 19)
+    first.asked = True
     record.exited(first, -9, 2, 20)
     record.started(record.began("b", 7, "/logs/b", 11), 27, 28, 29)
     record.began("c", 7, "/logs/c", 12)
@@ -37,10 +38,10 @@ def test_everything_comes_back(path: str) -> None:
     record.began("f", 7, "/logs/f", 15)
     record.forgot("f")
     expected = [
-        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, 20),
-        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, 0),
-        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, 0),
-        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, 30),
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0),
+        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30),
     ]
     assert facts(record) == expected
     record.close()
@@ -55,7 +56,7 @@ def test_pids_of_another_boot_mean_nothing(path: str) -> None:
     record.started(record.began("a", 7, "/logs/a", 10), 17, 18, 19)
     record.close()
     record = Record(path, "later")
-    assert facts(record) == [("a", 7, "/logs/a", 10, 0, 18, 19, None, 0, 0)]
+    assert facts(record) == [("a", 7, "/logs/a", 10, 0, 18, 19, None, 0, False, 0)]
     record.close()
     assert written(path)[0] == {"boot": "later"}
 

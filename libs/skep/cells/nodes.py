@@ -45,6 +45,8 @@ class NodeState:
         self.joined = joined
         self.drained = False
         self.lost = False
+        self.clearing = 0
+        """The order that the new owner of the name must clear before it gets work; 0 if none."""
         self.holdings: dict[Attempt, Holding] = {}
         self.ghosts: dict[Attempt, int] = {}
         """Attempts given up while the node was lost, with the order of their StopJob."""
@@ -74,7 +76,7 @@ class NodeState:
     @property
     def usable(self) -> bool:
         """Return whether work may be placed here."""
-        return not (self.drained or self.lost)
+        return not (self.drained or self.lost or self.clearing)
 
     def type_of(self, device: int) -> str:
         """Return the type of a GPU; of one that is gone from the inventory, an empty text."""

@@ -31,7 +31,7 @@ from skep.wire.facts import (
     Repeated,
     VcsSet,
 )
-from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeJoined
+from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeCleared, NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
@@ -89,7 +89,7 @@ class AdmissionMachine:
                 self._joined(event)
             case Restarted() | Tick() | Unreadable() | DrainNode():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
-            case MemberStarted() | MemberStepped() | MemberExited():
+            case MemberStarted() | MemberStepped() | MemberExited() | NodeCleared():
                 pass
             case _:
                 text = f"admission does not take {event!r}"

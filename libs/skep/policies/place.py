@@ -87,6 +87,20 @@ def possible(nodes: Mapping[str, NodeState], spec: JobSpec, kinds: list[str]) ->
     return False
 
 
+def contended(nodes: Mapping[str, NodeState], spec: JobSpec, kinds: list[str]) -> list[str]:
+    """Return the GPU types whose jobs could take what a waiting gang waits for.
+
+    Those it may use; and if its workers need CPUs or memory, those on the same nodes as well.
+    """
+    if not (spec.resources.cpus or spec.resources.memory):
+        return kinds
+    shared = dict.fromkeys(kinds)
+    for node in nodes.values():
+        if any(kind in node.total for kind in kinds):
+            shared.update(dict.fromkeys(node.total))
+    return sorted(shared)
+
+
 def members(nodes: Mapping[str, NodeState], spec: JobSpec, found: Fit) -> tuple[Member, ...]:
     """Return the gang's members: the lowest free GPUs of each chosen node, ranks in node order."""
     made: list[Member] = []

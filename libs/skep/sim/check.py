@@ -38,7 +38,7 @@ from skep.wire.node import Outcome
 SOFT = {
     "AdmissionMachine": ("_effects",),
     "AllocatorMachine": ("soft", "effects"),
-    "AgentMachine": ("_effects", "progress", "settled", "told", "unsure", "report_at"),
+    "AgentMachine": ("_effects", "progress", "settled", "told", "unsure", "clearing", "report_at"),
 }
 """What each machine may forget in a crash."""
 
@@ -85,7 +85,7 @@ class Watch:
 
     def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
         """Start empty; `hosts` are the machines by identity."""
-        self.allocator = AllocatorModel(self._freed)
+        self.allocator = AllocatorModel(self._freed, self._cleared)
         self.admission = AdmissionModel(self.allocator)
         self.allocator.admission = self.admission
         self.logs = {
@@ -130,6 +130,10 @@ class Watch:
             for i in range(len(member.devices)):
                 run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
                 require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
+
+    def _cleared(self, identity: str) -> None:
+        alive = [run.token for run in self._hosts[identity].live_runs()]
+        require(not alive, "I2", f"{identity} is said to be clear of {alive}")
 
     # --- machines --------------------------------------------------------------------------------
 

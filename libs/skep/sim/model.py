@@ -27,6 +27,7 @@ from skep.wire.facts import (
     MemberRan,
     NodeAdded,
     NodeBack,
+    NodeClean,
     NodeDrained,
     NodeLost,
     NodeSeen,
@@ -131,19 +132,22 @@ class ModelNode(msgspec.Struct):
     identity: str
     lost: bool = False
     drained: bool = False
+    clearing: bool = False
 
 
 class AllocatorModel:
     """What the allocator's log says.
 
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
-    are alive there.
+    are alive there; `cleared` before a machine that has its name anew counts as clean.
     """
 
     admission: AdmissionModel
     """What was admitted."""
 
-    def __init__(self, freed: Callable[[Member, str, int], None]) -> None:
+    def __init__(
+        self, freed: Callable[[Member, str, int], None], cleared: Callable[[str], None]
+    ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
         self.ended: dict[str, JobEnded] = {}
@@ -152,16 +156,17 @@ class AllocatorModel:
         self.gpus: dict[Key, Key] = {}
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
-        """Machines whose name was given to another: nobody watches them any more."""
+        """Machines whose name was given to another, until it is theirs again and they are clean."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
+        self._cleared = cleared
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
         for index, fact in enumerate(facts):
             match fact:
-                case NodeAdded() | NodeDrained() | NodeLost() | NodeBack():
+                case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean():
                     self._node(fact)
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
@@ -189,7 +194,7 @@ class AllocatorModel:
                 case _:
                     pass  # Why a job waits changes nothing.
 
-    def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack) -> None:
+    def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
             joined = fact.joined
             node = self.nodes.setdefault(joined.node, ModelNode(identity=joined.identity))
@@ -198,6 +203,7 @@ class AllocatorModel:
                 held = [key for key in self.gpus if key[0] == node.identity]
                 require(not held, "I2", f"{joined.node} was replaced while {held} were held")
             node.identity = joined.identity
+            node.clearing = node.clearing or fact.clear > 0
             return
         node = self.nodes[fact.node]
         match fact:
@@ -207,6 +213,10 @@ class AllocatorModel:
                 node.lost = True
             case NodeBack():
                 node.lost = False
+            case NodeClean():
+                node.clearing = False
+                self._cleared(node.identity)
+                self.disowned.pop(node.identity, None)
 
     def _job(self, name: str) -> ModelJob:
         job = self.jobs.get(name)
@@ -244,7 +254,8 @@ class AllocatorModel:
         job.gone, job.ran, job.stopping = {}, {}, None
         for member in fact.members:
             node = self.nodes[member.node]
-            usable = not (node.lost or node.drained) and node.identity == member.identity
+            usable = not (node.lost or node.drained or node.clearing)
+            usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
             for gpu in _gpus(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")

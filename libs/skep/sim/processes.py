@@ -78,6 +78,7 @@ class Run(msgspec.Struct):
     ended_at: Instant | None = None
     code: int | None = None
     kill_at: int = 0
+    asked: bool = False
     seen: bool = True
     """Whether the runtime that started it still lives: only that one sees exit codes."""
 
@@ -249,6 +250,7 @@ class Host:
         run = self.runs.get(token)
         if run is None or not run.live:
             return
+        run.asked = True
         kill_at = self._timeline.now + int(grace_s * SECOND)
         if run.kill_at == 0 or kill_at < run.kill_at:
             run.kill_at = kill_at
@@ -277,4 +279,4 @@ class Host:
 
     def _exited(self, run: Run) -> RunExited:
         assert run.ended_at is not None, run.token
-        return RunExited(run.token, run.code, Instant(run.ended_at + self.skew))
+        return RunExited(run.token, run.code, Instant(run.ended_at + self.skew), asked=run.asked)

@@ -54,7 +54,7 @@ class Summary(msgspec.Struct):
 
     def add(self, result: Result) -> None:
         """Take one more history."""
-        first = self.seeds == 0
+        first = self.seeds == self.failed
         self.seeds += 1
         for name in ("events", "steps", "faults", "crashes", "jobs", "attempts", "breaches",
                      "virtual_s"):  # fmt: skip

@@ -75,4 +75,17 @@ class JoinAgain(Message, frozen=True, tag="join-again"):
     identity: str
 
 
-Command = BindJob | StopJob | RefuseNode | JoinAgain
+class ClearNode(Message, frozen=True, tag="clear-node"):
+    """End at once whatever an order up to `order` began, begin none of it, and say once it is gone.
+
+    For an agent that takes a name over: it may have had the name before, and whatever ran there
+    was given up when it lost it.
+    """
+
+    order: int
+    epoch: int
+    node: str
+    identity: str
+
+
+Command = BindJob | StopJob | RefuseNode | JoinAgain | ClearNode

@@ -106,9 +106,14 @@ class Member(Message, frozen=True):
 
 
 class NodeAdded(Message, frozen=True, tag="node-added"):
-    """The allocator uses this inventory for the node from here on."""
+    """The allocator uses this inventory for the node from here on.
+
+    `clear`: the name has a new owner, and nothing is placed there before it has confirmed that
+    nothing of the orders up to this one runs; 0 if there is nothing to confirm.
+    """
 
     joined: NodeJoined
+    clear: int = 0
 
 
 class NodeDrained(Message, frozen=True, tag="node-drained"):
@@ -126,6 +131,12 @@ class NodeLost(Message, frozen=True, tag="node-lost"):
 
 class NodeBack(Message, frozen=True, tag="node-back"):
     """A lost node speaks again."""
+
+    node: str
+
+
+class NodeClean(Message, frozen=True, tag="node-clean"):
+    """The new owner of a node's name runs nothing of an earlier time: the node is open for work."""
 
     node: str
 
@@ -252,6 +263,7 @@ AllocatorFact = (
     | NodeDrained
     | NodeLost
     | NodeBack
+    | NodeClean
     | JobQueued
     | JobWaits
     | JobBound
@@ -302,7 +314,7 @@ class RankUp(Message, frozen=True, tag="rank-up"):
 class RankDown(Message, frozen=True, tag="rank-down"):
     """A rank's process tree is gone, or (`started` false) never came to be.
 
-    `stopped`: the cluster had asked for it, so its status says nothing about the job.
+    `stopped`: it had been asked to end, so its status says nothing about the job.
     """
 
     token: str
@@ -350,6 +362,13 @@ class FloorRaised(Message, frozen=True, tag="floor-raised"):
     forgotten: tuple[tuple[str, int], ...] = ()
 
 
+class ClearDone(Message, frozen=True, tag="clear-done"):
+    """Nothing of the orders up to `order` runs here any more; told as event number `event`."""
+
+    order: int
+    event: int
+
+
 AgentFact = (
     EpochBegan
     | AgentStarted
@@ -361,4 +380,5 @@ AgentFact = (
     | PartStepped
     | PartOver
     | FloorRaised
+    | ClearDone
 )

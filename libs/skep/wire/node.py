@@ -94,4 +94,12 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     trace: str = ""
 
 
-NodeEvent = NodeJoined | MemberStarted | MemberStepped | MemberExited
+class NodeCleared(Message, frozen=True, tag="node-cleared"):
+    """Nothing that an order up to `order` began runs on the node, and nothing of it will begin."""
+
+    node: str
+    identity: str
+    order: int
+
+
+NodeEvent = NodeJoined | MemberStarted | MemberStepped | MemberExited | NodeCleared

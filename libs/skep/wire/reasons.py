@@ -53,6 +53,7 @@ class Reason(StrEnum):
     TIME_LIMIT = "time-limit"
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
+    NODE_STOPPED = "node-stopped"
     RETRIES_USED_UP = "retries-used-up"
 
     # How the advisor ordered the queue.
@@ -99,6 +100,7 @@ TEXT: dict[Reason, str] = {
     Reason.TIME_LIMIT: "the job ran longer than its limit",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
+    Reason.NODE_STOPPED: "a node was shut down under it",
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",

@@ -11,11 +11,12 @@ from skep.wire.message import Message
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The agent lives."""
+    """The agent lives; `incarnation` is that of its latest join."""
 
     node: str
     identity: str
     at: Instant
+    incarnation: int = 0
 
 
 class RankProgress(Message, frozen=True):

@@ -44,13 +44,15 @@ class RunExited(msgspec.Struct, frozen=True):
     """The process and everything it started are gone.
 
     `code` is the exit status, or minus the signal's number, or None where nobody saw it end.
-    `leftovers` counts descendants that outlived the process and were killed.
+    `leftovers` counts descendants that outlived the process and were killed. `asked`: it had been
+    told to end before it did, so `code` says nothing about its work.
     """
 
     token: str
     code: int | None
     at: Instant
     leftovers: int = 0
+    asked: bool = False
 
 
 RunEvent = RunStarted | RunNotStarted | RunExited

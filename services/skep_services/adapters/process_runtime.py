@@ -348,4 +348,4 @@ def _started(run: dict[str, Any]) -> RunStarted:
 
 
 def _exited(run: dict[str, Any]) -> RunExited:
-    return RunExited(run["token"], run["code"], Instant(run["at"]), run["leftovers"])
+    return RunExited(run["token"], run["code"], Instant(run["at"]), run["leftovers"], run["asked"])

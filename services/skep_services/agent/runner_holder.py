@@ -155,6 +155,8 @@ class Holder:
         run = self.live.get(token)
         if run is None:
             return
+        self.reap()
+        run.known.asked = run.known.asked or not run.main_gone
         at = time.monotonic()
         run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
         if not run.stopping and run.kill_at > at:
@@ -463,6 +465,7 @@ def _ended(known: Known) -> dict[str, Any]:
         "token": known.token,
         "code": known.code,
         "leftovers": known.leftovers,
+        "asked": known.asked,
         "at": known.ended_at,
     }
 

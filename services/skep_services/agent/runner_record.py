@@ -4,7 +4,8 @@
     {"began": TOKEN, "mark": N, "log": PATH, "log_bytes_max": N}    written before it is executed
     {"started": TOKEN, "pid": N, "ticks": N, "at": NS}
     {"not_started": TOKEN}                          it could not be executed: it may be tried again
-    {"exited": TOKEN, "code": N or null, "leftovers": N, "at": NS}
+    {"exited": TOKEN, "code": N or null, "leftovers": N, "asked": BOOL,
+     "at": NS}
     {"forgot": TOKEN}
 
 The lines are not synced: the page cache survives the runner, and what kills the page cache kills
@@ -28,7 +29,8 @@ LINES_PER_RUN = 3
 class Known:
     """One run of the record. `pid` is 0 while only `began` is known; `ended_at` 0 until it ends.
 
-    `mark` is the number its processes carry (see `proc.marked`).
+    `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
+    its main process had; after the runner's death that is known only of what had ended by then.
     """
 
     def __init__(self, token: str, mark: int, log: str, log_bytes_max: int) -> None:
@@ -41,6 +43,7 @@ class Known:
         self.at = 0
         self.code: int | None = None
         self.leftovers = 0
+        self.asked = False
         self.ended_at = 0
 
     def lines(self) -> list[dict[str, Any]]:
@@ -62,6 +65,7 @@ class Known:
                     "exited": token,
                     "code": self.code,
                     "leftovers": self.leftovers,
+                    "asked": self.asked,
                     "at": self.ended_at,
                 }
             )
@@ -166,6 +170,6 @@ class Record:
         elif "exited" in line:
             known = self.runs[line["exited"]]
             known.code, known.leftovers = line["code"], line["leftovers"]
-            known.ended_at = line["at"]
+            known.asked, known.ended_at = line["asked"], line["at"]
         elif "not_started" in line or "forgot" in line:
             del self.runs[line.get("not_started") or line["forgot"]]

@@ -38,6 +38,7 @@ from skep.wire.facts import (
     MemberRan,
     NodeAdded,
     NodeBack,
+    NodeClean,
     NodeDrained,
     NodeLost,
     Refused,
@@ -266,7 +267,7 @@ class Fold:
 
     def _allocator(self, fact: Any, at: Instant) -> None:
         match fact:
-            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack():
+            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean():
                 self._node_fact(fact)
                 self.note(fact, at, describe(fact), None)
             case VcsSet():
@@ -371,10 +372,13 @@ class Fold:
             attempt.outcome, attempt.ended_why, attempt.detail = fact.end, fact.why, fact.detail
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
 
-    def _node_fact(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack) -> None:
+    def _node_fact(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         match fact:
             case NodeAdded(joined=joined):
-                self._node(joined.node).joined = joined
+                node = self._node(joined.node)
+                node.joined, node.clearing = joined, node.clearing or fact.clear > 0
+            case NodeClean():
+                self._node(fact.node).clearing = False
             case NodeDrained():
                 self._node(fact.node).drained = fact.drain
             case NodeLost():

@@ -154,6 +154,7 @@ class Node(msgspec.Struct, kw_only=True):
     """One machine as the allocator uses it. `taken` is keyed by GPU index.
 
     `heard_identity` and `heard_incarnation` are from the agent's latest own announcement.
+    `clearing`: its name has a new owner that has not confirmed yet that nothing old runs there.
     """
 
     node: str
@@ -163,6 +164,12 @@ class Node(msgspec.Struct, kw_only=True):
     heard_identity: str = ""
     heard_incarnation: int = 0
     taken: dict[int, Taken] = {}
+    clearing: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the allocator may place work here."""
+        return not (self.drained or self.lost or self.clearing)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -81,6 +81,8 @@ def _seldom(fact: Any) -> Line | None:
             return Line(f"{on} is lost: {TEXT[Reason.NODE_LOST]}", node=on, reason=Reason.NODE_LOST)
         case facts.NodeBack(node=on):
             return Line(f"{on} is back", node=on)
+        case facts.NodeClean(node=on):
+            return Line(f"{on} runs nothing of its earlier owner", node=on)
         case facts.VcsSet(vcs=vcs):
             quotas = ", ".join(f"{vc} {config.gpus}" for vc, config in sorted(vcs.items()))
             return Line(f"virtual clusters and their GPUs: {quotas or 'none'}")

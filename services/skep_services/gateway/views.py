@@ -20,9 +20,11 @@ def nodes_view(fold: Fold, live: Live, now: Instant, vc: str) -> list[dict[str, 
 
 
 def node_state(node: Node, live: Live, now: Instant) -> str:
-    """Return `lost`, `drained`, `silent` or `up`."""
+    """Return `lost`, `drained`, `clearing`, `silent` or `up`."""
     if node.lost:
         return "lost"
+    if node.clearing:
+        return "clearing"
     if node.drained:
         return "drained"
     return "silent" if live.silent(node.node, now) else "up"

@@ -119,10 +119,7 @@ def _changes(job: Job, fold: Fold) -> list[str]:
         case Reason.WAITS_FOR_GPUS:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
-            return [
-                f"{node.node} comes back" if node.lost else f"{node.node} is opened for work again"
-                for node in _away(fold)
-            ]
+            return [_return_of(node) for node in _away(fold)]
         case Reason.WAITS_FOR_VICTIMS:
             return [
                 f"{other.row.job} has stopped"
@@ -149,7 +146,7 @@ def _quota_changes(row: Row, fold: Fold) -> list[str]:
 
 
 def _gpu_changes(row: Row, fold: Fold) -> list[str]:
-    usable = [node for node in fold.nodes.values() if not (node.drained or node.lost)]
+    usable = [node for node in fold.nodes.values() if node.usable]
     free = sum(free_gpus(node, row.gpu_type) for node in usable)
     kind = f" of type {row.gpu_type}" if row.gpu_type else ""
     missing = row.gpus - free
@@ -195,7 +192,15 @@ def _placed_jobs(fold: Fold) -> list[Job]:
 
 
 def _away(fold: Fold) -> list[Node]:
-    return [node for _, node in sorted(fold.nodes.items()) if node.drained or node.lost]
+    return [node for _, node in sorted(fold.nodes.items()) if not node.usable]
+
+
+def _return_of(node: Node) -> str:
+    if node.lost:
+        return f"{node.node} comes back"
+    if node.drained:
+        return f"{node.node} is opened for work again"
+    return f"{node.node} has ended what was begun before its name had a new owner"
 
 
 # --- placed and ended ----------------------------------------------------------------------------

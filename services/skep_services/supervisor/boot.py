@@ -135,11 +135,6 @@ async def _stop_jobs_of(state: str) -> None:
         while not all(token in ends for token in live):
             await changed.wait()
             changed.clear()
-        for token in live:
-            # That a job was ended here says nothing about it. Forgotten, it is to its agent as
-            # lost as in a power failure, and starts again without using up a retry.
-            if ends[token].code != 0:
-                await runtime.forget(token)
         await runtime.shutdown(0.0)
     finally:
         await runtime.close()

@@ -20,6 +20,7 @@ from skep.wire.advice import QueueAdvice
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
+    ClearNode,
     JoinAgain,
     RankPlan,
     RefuseNode,
@@ -64,7 +65,8 @@ assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
 
 
 Reminder = tuple[str, str, int]
-"""Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt."""
+"""Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
+Without a job, look again whether the node is clear."""
 
 
 class Soft:
@@ -124,6 +126,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     for name, node in machine.nodes.items():
         for attempt in node.ghosts:
             command(machine, name, *attempt, now)
+        clear(machine, name, now)
 
 
 def awake(machine: AllocatorMachine, now: Instant) -> None:
@@ -141,7 +144,9 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     """Do what has fallen due."""
     soft = machine.soft
     for node, name, attempt in soft.pop_due(now):
-        if node:
+        if node and not name:
+            clear(machine, node, now)
+        elif node:
             command(machine, node, name, attempt, now)
         else:
             job = machine.jobs.get(name)
@@ -171,21 +176,29 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
     if node.joined.identity != event.identity:
         if _silent(machine, node, now):
             # Its join takes the name over. It may be on its way, or have come too early for that.
-            again = JoinAgain(epoch=machine.epoch, node=event.node, identity=event.identity)
-            machine.effects.append(Send(subjects.command(event.node), again))
+            _ask_to_join(machine, event)
         elif event.node in machine.soft.speaking:
             _refuse(machine, event.node, event.identity)
         return
     machine.soft.last_heard[event.node] = now
     machine.soft.speaking[event.node] = None
+    if event.incarnation > node.joined.incarnation:
+        # Its latest join came while another had the name, or has not come yet.
+        _ask_to_join(machine, event)
     if node.lost:
         _back(machine, event.node, now)
+
+
+def _ask_to_join(machine: AllocatorMachine, event: Heartbeat) -> None:
+    again = JoinAgain(epoch=machine.epoch, node=event.node, identity=event.identity)
+    machine.effects.append(Send(subjects.command(event.node), again))
 
 
 def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
     """Take in a node, or refuse a second agent of its name while the first is alive."""
     node = machine.nodes.get(event.node)
-    if node is not None and node.joined.identity != event.identity:
+    replaced = node is not None and node.joined.identity != event.identity
+    if node is not None and replaced:
         if not _silent(machine, node, now):
             if event.node in machine.soft.speaking:
                 _refuse(machine, event.node, event.identity)
@@ -197,12 +210,13 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
     if machine.soft.check_at is None:
         machine.soft.check_at = after(now, NODE_CHECK_EVERY)
     if node is None or node.joined != event:
-        machine.record(NodeAdded(joined=event))
+        machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
     if node is not None and node.lost:
         _back(machine, event.node, now)
     elif node is not None:
         for attempt in list(node.holdings):
             command(machine, event.node, *attempt, now)
+        clear(machine, event.node, now)
 
 
 def _silent(machine: AllocatorMachine, node: NodeState, now: Instant) -> bool:
@@ -212,9 +226,10 @@ def _silent(machine: AllocatorMachine, node: NodeState, now: Instant) -> bool:
 
 
 def _replace(machine: AllocatorMachine, node: NodeState, now: Instant) -> None:
-    """Give up everything on a node whose agent was replaced by one with a fresh state folder.
+    """Give up everything on a node whose agent was replaced by one with another state folder.
 
-    The newcomer has other processes and says what GPUs it has: nothing it runs is ours.
+    The newcomer has other processes and says what GPUs it has. If it had the name before, its old
+    processes may still run: it gets no work until it has confirmed that they are gone.
     """
     name = node.joined.node
     if not node.lost:
@@ -234,6 +249,7 @@ def _back(machine: AllocatorMachine, name: str, now: Instant) -> None:
     machine.record(NodeBack(node=name))
     for attempt in list(machine.nodes[name].ghosts):
         command(machine, name, *attempt, now)
+    clear(machine, name, now)
 
 
 def _look_for_lost_nodes(machine: AllocatorMachine, now: Instant) -> None:
@@ -284,6 +300,16 @@ def command(
     if message is not None and not node.lost:
         machine.effects.append(Send(subjects.command(name), message, _headers(machine, job_name)))
         machine.soft.remind(after(now, RESEND_AFTER), (name, job_name, attempt))
+
+
+def clear(machine: AllocatorMachine, name: str, now: Instant) -> None:
+    """Have a node's new owner end what is left of an earlier time there, if that is owed."""
+    node = machine.nodes[name]
+    if node.clearing and not node.lost:
+        message = ClearNode(order=node.clearing, epoch=machine.epoch, node=name,
+                            identity=node.joined.identity)  # fmt: skip
+        machine.effects.append(Send(subjects.command(name), message))
+        machine.soft.remind(after(now, RESEND_AFTER), (name, "", 0))
 
 
 def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
@@ -400,7 +426,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
 def _bind(machine: AllocatorMachine, head: Head, blocked: dict[str, str], now: Instant) -> bool:
     """Bind one job if it fits; else say why it waits. Returns whether its queue may go on.
 
-    `blocked` maps each GPU type that an earlier job waits for to that job.
+    `blocked` maps each GPU type that must not be taken to the earlier job that waits for it.
     """
     job = machine.jobs[head.entry.job]
     spec = job.spec
@@ -423,7 +449,7 @@ def _bind(machine: AllocatorMachine, head: Head, blocked: dict[str, str], now: I
             # No other job's end would help it, so other tenants' jobs need not wait behind it.
             _wait(machine, job, Reason.WAITS_FOR_NODES, needs)
             return False
-        for kind in kinds:
+        for kind in place.contended(machine.nodes, spec, kinds):
             blocked[kind] = job.job
         _make_room(machine, job, kinds, needs, now)
         return False

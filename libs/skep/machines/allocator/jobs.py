@@ -143,15 +143,19 @@ def judge(job: JobState) -> Verdict:
         return _lost(job, Reason.NODE_LOST, job.stopped_detail)
     failed = next((gone for gone in job.gone if gone.outcome in FAILURES), None)
     if failed is None:
-        return _lost(job, Reason.EXIT_UNKNOWN, "a node stopped its part unasked")
-    why = FAILURES[failed.outcome]
-    detail = f"{failed.node}: {failed.detail}" if failed.detail else failed.node
+        stopped = next(gone for gone in job.gone if gone.outcome is Outcome.STOPPED)
+        return _lost(job, Reason.NODE_STOPPED, _told_by(stopped))
+    why, detail = FAILURES[failed.outcome], _told_by(failed)
     if failed.outcome not in RETRY_KEYS:
         return _lost(job, why, detail)
     limits = job.spec.limits
     if RETRY_KEYS[failed.outcome] in limits.retry_on and job.retries_used < limits.retries:
         return Verdict(None, why, detail, counted=True)
     return Verdict(End.FAILED, why, detail)
+
+
+def _told_by(gone: MemberGone) -> str:
+    return f"{gone.node}: {gone.detail}" if gone.detail else gone.node
 
 
 def _lost(job: JobState, why: Reason, detail: str) -> Verdict:

@@ -45,11 +45,19 @@ from skep.wire.facts import (
     MemberRan,
     NodeAdded,
     NodeBack,
+    NodeClean,
     NodeDrained,
     NodeLost,
     VcsSet,
 )
-from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeJoined, Outcome
+from skep.wire.node import (
+    MemberExited,
+    MemberStarted,
+    MemberStepped,
+    NodeCleared,
+    NodeJoined,
+    Outcome,
+)
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 
@@ -91,6 +99,8 @@ class AllocatorMachine:
                 dispatch.heartbeat(self, event, now)
             case NodeJoined():
                 dispatch.joined(self, event, now)
+            case NodeCleared():
+                self._node_cleared(event)
             case SetVcs():
                 self.record(VcsSet(vcs=event.vcs))
             case DrainNode():
@@ -172,6 +182,13 @@ class AllocatorMachine:
                                step_ns=event.step_ns))  # fmt: skip
         self.settle(job, now)
 
+    def _node_cleared(self, event: NodeCleared) -> None:
+        node = self.nodes.get(event.node)
+        if node is None or event.identity != node.joined.identity:
+            return
+        if 0 < node.clearing <= event.order:
+            self.record(NodeClean(node=event.node))
+
     # --- how attempts and jobs end -----------------------------------------------------------
 
     def settle(self, job: JobState, now: Instant) -> None:
@@ -206,7 +223,9 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case VcsSet():
                 self.vcs = dict(fact.vcs)
-            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | GhostGone():
+            case NodeAdded():
+                self._apply_added(fact)
+            case NodeDrained() | NodeLost() | NodeBack() | NodeClean() | GhostGone():
                 self._apply_node(fact)
             case JobQueued():
                 self._apply_queued(fact)
@@ -234,15 +253,17 @@ class AllocatorMachine:
             case CancelAsked():
                 self.jobs[fact.job].cancelled = True
 
-    def _apply_node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | GhostGone) -> None:
-        if isinstance(fact, NodeAdded):
-            name = fact.joined.node
-            if name in self.nodes:
-                self.nodes[name].refresh(fact.joined)
-            else:
-                self.nodes[name] = NodeState(fact.joined)
-                self.nodes = dict(sorted(self.nodes.items()))
-            return
+    def _apply_added(self, fact: NodeAdded) -> None:
+        name = fact.joined.node
+        if name in self.nodes:
+            self.nodes[name].refresh(fact.joined)
+        else:
+            self.nodes[name] = NodeState(fact.joined)
+            self.nodes = dict(sorted(self.nodes.items()))
+        if fact.clear:
+            self.nodes[name].clearing = fact.clear
+
+    def _apply_node(self, fact: NodeDrained | NodeLost | NodeBack | NodeClean | GhostGone) -> None:
         node = self.nodes[fact.node]
         match fact:
             case NodeDrained():
@@ -251,6 +272,8 @@ class AllocatorMachine:
                 node.lost = True
             case NodeBack():
                 node.lost = False
+            case NodeClean():
+                node.clearing = 0
             case GhostGone():
                 attempt = fact.job, fact.attempt
                 del node.ghosts[attempt]

@@ -14,15 +14,33 @@ from typing import Any
 
 import msgspec
 
+from skep.machines.agent.parts import (
+    PEER_GRACE_S,
+    ExitProcess,
+    ForgetRun,
+    ListRuns,
+    PartKey,
+    PartState,
+    Published,
+    PublishEvent,
+    Rank,
+    RankStats,
+    RunsListed,
+    StartRank,
+    StopRun,
+    outcome_of,
+    rank_facts,
+)
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Unreadable
-from skep.wire.commands import BindJob, JoinAgain, RankPlan, RefuseNode, StopJob
+from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode, StopJob
 from skep.wire.facts import (
     AgentFact,
     AgentStarted,
     BindTaken,
+    ClearDone,
     EpochBegan,
     FloorRaised,
     PartOver,
@@ -36,9 +54,9 @@ from skep.wire.node import (
     MemberExited,
     MemberStarted,
     MemberStepped,
+    NodeCleared,
     NodeEvent,
     NodeJoined,
-    Outcome,
     RankExit,
 )
 from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
@@ -47,110 +65,6 @@ from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 REPORT_EVERY = seconds(1)
 FORGET_AT_ONCE = 32
 """Settled parts are forgotten in batches: one small fact for many, not one for each."""
-PEER_GRACE_S = 5.0
-"""What the other ranks of a node get once one has failed: nothing they do can succeed any more."""
-PORT_BUSY = "port-busy: "
-"""How a RunNotStarted says that the rendezvous port was taken."""
-
-SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-           9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU"}  # fmt: skip
-"""Linux's names of the signals that end jobs, for people."""
-
-PartKey = tuple[str, int]
-"""A job and the number of its attempt."""
-
-
-class StartRank(msgspec.Struct, frozen=True):
-    """Call: execute one rank. Answered by RunStarted, RunNotStarted, later RunExited."""
-
-    token: str
-    command: BindJob
-    plan: RankPlan
-
-
-class StopRun(msgspec.Struct, frozen=True):
-    """Call: end a process tree. Answered by RunExited."""
-
-    token: str
-    grace_s: float
-
-
-class ForgetRun(msgspec.Struct, frozen=True):
-    """Call: the end of this run is in the journal; drop it. Not answered."""
-
-    token: str
-
-
-class ListRuns(msgspec.Struct, frozen=True):
-    """Call: which runs are there? Answered by RunsListed."""
-
-
-class PublishEvent(msgspec.Struct, frozen=True):
-    """Call: put a node event into its stream. Answered by Published once it is durable."""
-
-    event: int
-    subject: str
-    key: str
-    message: NodeEvent
-
-
-class ExitProcess(msgspec.Struct, frozen=True):
-    """Call: this agent must not go on. Not answered."""
-
-    text: str
-
-
-class RunsListed(msgspec.Struct, frozen=True):
-    """Every run the runtime knows, alive or ended."""
-
-    runs: tuple[RunStarted | RunExited, ...]
-
-
-class Published(msgspec.Struct, frozen=True):
-    """The stream has this event."""
-
-    event: int
-
-
-class RankStats(msgspec.Struct, frozen=True):
-    """A rank said how far it is, over its socket."""
-
-    job: str
-    attempt: int
-    progress: RankProgress
-
-
-class Rank(msgspec.Struct):
-    """One process of a part."""
-
-    plan: RankPlan
-    up: bool = False
-    down: RankDown | None = None
-
-
-class PartState(msgspec.Struct):
-    """This node's part of one attempt; `command` is None if a stop came before it."""
-
-    order: int
-    command: BindJob | None
-    ranks: dict[str, Rank] = {}
-    stop_grace_ms: int | None = None
-    first_down: str = ""
-    started: PartStarted | None = None
-    stepped: PartStepped | None = None
-    over: PartOver | None = None
-
-    @property
-    def grace_s(self) -> float | None:
-        """Return what its processes get to end in, or None while they may go on."""
-        if self.stop_grace_ms is not None:
-            return self.stop_grace_ms / 1000
-        return PEER_GRACE_S if self.first_down else None
-
-    @property
-    def all_down(self) -> bool:
-        """Return whether no process of the part is or can still come up."""
-        return all(rank.down is not None for rank in self.ranks.values())
 
 
 class AgentMachine:
@@ -166,6 +80,10 @@ class AgentMachine:
         self.join_event = 0
         self.parts: dict[PartKey, PartState] = {}
         self.progress: dict[PartKey, dict[int, RankProgress]] = {}
+        self.cleared = 0, 0
+        """Up to which order nothing runs here any more, and the event that tells so."""
+        self.clearing = 0
+        """Up to which order everything is to go: soft, as the command is repeated."""
         self.settled = 0
         """The highest order the allocator says is answered: soft, as every command repeats it."""
         self.told: dict[int, None] = {}
@@ -186,12 +104,14 @@ class AgentMachine:
                 self._bind(event)
             case StopJob():
                 self._stop(event, now)
+            case ClearNode():
+                self._clear(event, now)
             case RunStarted():
                 self._run_started(event, now)
             case RunNotStarted():
                 self._down(event.token, None, now, started=False, detail=event.detail)
             case RunExited():
-                self._down(event.token, event.code, now)
+                self._down(event.token, event.code, now, asked=event.asked)
                 self._effects.append(Call(ForgetRun(event.token)))
             case RankStats():
                 self._stats(event, now)
@@ -223,7 +143,7 @@ class AgentMachine:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _addressed(self, command: BindJob | StopJob) -> bool:
+    def _addressed(self, command: BindJob | StopJob | ClearNode) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
 
     def _bind(self, command: BindJob) -> None:
@@ -262,6 +182,35 @@ class AgentMachine:
             self._finish(key, now)
         self._raise_floor(command.settled)
 
+    def _clear(self, command: ClearNode, now: Instant) -> None:
+        """Have everything end that began before this node's name was this agent's again."""
+        if not self._addressed(command):
+            return
+        if command.order > self.floor:
+            self._record(FloorRaised(order=command.order, event=self.event, epoch=command.epoch))
+        self.clearing = max(self.clearing, command.order)
+        for (job, attempt), part in list(self.parts.items()):
+            if part.over is None and part.order <= command.order:
+                if part.stop_grace_ms != 0:
+                    self._record(StopTaken(job=job, attempt=attempt, order=command.order,
+                                           epoch=command.epoch, grace_ms=0))  # fmt: skip
+                self._stop_ranks(part, 0.0)
+                self._finish((job, attempt), now)
+        self._answer_clear()
+
+    def _answer_clear(self) -> None:
+        """Say that the node is clear once it is."""
+        order = self.clearing
+        left = any(part.over is None and part.order <= order for part in self.parts.values())
+        if not order or left:
+            return
+        self.clearing = 0
+        if order > self.cleared[0]:
+            self._record(ClearDone(order=order, event=self.event + 1))
+        done, event = self.cleared
+        cleared = NodeCleared(node=self.joined.node, identity=self.joined.identity, order=done)
+        self._publish(event, "cleared", cleared)
+
     def _stop_ranks(self, part: PartState, grace_s: float) -> None:
         for token, rank in part.ranks.items():
             if rank.down is None:
@@ -291,12 +240,14 @@ class AgentMachine:
         now: Instant,
         *,
         started: bool = True,
+        asked: bool = False,
         detail: str = "",
     ) -> None:
         key, part = self._part_of(token)
         if part is None or part.ranks[token].down is not None:
             return
-        stopped = part.stop_grace_ms is not None
+        # What nobody saw end may have ended because it was asked to.
+        stopped = asked or (code is None and part.stop_grace_ms is not None)
         self._record(RankDown(token=token, code=code, started=started, detail=detail,
                               stopped=stopped))  # fmt: skip
         if code != 0 and not stopped:
@@ -314,7 +265,7 @@ class AgentMachine:
         part = self.parts[key]
         if part.over is not None or not part.all_down:
             return
-        outcome, detail = _outcome(part)
+        outcome, detail = outcome_of(part)
         latest = self.progress.get(key, {}).values()
         ranks = tuple(RankExit(rank=rank.plan.rank, code=rank.down.code)
                       for rank in part.ranks.values() if rank.down is not None)  # fmt: skip
@@ -335,12 +286,14 @@ class AgentMachine:
         self._record(over)
         self._publish_part(part, over)
         self.progress.pop(key, None)
+        self._answer_clear()
 
     # --- start and restart ---------------------------------------------------------------------
 
     def _restarted(self, now: Instant) -> None:
         """Join, tell again what may not have been heard, and ask what is running."""
         self.told = {}
+        self.clearing = 0
         self.unsure = {token: None for part in self.parts.values()
                        for token, rank in part.ranks.items() if rank.down is None}  # fmt: skip
         self._join()
@@ -378,7 +331,7 @@ class AgentMachine:
         if isinstance(run, RunStarted):
             self._run_started(run, now)
         elif isinstance(run, RunExited):
-            self._down(token, run.code, now)
+            self._down(token, run.code, now, asked=run.asked)
             self._effects.append(Call(ForgetRun(token)))
         elif part.ranks[token].up:
             self._down(token, None, now)
@@ -406,7 +359,8 @@ class AgentMachine:
 
     def _report(self, now: Instant) -> None:
         node = self.joined.node
-        beat = Heartbeat(node=node, identity=self.joined.identity, at=now)
+        beat = Heartbeat(node=node, identity=self.joined.identity, at=now,
+                         incarnation=self.incarnation)  # fmt: skip
         self._effects.append(Send(subjects.heartbeat(node), beat))
         jobs = []
         for key, ranks in self.progress.items():
@@ -466,11 +420,14 @@ class AgentMachine:
                 self.parts[fact.exited.job, fact.exited.attempt].over = fact
                 self.event = max(self.event, fact.event)
             case FloorRaised():
-                self.floor = fact.order
+                self.floor = max(self.floor, fact.order)
                 self.event = max(self.event, fact.event)
                 self.epoch_floor = max(self.epoch_floor, fact.epoch)
                 for key in fact.forgotten:
                     self._forget(self.parts.pop(key))
+            case ClearDone():
+                self.cleared = fact.order, fact.event
+                self.event = max(self.event, fact.event)
 
     def _forget(self, part: PartState) -> None:
         for fact in (part.started, part.stepped, part.over):
@@ -494,6 +451,7 @@ class AgentMachine:
         facts: list[AgentFact] = [
             AgentStarted(incarnation=self.incarnation, event=self.join_event),
             FloorRaised(order=self.floor, event=self.event, epoch=self.epoch_floor),
+            ClearDone(order=self.cleared[0], event=self.cleared[1]),
         ]
         for (job, attempt), part in self.parts.items():
             if part.command is not None:
@@ -501,7 +459,7 @@ class AgentMachine:
             if part.stop_grace_ms is not None:
                 facts.append(StopTaken(job=job, attempt=attempt, order=part.order, epoch=0,
                                        grace_ms=part.stop_grace_ms))  # fmt: skip
-            facts += _rank_facts(part)
+            facts += rank_facts(part)
             facts += [fact for fact in (part.started, part.stepped, part.over) if fact is not None]
         return facts
 
@@ -542,41 +500,3 @@ class AgentMachine:
         if len(forgotten) >= self.forget_at_once:
             self._record(FloorRaised(order=self.settled, event=self.event,
                                      epoch=self.epoch_floor, forgotten=forgotten))  # fmt: skip
-
-
-def _rank_facts(part: PartState) -> list[AgentFact]:
-    """Return what happened to each rank, the first failure first as it decides the outcome."""
-    facts: list[AgentFact] = []
-    tokens = sorted(part.ranks, key=lambda token: token != part.first_down)
-    for token in tokens:
-        rank = part.ranks[token]
-        if rank.up:
-            facts.append(RankUp(token=token, pid=0, start_ticks=0))
-        if rank.down is not None:
-            facts.append(rank.down)
-    return facts
-
-
-def _outcome(part: PartState) -> tuple[Outcome, str]:
-    """Return how the part ended, by its first failure, and what to tell about it."""
-    token = part.first_down
-    if part.stop_grace_ms is not None and not token:
-        codes = [rank.down.code for rank in part.ranks.values() if rank.down is not None]
-        whole = bool(codes) and all(code == 0 for code in codes)
-        return (Outcome.SUCCEEDED, "") if whole else (Outcome.STOPPED, "")
-    if not token:
-        return Outcome.SUCCEEDED, ""
-    rank = part.ranks[token]
-    down = rank.down
-    assert down is not None, token
-    who = f"rank {rank.plan.rank}"
-    if not down.started:
-        if down.detail.startswith(PORT_BUSY):
-            return Outcome.PORT_BUSY, f"{who}: {down.detail[len(PORT_BUSY) :]}"
-        return Outcome.NOT_STARTED, f"{who}: {down.detail}"
-    if down.code is None:
-        return Outcome.UNKNOWN, f"{who} vanished; nobody saw how it ended"
-    if down.code < 0:
-        name = SIGNALS.get(-down.code, "another")
-        return Outcome.SIGNALLED, f"{who}: signal {-down.code} ({name})"
-    return Outcome.EXITED, f"{who}: exit status {down.code}"
