@@ -189,7 +189,9 @@ async def test_stop_kills_what_ignores_it(node: Node) -> None:
     await node.words("a")
     before = time.monotonic()
     await runtime.stop("a", 0.3)
-    assert (await node.end_of("a")) == RunExited("a", -signal.SIGKILL, node.ends["a"][0].at, 0)
+    assert (await node.end_of("a")) == RunExited(
+        "a", -signal.SIGKILL, node.ends["a"][0].at, asked=True
+    )
     assert 0.3 <= time.monotonic() - before < 5.0
 
 
