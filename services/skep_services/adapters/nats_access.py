@@ -112,7 +112,7 @@ def fixed_grants() -> dict[str, Grants]:
         + _follows(ADMISSION_SERVICE, ADMIN)
         + _follows(ADMISSION_SERVICE, ALLOC)
         + _follows(ADMISSION_SERVICE, NODE, subjects.NODES_JOINING)
-        + says((f"{subjects.PREFIX}.reply.>", "_INBOX.*.>")),
+        + says((subjects.REPLIES, "_INBOX.*.>")),
         ALLOCATOR: _service(ALLOCATOR)
         + _writes(ALLOCATOR, ALLOC)
         + _follows(ALLOCATOR, ADMISSION)
@@ -138,6 +138,7 @@ def fixed_grants() -> dict[str, Grants]:
                 subjects.HEARTBEATS,
                 subjects.REPORTS,
                 subjects.SPANS,
+                subjects.REPLIES,
             ),
         ),
     }
