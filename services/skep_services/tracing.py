@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from skep.machines.base import Call, Effect, Record, Send
 from skep.units import Instant
-from skep.wire.codec import Facts
+from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import JobEnded, JobQueued
 
 QUIET = frozenset({"JobWaits", "EpochBegan", "RankUp", "RankDown", "FloorRaised"})
@@ -87,6 +87,9 @@ class Decisions:
         self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
     ) -> None:
         """Log what came in and what went out, with job and trace where there is one of each."""
+        if isinstance(event, Unreadable):
+            self._log.warning("unreadable", subject=event.subject, text=event.text)
+            return
         if not effects and self._service != "advisor":
             return  # Most of a busy service's input is not for it: this path must cost nothing.
         out = [type(_subject(effect)).__name__ for effect in effects]

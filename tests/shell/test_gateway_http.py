@@ -407,7 +407,7 @@ async def test_operators_set_tenants(house: House) -> None:
         ("vcs", 400, b"{", "not-json"),
         ("vcs", 422, {"vcs": {"a.b": {"gpus": 1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpus": -1}}}, "bad-value"),
-        ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": 0}}}, "bad-value"),
+        ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpu": 1}}}, "bad-value"),
         ("vcs", 413, b" " * 600_000, "too-large"),
         ("drain", 404, {"node": "node-9"}, "unknown-node"),

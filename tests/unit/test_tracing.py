@@ -10,7 +10,7 @@ import pytest
 from skep.machines.agent import PublishEvent, StartRank
 from skep.machines.base import Call, Effect, Record, Send, Tick
 from skep.units import Instant
-from skep.wire.codec import Facts
+from skep.wire.codec import Facts, Unreadable
 from skep.wire.commands import BindJob, RankPlan
 from skep.wire.facts import End, JobEnded, JobQueued, JobWaits
 from skep.wire.node import MemberStarted
@@ -40,6 +40,9 @@ class Lines:
 
     def info(self, event: str, **more: Any) -> None:
         self.kept.append({"event": event, **more})
+
+    def warning(self, event: str, **more: Any) -> None:
+        self.info(event, **more)
 
 
 class Spans:
@@ -93,10 +96,12 @@ async def test_one_line_and_the_spans_of_each_decision() -> None:
     observer.decided(Tick(), [], Instant(1), Instant(2))
     observer.decided(beat, [Record(JobWaits(job="", why=Reason.WAITS_BEHIND))], Instant(1),
                      Instant(1))  # fmt: skip
+    observer.decided(Unreadable(subject="s", text="t"), [], Instant(1), Instant(2))
     await observer.flush()
     assert lines.kept == [
         {"event": "decided", "took": "Tick", "out": ["JobEnded"], "job": "j1", "trace": "a" * 32},
         {"event": "decided", "took": "Heartbeat", "out": ["JobWaits"], "job": "", "trace": ""},
+        {"event": "unreadable", "subject": "s", "text": "t"},
     ]
     assert kept.kept == [("allocator JobEnded", TRACE)]
     assert kept.flushes == 1

@@ -11,7 +11,7 @@ import msgspec
 from skep.ids import job_id
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import Admin
+from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import QueueAdvice
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
@@ -110,6 +110,11 @@ def _typed(parsed: subjects.Parsed, subject: str, payload: bytes) -> Any:
     if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
         text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"
         return Unreadable(subject=subject, text=text)
+    if isinstance(message, SetVcs):
+        for problem in vcs_problems(message.vcs):
+            # Taken as a whole or not at all: half a list of tenants is nobody's wish.
+            text = f"{problem.path}: {problem.text} ({problem.reason})"
+            return Unreadable(subject=subject, text=text)
     return message
 
 
