@@ -78,7 +78,6 @@ class Cluster:
     def node(self, event: Any, second: float) -> None:
         """An agent says something durable."""
         self.tell("NODE", event)
-        self._record("ADMISSION", "admission", self.admission(event, second), second)
         self._record("ALLOC", "allocator", self.allocator(event, second), second)
 
     def runs(self, job: str, attempt: int = 1, second: float = 3) -> None:

@@ -26,7 +26,19 @@ from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.verdict import Verdict
-from tests.kit import T0, TRACE, Driver, exited, joined, spec, started, submission, vcs
+from tests.kit import (
+    T0,
+    TRACE,
+    Driver,
+    added,
+    allocator,
+    exited,
+    joined,
+    spec,
+    started,
+    submission,
+    vcs,
+)
 
 REPLY = "_INBOX.vc-nlp.x"
 
@@ -241,9 +253,9 @@ def test_opportunistic_jobs_use_no_quota(admission: Driver[AdmissionMachine]) ->
 def hardware(admission: Driver[AdmissionMachine]) -> Driver[AdmissionMachine]:
     """Return admission that knows two nodes of 4 CPU slots and one of 2 other GPUs."""
     admission(SetVcs(vcs=vcs(nlp=100)))
-    admission(joined("node-1", 4, cpus=16, memory=32 * GIB))
-    admission(joined("node-2", 4, cpus=16, memory=64 * GIB))
-    admission(joined("node-3", {"h200": 2}, cpus=64, memory=64 * GIB))
+    admission(added(joined("node-1", 4, cpus=16, memory=32 * GIB)))
+    admission(added(joined("node-2", 4, cpus=16, memory=64 * GIB)))
+    admission(added(joined("node-3", {"h200": 2}, cpus=64, memory=64 * GIB)))
     return admission
 
 
@@ -324,7 +336,7 @@ def test_impossible_requests_name_what_exists(
 def test_a_node_without_gpus_is_no_reason_to_fall_over(
     admission: Driver[AdmissionMachine],
 ) -> None:
-    admission(joined(gpus=0))
+    admission(added(joined(gpus=0)))
     problem = Problem(
         path="$.resources",
         reason=Reason.TOO_MANY_GPUS,
@@ -459,10 +471,24 @@ def test_tenants_are_those_of_the_last_word(admission: Driver[AdmissionMachine])
 def test_an_inventory_is_recorded_when_it_changes(admission: Driver[AdmissionMachine]) -> None:
     node = joined("node-1", {"h200": 2, "a100": 1}, cpus=8, memory=GIB)
     seen = NodeSeen(node="node-1", gpus={"h200": 2, "a100": 1}, cpus=8, memory=GIB)
-    assert admission(node) == [Record(seen)]
-    assert admission(msgspec.structs.replace(node, incarnation=2)) == []
+    assert admission(added(node)) == [Record(seen)]
+    assert admission(added(msgspec.structs.replace(node, incarnation=2))) == []
     more = msgspec.structs.replace(node, cpus=9)
-    assert admission(more) == [Record(msgspec.structs.replace(seen, cpus=9))]
+    assert admission(added(more)) == [Record(msgspec.structs.replace(seen, cpus=9))]
+
+
+def test_the_inventory_is_that_of_the_agent_the_allocator_believes() -> None:
+    """A second agent of a node's name is refused: what it has is not what exists."""
+    judge, admission = allocator(nlp=4), Driver(AdmissionMachine)
+    admission(SetVcs(vcs=vcs(nlp=9)))
+    first = joined("node-1", 4, identity="first")
+    for join in (first, joined("node-1", 9, identity="second")):
+        admission(join)
+        for effect in judge(join):
+            if isinstance(effect, Record):
+                admission(Facts(service="allocator", at=T0, facts=(effect.fact,)))
+    assert judge.machine.nodes["node-1"].joined == first
+    assert admission.machine.nodes["node-1"].gpus == {"cpu": 4}
 
 
 @pytest.mark.parametrize(
@@ -473,6 +499,7 @@ def test_an_inventory_is_recorded_when_it_changes(admission: Driver[AdmissionMac
         Unreadable(subject="x", text="y"),
         DrainNode(node="node-1"),
         started("j1"),
+        joined(),
         exited("j1"),
         MemberStepped(node="node-1", identity="x", job="j1", attempt=1, at=T0),
         Facts(service="allocator", at=T0, facts=()),
@@ -489,7 +516,7 @@ def test_an_event_of_no_concern_is_a_bug(admission: Driver[AdmissionMachine]) ->
 
 
 def test_a_crash_forgets_nothing(admission: Driver[AdmissionMachine]) -> None:
-    admission(joined())
+    admission(added(joined()))
     admission(submission(1, key="k"))
     admission(submission(2, raw=spec(gpus=4)))
     admission(cancel(b'{"job":"j2"}'))

@@ -3,8 +3,9 @@
     Submission --Admitted--> active --JobOver--> forgotten (its key is remembered for ever)
                --Refused | Repeated--> answered
 
-Knows tenants and their quota (from ADMIN), what hardware exists (from NODE) and which jobs are
-unfinished (from ALLOC). It waits for nobody: every submission is answered at once.
+Knows tenants and their quota (from ADMIN), what hardware exists and which jobs are unfinished
+(both from ALLOC: an inventory counts once the allocator uses it, for it alone judges which agent
+a node's name belongs to). It waits for nobody: every submission is answered at once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from skep.wire.facts import (
     EpochBegan,
     JobEnded,
     JobOver,
+    NodeAdded,
     NodeSeen,
     Refused,
     Repeated,
@@ -83,14 +85,14 @@ class AdmissionMachine:
                 for fact in event.facts:
                     if isinstance(fact, JobEnded) and fact.job in self.active:
                         self._record(JobOver(job=fact.job))
+                    elif isinstance(fact, NodeAdded):
+                        self._added(fact.joined)
             case SetVcs():
                 self._record(VcsSet(vcs=event.vcs))
-            case NodeJoined():
-                self._joined(event)
             case Restarted() | Tick() | Unreadable() | DrainNode():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
-            case MemberStarted() | MemberStepped() | MemberExited():
-                pass
+            case NodeJoined() | MemberStarted() | MemberStepped() | MemberExited():
+                pass  # What an agent says counts once the allocator believes it.
             case _:
                 text = f"admission does not take {event!r}"
                 raise AssertionError(text)
@@ -318,12 +320,12 @@ class AdmissionMachine:
         return job, Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
                             text=f"`{event.vc}` has no job {job}")  # fmt: skip
 
-    def _joined(self, event: NodeJoined) -> None:
+    def _added(self, joined: NodeJoined) -> None:
         gpus: dict[str, int] = {}
-        for gpu in event.gpus:
+        for gpu in joined.gpus:
             gpus[gpu.type] = gpus.get(gpu.type, 0) + 1
-        seen = NodeSeen(node=event.node, gpus=gpus, cpus=event.cpus, memory=event.memory)
-        if self.nodes.get(event.node) != seen:
+        seen = NodeSeen(node=joined.node, gpus=gpus, cpus=joined.cpus, memory=joined.memory)
+        if self.nodes.get(joined.node) != seen:
             self._record(seen)
 
     def _reply(self, subject: str, vc: str, verdict: Verdict, trace: str) -> None:
