@@ -24,7 +24,7 @@ from skep.wire.facts import (
 )
 from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
 from skep.wire.verdict import Verdict
 from tests.kit import (
     T0,
@@ -331,6 +331,23 @@ def test_impossible_requests_name_what_exists(
     wish: dict[str, Any], problem: Problem, hardware: Driver[AdmissionMachine]
 ) -> None:
     assert hardware(submission(1, raw=spec(**wish), reply=REPLY)) == refused(1, problem)
+
+
+def test_a_gang_may_span_only_so_many_nodes_as_one_record_can_name() -> None:
+    machine = Driver(AdmissionMachine, thorough=False)
+    machine(SetVcs(vcs=vcs(nlp=10_000)))
+    for number in range(1, GANG_NODES_MAX + 2):
+        machine(added(joined(f"node-{number}", 1)))
+    widest = spec(workers=GANG_NODES_MAX)
+    assert machine(submission(1, raw=widest)) == [accepted(1, widest)]
+    problem = Problem(
+        path="$.resources.workers",
+        reason=Reason.NODE_TOO_SMALL,
+        text="it would span more than 512 nodes, the most one gang may have",
+        suggestion="use fewer workers with more GPUs each",
+    )
+    wide = spec(workers=GANG_NODES_MAX + 1)
+    assert machine(submission(2, raw=wide, reply=REPLY)) == refused(2, problem)
 
 
 def test_a_node_without_gpus_is_no_reason_to_fall_over(

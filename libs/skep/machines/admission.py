@@ -10,6 +10,7 @@ a node's name belongs to). It waits for nobody: every submission is answered at 
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from skep.wire.facts import (
 from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -262,7 +263,8 @@ class AdmissionMachine:
         at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
         topology = spec.resources.topology
         tied = topology is not None and topology.hard
-        return (max(at_once) if tied else sum(at_once)) >= spec.resources.workers
+        spanned = nlargest(1 if tied else GANG_NODES_MAX, at_once)
+        return sum(spanned) >= spec.resources.workers
 
     @staticmethod
     def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
@@ -282,6 +284,13 @@ class AdmissionMachine:
             text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
             return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
                            suggestion=f"ask for at most {total}")  # fmt: skip
+        wanted, topology = spec.resources.workers, spec.resources.topology
+        if not (topology is not None and topology.hard) and any(
+            sum(self._workers(node, kind, spec) for node in nodes) >= wanted for kind in kinds
+        ):
+            text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
+            return Problem(path="$.resources.workers", reason=Reason.NODE_TOO_SMALL, text=text,
+                           suggestion="use fewer workers with more GPUs each")  # fmt: skip
         most = max(node.gpus.get(kind, 0) for node in nodes for kind in kinds)
         cpus = max(node.cpus for node in nodes)
         memory = max(node.memory for node in nodes)
