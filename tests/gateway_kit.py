@@ -177,6 +177,13 @@ class Spans:
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.roots: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        assert start_ns <= end_ns
+        self.roots.append((name, trace, attributes))
 
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]

@@ -109,7 +109,9 @@ async def test_a_trace_begins_here_if_the_client_has_none(house: House) -> None:
     await house.op.json("POST", "/v1/jobs", 201, spec(), traceparent="nonsense")
     headers = house.cluster.broker.stream("SUBMIT").messages[0].headers
     assert codec.is_trace(headers["traceparent"])
-    assert house.spans.spans[0][1] == headers["traceparent"]
+    about = {"job": "j1", "vc": "nlp"}
+    assert house.spans.roots == [("gateway submit", headers["traceparent"], about)]
+    assert house.spans.spans == []
 
 
 async def test_the_same_key_is_the_same_job(house: House) -> None:

@@ -10,9 +10,9 @@ import pytest
 from skep.machines.agent import PublishEvent, StartRank
 from skep.machines.base import Call, Effect, Record, Send, Tick
 from skep.units import Instant
-from skep.wire.codec import Facts, Unreadable
+from skep.wire.codec import Facts, Unreadable, read
 from skep.wire.commands import BindJob, RankPlan
-from skep.wire.facts import End, JobEnded, JobQueued, JobWaits
+from skep.wire.facts import End, JobEnded, JobQueued, JobWaits, Refused
 from skep.wire.node import MemberStarted
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -50,7 +50,14 @@ class Spans:
 
     def __init__(self) -> None:
         self.kept: list[tuple[str, str]] = []
+        self.roots: list[tuple[str, str, int, int]] = []
         self.flushes = 0
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        assert attributes == {"job": "j1", "vc": "nlp"}
+        self.roots.append((name, trace, start_ns, end_ns))
 
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
@@ -84,6 +91,19 @@ def test_the_advisor_has_spans_though_it_decides_nothing_durable() -> None:
     names = [name for name, _, _ in spans("advisor", event, [])]
     assert names == ["advisor Ranked", "advisor Learned"]
     assert list(spans("admission", event, [])) == []
+
+
+@pytest.mark.parametrize("brought", ["", TRACE])
+def test_the_root_span_of_a_trace_made_here_is_told_once(brought: str) -> None:
+    headers = {"traceparent": brought} if brought else {}
+    event = read("skep.v1.submit.nlp", b"{}", headers, 1, Instant(5))
+    refused = Refused(job="j1", vc="nlp", problems=(), submitted_at=Instant(5), trace=event.trace)
+    kept = Spans()
+    observer = Decisions("admission", Lines(), kept)
+    observer.decided(event, [Record(refused)], Instant(7), Instant(9))
+    observer.decided(event, [], Instant(17), Instant(19))  # Read again after a restart.
+    assert kept.kept == [("admission Refused", event.trace)]
+    assert kept.roots == ([] if brought else [("submit", event.trace, 5, 9)])
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from skep.ids import job_id
+from skep.ids import job_id, job_sequence
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, SetVcs, vcs_problems
@@ -167,6 +167,12 @@ def is_trace(text: str) -> bool:
     digits = "".join(parts[1:])
     valid = all(character in "0123456789abcdef" for character in digits)
     return valid and parts[1].strip("0") != "" and parts[2].strip("0") != ""
+
+
+def is_fresh(submission: Submission) -> bool:
+    """Return whether a submission came without a trace, so that its root span is nobody else's."""
+    sequence = job_sequence(submission.job) or 0
+    return submission.trace == fresh_trace(submission.vc, sequence, submission.at)
 
 
 def fresh_trace(vc: str, sequence: int, at: Instant) -> str:

@@ -77,7 +77,9 @@ class Submitter:
             raise ApiError(403, Reason.WRONG_VC, text)
         key = _checked_key(key)
         began = self._clock.now()
+        tell = self._tracer.span
         if not codec.is_trace(trace):
+            tell = self._tracer.root
             trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
         inbox, pending = self._ask(vc)
         headers = {subjects.REPLY_HEADER: inbox, subjects.TRACE_HEADER: trace}
@@ -92,8 +94,7 @@ class Submitter:
         finally:
             del self._pending[inbox]
             log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
-            self._tracer.span("gateway submit", trace, began, self._clock.now(),
-                              {"job": job, "vc": vc})  # fmt: skip
+            tell("gateway submit", trace, began, self._clock.now(), {"job": job, "vc": vc})
             await self._tracer.flush()
 
     async def cancel(self, caller: Caller, job: Job) -> Answer:
