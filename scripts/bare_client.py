@@ -53,7 +53,7 @@ class BareClient:
     def __init__(self, client: Client, user: str, violations: list[str]) -> None:
         """Speak over `client` as `user`."""
         self.client, self.user, self.violations = client, user, violations
-        self._asked = 0
+        self._asked, self._token = 0, uuid.uuid4().hex
 
     async def publish(
         self, subject: str, payload: bytes, key: str = "", headers: Mapping[str, str] | None = None
@@ -92,7 +92,11 @@ class BareClient:
     async def ask(self, subject: str, payload: bytes, key: str = "") -> Answer:
         """Publish, and return the acknowledgement together with the verdict."""
         self._asked += 1
-        inbox = f"_INBOX.{self.user}.verdict-{self._asked}"
+        asker = f"{self.user}-{self._token}.{self._asked}"
+        vc = subject.split(".")[3]
+        # A tenant may listen in its own inbox; whoever asks for it, on its reply subjects.
+        own = self.user.startswith("vc-")
+        inbox = f"_INBOX.{self.user}.{asker}" if own else f"skep.v1.reply.{vc}.{asker}"
         verdicts = await self.client.subscribe(inbox)
         headers = {"Skep-Reply": inbox}
         acknowledged, repeated = await self._publish(subject, payload, key, headers)

@@ -78,7 +78,6 @@ class Cluster:
     def node(self, event: Any, second: float) -> None:
         """An agent says something durable."""
         self.tell("NODE", event)
-        self._record("ADMISSION", "admission", self.admission(event, second), second)
         self._record("ALLOC", "allocator", self.allocator(event, second), second)
 
     def runs(self, job: str, attempt: int = 1, second: float = 3) -> None:
@@ -178,6 +177,13 @@ class Spans:
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.roots: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        assert start_ns <= end_ns
+        self.roots.append((name, trace, attributes))
 
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]

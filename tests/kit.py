@@ -15,7 +15,7 @@ from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs, VcConfig
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
-from skep.wire.facts import Admitted, CancelAsked, EpochBegan, Member
+from skep.wire.facts import Admitted, CancelAsked, EpochBegan, Member, NodeAdded
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
@@ -77,6 +77,11 @@ def cancel_asked(number: int) -> Facts:
 
 
 # --- nodes --------------------------------------------------------------------------------------
+
+
+def added(node: NodeJoined) -> Facts:
+    """Return the allocator's record that it uses a node's inventory."""
+    return Facts(service="allocator", at=T0, facts=(NodeAdded(joined=node),))
 
 
 def joined(node: str = "node-1", gpus: int | Mapping[str, int] = 4, **fields: Any) -> NodeJoined:

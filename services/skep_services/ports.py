@@ -68,7 +68,8 @@ class Bus(Protocol):
         """Deliver every message of `stream` with sequence > `after`, in order, exactly once.
 
         `subjects` filters. Survives reconnects, server restarts and gaps without missing or
-        repeating. Raises MissingStreamError if the stream does not exist.
+        repeating. Raises MissingStreamError if the stream does not exist. What `deliver` raises
+        ends the follow and goes to whoever takes this process's fatal errors.
         """
         ...
 

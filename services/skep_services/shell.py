@@ -19,8 +19,8 @@ import msgspec
 
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
 from skep.units import Instant
-from skep.wire import codec
-from skep_services.ports import Bus, Calls, Clock, Delivery, FactLog
+from skep.wire import codec, subjects
+from skep_services.ports import Bus, Calls, Clock, CorruptLogError, Delivery, FactLog
 
 INBOX_MAX = 10_000
 """Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
@@ -29,6 +29,8 @@ TIMED_MAX = 20_000
 """Decisions whose length is remembered, for whoever asks after this process's health."""
 BATCH_MAX = 256
 """Events decided before their facts are written: bounds how long the first one waits."""
+FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC)
+"""Written by one service each, and never by anybody outside."""
 RECORD_BYTES = codec.RECORD_BYTES_MAX - 16 * 1024
 """What the facts of one record may fill; the rest is for its envelope."""
 
@@ -168,6 +170,7 @@ class Shell:
 
         Another service's record comes fact by fact, so that no single event can lead to more than
         one record holds. Its position counts with the last one: a crash in between reads it again.
+        Raises CorruptLogError, which the bus takes for the end of this process.
         """
         event = _event(delivery)
         if isinstance(event, codec.Facts):
@@ -263,10 +266,24 @@ class Shell:
 
 
 def _event(delivery: Delivery) -> Any:
-    return codec.read(
+    """Return the event a delivery is, Unreadable if anybody outside may have sent it wrong.
+
+    Raises CorruptLogError for another service's record that cannot be read: to pass over it would
+    be to decide on a truth with a hole in it.
+    """
+    event = codec.read(
         delivery.subject,
         delivery.payload,
         delivery.headers,
         delivery.sequence,
         delivery.at,
     )
+    if isinstance(event, codec.Unreadable) and delivery.stream in FACT_STREAMS:
+        text = (
+            f"stream {delivery.stream}, message {delivery.sequence}: not a record this program "
+            f"reads: {event.text}. If a newer version wrote it, update this service; if it was "
+            f"damaged or written by something else, restore the stream from a backup, do not "
+            f"delete it."
+        )
+        raise CorruptLogError(text)
+    return event

@@ -1,7 +1,9 @@
 """One trace per job: which decision of which service becomes which span.
 
 A submission brings a traceparent (or gets one derived from its position); every fact, command and
-event of the job carries it, so each service adds its spans to the same trace without asking.
+event of the job carries it, so each service adds its spans to the same trace without asking. The
+span that the traceparent names is the client's own; where Skep made the traceparent, whoever made
+it up (the gateway, or admission) also tells that one span, the root of all others.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any, Protocol
 
 from skep.machines.base import Call, Effect, Record, Send
 from skep.units import Instant
-from skep.wire.codec import Facts
+from skep.wire.codec import Facts, Submission, Unreadable, is_fresh
 from skep.wire.facts import JobEnded, JobQueued
 
 QUIET = frozenset({"JobWaits", "EpochBegan", "RankUp", "RankDown", "FloorRaised"})
@@ -27,6 +29,12 @@ class Tracer(Protocol):
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
         """Note one span of the trace that `trace` (a traceparent) names, below its span."""
+        ...
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        """Note the span that `trace` (a traceparent made here) itself names."""
         ...
 
     async def flush(self) -> None:
@@ -87,6 +95,9 @@ class Decisions:
         self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
     ) -> None:
         """Log what came in and what went out, with job and trace where there is one of each."""
+        if isinstance(event, Unreadable):
+            self._log.warning("unreadable", subject=event.subject, text=event.text)
+            return
         if not effects and self._service != "advisor":
             return  # Most of a busy service's input is not for it: this path must cost nothing.
         out = [type(_subject(effect)).__name__ for effect in effects]
@@ -94,6 +105,9 @@ class Decisions:
             job, trace = _whose(event, effects)
             self._log.info("decided", took=type(event).__name__, out=out, job=job,
                            trace=trace.split("-")[1] if trace else "")  # fmt: skip
+        if isinstance(event, Submission) and is_fresh(event):
+            about = {"job": event.job, "vc": event.vc}
+            self._tracer.root("submit", event.trace, min(event.at, began), ended, about)
         for name, trace, attributes in spans(self._service, event, effects):
             self._tracer.span(name, trace, began, ended, attributes)
 

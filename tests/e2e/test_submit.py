@@ -326,7 +326,14 @@ def test_a_tenant_sees_and_cancels_only_its_own_jobs(
 
 
 @pytest.mark.parametrize(
-    "reply", ["_INBOX.vc-vision.stolen", "skep.v1.cmd.node-1", "skep.v1.reply.vision.stolen", "a b"]
+    "reply",
+    [
+        "_INBOX.vc-vision.stolen",
+        "_INBOX.operator.stolen",
+        "skep.v1.cmd.node-1",
+        "skep.v1.reply.vision.stolen",
+        "a b",
+    ],
 )
 def test_a_verdict_goes_to_the_tenants_own_inboxes_only(
     cluster: Embedded, nlp: Tenant, reply: str
@@ -336,6 +343,7 @@ def test_a_verdict_goes_to_the_tenants_own_inboxes_only(
     async def main() -> tuple[Answer, int]:
         async with (
             bare_client(cluster.about, "vc-vision") as victim,
+            bare_client(cluster.about, "operator") as operator,
             bare_client(cluster.about, nlp.user) as client,
         ):
             stolen: list[Msg] = []
@@ -345,12 +353,15 @@ def test_a_verdict_goes_to_the_tenants_own_inboxes_only(
 
             await victim.client.subscribe("_INBOX.vc-vision.>", cb=take)
             await victim.client.subscribe("skep.v1.reply.vision.>", cb=take)
+            await operator.client.subscribe("_INBOX.operator.stolen", cb=take)
             await victim.settle()
+            await operator.settle()
             await client.publish(subjects.submit("nlp"), payload, headers={"Skep-Reply": reply})
             # Admission answers in order, and the bus delivers in order: once the second verdict is
-            # here and the victim's connection answers, the first would have been delivered.
+            # here and the victims' connections answer, the first would have been delivered.
             second = await client.submit(nlp.spec(["true"]))
             await victim.settle()
+            await operator.settle()
             return second, len(stolen)
 
     second, stolen = asyncio.run(main())

@@ -14,7 +14,7 @@ from skep.wire.facts import Admitted, CancelAsked, End, JobEnded, Refused, Repea
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from skep.wire.verdict import Verdict
-from tests.kit import T0, Driver, joined, spec, submission
+from tests.kit import T0, Driver, added, joined, spec, submission
 
 VCS = ["nlp", "cv"]
 REPLIES = {vc: f"_INBOX.vc-{vc}.x" for vc in VCS}
@@ -57,7 +57,7 @@ class Admission(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["node-1", "node-2"]), gpus=st.integers(0, 8))
     def join(self, node: str, gpus: int) -> None:
-        self.decide(joined(node, gpus))
+        self.decide(added(joined(node, gpus)))
 
     @rule(vc=st.sampled_from(VCS), raw=specs | st.binary(max_size=9),
           key=st.sampled_from(["", "", "a", "b"]))  # fmt: skip

@@ -246,7 +246,6 @@ class World:
                 raise AssertionError(command)
 
     def publish_event(self, who: str, command: calls.PublishEvent) -> None:
-        self.tell("admission", command.message)
         self.tell("allocator", command.message)
         self.tell(who, calls.Published(command.event))
 

@@ -100,7 +100,7 @@ async def test_a_job_is_submitted_shown_and_traced(house: House) -> None:
     [(name, trace, attributes)] = house.spans.spans
     assert (name, trace, attributes) == ("gateway submit", TRACE, {"job": "j1", "vc": "nlp"})
     headers = house.cluster.broker.stream("SUBMIT").messages[0].headers
-    assert headers["Skep-Reply"].startswith("_INBOX.gateway.verdict-")
+    assert headers["Skep-Reply"].startswith("skep.v1.reply.nlp.gateway-")
     assert headers["Nats-Msg-Id"] == shown["key"]
 
 
@@ -109,7 +109,9 @@ async def test_a_trace_begins_here_if_the_client_has_none(house: House) -> None:
     await house.op.json("POST", "/v1/jobs", 201, spec(), traceparent="nonsense")
     headers = house.cluster.broker.stream("SUBMIT").messages[0].headers
     assert codec.is_trace(headers["traceparent"])
-    assert house.spans.spans[0][1] == headers["traceparent"]
+    about = {"job": "j1", "vc": "nlp"}
+    assert house.spans.roots == [("gateway submit", headers["traceparent"], about)]
+    assert house.spans.spans == []
 
 
 async def test_the_same_key_is_the_same_job(house: House) -> None:
@@ -221,6 +223,26 @@ async def test_replies_that_nobody_waits_for_or_can_read_are_left(house: House) 
 
     house.cluster.bus.send = garbled  # type: ignore[method-assign]
     assert (await house.op.json("POST", "/v1/jobs", 201, spec()))["job"] == "j1"
+
+
+@pytest.mark.parametrize("vc, taken", [("nlp", True), ("vision", False)])
+async def test_a_verdict_counts_only_on_a_subject_of_the_vc_that_was_asked_for(
+    house: House, monkeypatch: pytest.MonkeyPatch, vc: str, taken: bool
+) -> None:
+    await house.with_nodes()
+    monkeypatch.setattr(submit, "VERDICT_TIMEOUT_S", 30.0 if taken else 0.02)
+    house.cluster.deaf = True
+    publish = house.bus.publish
+
+    async def answered(subject: str, payload: bytes, key: str, headers: Mapping[str, str]) -> int:
+        sequence = await publish(subject, payload, key, headers)
+        reply = headers["Skep-Reply"].replace("reply.nlp.", f"reply.{vc}.")
+        await house.cluster.bus.send(reply, b'{"job":"j1","accepted":true}', {})
+        return sequence
+
+    monkeypatch.setattr(house.bus, "publish", answered)
+    answer = await house.op.json("POST", "/v1/jobs", 201 if taken else 202, spec())
+    assert answer["accepted"] is (True if taken else None)
 
 
 class BadBus(MemoryBus):
@@ -387,7 +409,7 @@ async def test_operators_set_tenants(house: House) -> None:
         ("vcs", 400, b"{", "not-json"),
         ("vcs", 422, {"vcs": {"a.b": {"gpus": 1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpus": -1}}}, "bad-value"),
-        ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": 0}}}, "bad-value"),
+        ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpu": 1}}}, "bad-value"),
         ("vcs", 413, b" " * 600_000, "too-large"),
         ("drain", 404, {"node": "node-9"}, "unknown-node"),

@@ -40,6 +40,15 @@ async def test_spans_travel_on_the_bus() -> None:
         "service": "allocator", "start_ns": 10, "end_ns": 30,
         "attributes": {"job": "j1", "order": 4},
     }  # fmt: skip
+    tracer.root("submit", TRACE, 5, 40, {"job": "j1"})
+    tracer.span("admission Admitted", TRACE, 10, 30, {"job": "j1"})
+    await tracer.flush()
+    message = await asyncio.wait_for(heard.get(), DEADLINE_S)
+    root, child = json.loads(message.payload)
+    assert (root["trace_id"], root["span_id"], root["parent_id"]) == ("a" * 32, "b" * 16, "")
+    assert (root["start_ns"], root["end_ns"]) == (5, 40)
+    assert (child["trace_id"], child["parent_id"]) == ("a" * 32, "b" * 16)
+    assert child["span_id"] != "b" * 16
     for number in range(GATHERED_MAX + 5):
         tracer.span(f"s{number}", TRACE, 1, 2, {})
     await tracer.flush()

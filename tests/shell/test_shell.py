@@ -23,7 +23,7 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
-from skep_services.ports import Delivery, LogRecord, SupersededError
+from skep_services.ports import CorruptLogError, Delivery, LogRecord, SupersededError
 from skep_services.shell import Follow, Shell
 
 DEADLINE_S = 120.0
@@ -122,10 +122,12 @@ class Place:
     def log(self) -> MemoryFactLog:
         return MemoryFactLog(self.store, Noted)
 
-    def shell(self, machine: Counter, seen: Seen, log: Any = None) -> Shell:
+    def shell(
+        self, machine: Counter, seen: Seen, log: Any = None, bus: MemoryBus | None = None
+    ) -> Shell:
         return Shell(
             machine,
-            bus=MemoryBus(self.broker, "service", _fail),
+            bus=bus or MemoryBus(self.broker, "service", _fail),
             clock=self.clock,
             observer=seen,
             owner="test",
@@ -309,6 +311,32 @@ async def test_messages_that_cannot_be_read_reach_the_machine_as_such() -> None:
         assert shell.waiting == 0
         assert shell.decide_us()["n"] == 2
     assert isinstance(machine.events[-1], codec.Unreadable)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("garbage", [b"?", b'{"at":1,"facts":[{"type":"from-the-future"}]}'])
+async def test_another_services_record_that_cannot_be_read_is_the_end(garbage: bytes) -> None:
+    place = Place()
+    machine, seen = Counter(), Seen()
+    broken = asyncio.get_running_loop().create_future()
+    bus = MemoryBus(place.broker, "service", broken.set_result)
+    shell = place.shell(machine, seen, bus=bus)
+
+    async def publish(payload: bytes, key: str) -> None:
+        await place.client.publish(subjects.ALLOC_FACTS, payload, key, {})
+
+    async with running(shell):
+        await publish(b'{"at":1,"facts":[]}', "a")
+        await seen.until(lambda: isinstance(machine.events[-1], Facts))
+        await publish(garbage, "b")
+        await publish(b'{"at":1,"facts":[]}', "c")
+        error = await asyncio.wait_for(broken, DEADLINE_S)
+        assert isinstance(error, CorruptLogError)
+        assert "stream ALLOC, message 2: not a record" in str(error)
+        # A submission is anybody's: it is decided on whatever it says.
+        await place.submit(1)
+        await seen.until(lambda: machine.jobs == ["j1"])
+    assert [type(event) for event in machine.events] == [Restarted, Facts, Submission]
 
 
 def test_a_machine_without_calls_must_not_call() -> None:

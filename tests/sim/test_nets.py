@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from skep.cells.nodes import NodeState
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine, dispatch
@@ -69,7 +70,12 @@ def test_a_floor_that_the_agent_does_not_keep(monkeypatch: pytest.MonkeyPatch) -
         self.floor = max(floor, self.floor)
 
     monkeypatch.setattr(AgentMachine, "_bind", trusting)
-    assert noticed() in {"I0", "I4"}
+    assert noticed() in {"I0", "I2", "I4"}
+
+
+def test_a_name_taken_back_that_is_used_before_it_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeState, "usable", property(lambda node: not (node.lost or node.drained)))
+    assert noticed() == "I2"
 
 
 def test_a_stop_for_an_unknown_attempt_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

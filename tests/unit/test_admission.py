@@ -22,11 +22,20 @@ from skep.wire.facts import (
     Repeated,
     VcsSet,
 )
-from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
 from skep.wire.verdict import Verdict
-from tests.kit import T0, TRACE, Driver, exited, joined, spec, started, submission, vcs
+from tests.kit import (
+    T0,
+    TRACE,
+    Driver,
+    added,
+    allocator,
+    joined,
+    spec,
+    submission,
+    vcs,
+)
 
 REPLY = "_INBOX.vc-nlp.x"
 
@@ -241,9 +250,9 @@ def test_opportunistic_jobs_use_no_quota(admission: Driver[AdmissionMachine]) ->
 def hardware(admission: Driver[AdmissionMachine]) -> Driver[AdmissionMachine]:
     """Return admission that knows two nodes of 4 CPU slots and one of 2 other GPUs."""
     admission(SetVcs(vcs=vcs(nlp=100)))
-    admission(joined("node-1", 4, cpus=16, memory=32 * GIB))
-    admission(joined("node-2", 4, cpus=16, memory=64 * GIB))
-    admission(joined("node-3", {"h200": 2}, cpus=64, memory=64 * GIB))
+    admission(added(joined("node-1", 4, cpus=16, memory=32 * GIB)))
+    admission(added(joined("node-2", 4, cpus=16, memory=64 * GIB)))
+    admission(added(joined("node-3", {"h200": 2}, cpus=64, memory=64 * GIB)))
     return admission
 
 
@@ -321,10 +330,27 @@ def test_impossible_requests_name_what_exists(
     assert hardware(submission(1, raw=spec(**wish), reply=REPLY)) == refused(1, problem)
 
 
+def test_a_gang_may_span_only_so_many_nodes_as_one_record_can_name() -> None:
+    machine = Driver(AdmissionMachine, thorough=False)
+    machine(SetVcs(vcs=vcs(nlp=10_000)))
+    for number in range(1, GANG_NODES_MAX + 2):
+        machine(added(joined(f"node-{number}", 1)))
+    widest = spec(workers=GANG_NODES_MAX)
+    assert machine(submission(1, raw=widest)) == [accepted(1, widest)]
+    problem = Problem(
+        path="$.resources.workers",
+        reason=Reason.NODE_TOO_SMALL,
+        text="it would span more than 512 nodes, the most one gang may have",
+        suggestion="use fewer workers with more GPUs each",
+    )
+    wide = spec(workers=GANG_NODES_MAX + 1)
+    assert machine(submission(2, raw=wide, reply=REPLY)) == refused(2, problem)
+
+
 def test_a_node_without_gpus_is_no_reason_to_fall_over(
     admission: Driver[AdmissionMachine],
 ) -> None:
-    admission(joined(gpus=0))
+    admission(added(joined(gpus=0)))
     problem = Problem(
         path="$.resources",
         reason=Reason.TOO_MANY_GPUS,
@@ -459,10 +485,23 @@ def test_tenants_are_those_of_the_last_word(admission: Driver[AdmissionMachine])
 def test_an_inventory_is_recorded_when_it_changes(admission: Driver[AdmissionMachine]) -> None:
     node = joined("node-1", {"h200": 2, "a100": 1}, cpus=8, memory=GIB)
     seen = NodeSeen(node="node-1", gpus={"h200": 2, "a100": 1}, cpus=8, memory=GIB)
-    assert admission(node) == [Record(seen)]
-    assert admission(msgspec.structs.replace(node, incarnation=2)) == []
+    assert admission(added(node)) == [Record(seen)]
+    assert admission(added(msgspec.structs.replace(node, incarnation=2))) == []
     more = msgspec.structs.replace(node, cpus=9)
-    assert admission(more) == [Record(msgspec.structs.replace(seen, cpus=9))]
+    assert admission(added(more)) == [Record(msgspec.structs.replace(seen, cpus=9))]
+
+
+def test_the_inventory_is_that_of_the_agent_the_allocator_believes() -> None:
+    """A second agent of a node's name is refused: what it has is not what exists."""
+    judge, admission = allocator(nlp=4), Driver(AdmissionMachine)
+    admission(SetVcs(vcs=vcs(nlp=9)))
+    first = joined("node-1", 4, identity="first")
+    for join in (first, joined("node-1", 9, identity="second")):
+        for effect in judge(join):
+            if isinstance(effect, Record):
+                admission(Facts(service="allocator", at=T0, facts=(effect.fact,)))
+    assert judge.machine.nodes["node-1"].joined == first
+    assert admission.machine.nodes["node-1"].gpus == {"cpu": 4}
 
 
 @pytest.mark.parametrize(
@@ -472,9 +511,6 @@ def test_an_inventory_is_recorded_when_it_changes(admission: Driver[AdmissionMac
         Restarted(epoch=2),
         Unreadable(subject="x", text="y"),
         DrainNode(node="node-1"),
-        started("j1"),
-        exited("j1"),
-        MemberStepped(node="node-1", identity="x", job="j1", attempt=1, at=T0),
         Facts(service="allocator", at=T0, facts=()),
     ],
 )
@@ -489,7 +525,7 @@ def test_an_event_of_no_concern_is_a_bug(admission: Driver[AdmissionMachine]) ->
 
 
 def test_a_crash_forgets_nothing(admission: Driver[AdmissionMachine]) -> None:
-    admission(joined())
+    admission(added(joined()))
     admission(submission(1, key="k"))
     admission(submission(2, raw=spec(gpus=4)))
     admission(cancel(b'{"job":"j2"}'))

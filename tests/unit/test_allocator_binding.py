@@ -9,11 +9,22 @@ from skep.machines.allocator.dispatch import MEMBERS_BOUND_MAX
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
-from skep.wire.codec import Facts, Unreadable
+from skep.wire.codec import Facts, Unreadable, encode
 from skep.wire.commands import AGENT_PYTHON
-from skep.wire.facts import JobBound, JobEnded, JobOver, JobQueued, JobWaits, NodeAdded, VcsSet
+from skep.wire.facts import (
+    Admitted,
+    JobBound,
+    JobEnded,
+    JobOver,
+    JobQueued,
+    JobWaits,
+    NodeAdded,
+    VcsSet,
+)
 from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason
+from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX
+from skep_services.shell import RECORD_BYTES
 from tests.kit import (
     T0,
     TRACE,
@@ -408,6 +419,46 @@ def test_one_decision_binds_no_more_than_a_record_holds() -> None:
     assert len(places(decide.tick())) == 250 - MEMBERS_BOUND_MAX
     assert decide.machine.wake_at() != decide.now
     decide.check_replay()
+
+
+@pytest.mark.parametrize("workers, gpus", [(512, 8), (4096, 1)])
+def test_the_largest_gang_fits_one_record_with_all_that_may_be_decided_beside_it(
+    workers: int, gpus: int
+) -> None:
+    assert workers * gpus == GANG_GPUS_MAX
+    decide = allocator(nlp=GANG_GPUS_MAX + 1)
+    decide.thorough = False
+    for number in range(GANG_NODES_MAX):
+        name = f"{number:063}"
+        node = joined(name, 8, cpus=0, memory=0, identity=f"{number:032x}", address="10.0.0.1")
+        decide(node)
+    wish = spec(workers=workers, gpus=gpus)
+    text = "x" * (SPEC_BYTES_MAX - len(encode(wish)) - len('"env":{"X":""},'))
+    wish = spec(workers=workers, gpus=gpus, env={"X": text})
+    assert len(encode(wish)) > SPEC_BYTES_MAX - 100
+    fact = Admitted(job="j1", spec=wish, submitted_at=T0, trace=TRACE)
+    effects = decide(Facts(service="admission", at=T0, facts=(fact,)))
+    made = tuple(effect.fact for effect in effects if isinstance(effect, Record))
+    assert [type(each) for each in made] == [JobQueued, JobBound]
+    assert isinstance(made[1], JobBound)
+    assert len(made[1].members) == GANG_NODES_MAX
+    decide(joined("y" * 63, 1, identity="z" * 32))
+    single = facts_of(decide(admitted(2, trace=TRACE)))[-1]
+    assert isinstance(single, JobBound)
+    others = (MEMBERS_BOUND_MAX - 1) * len(encode(single))
+    assert sum(len(encode(each)) for each in made) + others <= RECORD_BYTES
+
+
+def test_a_gang_spans_no_more_nodes_than_one_record_can_name() -> None:
+    decide = allocator(nlp=GANG_GPUS_MAX)
+    decide.thorough = False
+    for number in range(GANG_NODES_MAX + 1):
+        decide(joined(f"n{number}", 1))
+    needs = f"{GANG_NODES_MAX + 1} x 1 GPUs (cpu)"
+    asked = decide(admitted(1, workers=GANG_NODES_MAX + 1))
+    assert waits(asked) == [("j1", Reason.WAITS_FOR_NODES, needs)]
+    (bound,) = places(decide(joined("n0", 2, incarnation=2))).values()
+    assert len(bound.split()) == GANG_NODES_MAX
 
 
 def test_many_tenants_that_wait_do_not_use_up_a_decision() -> None:

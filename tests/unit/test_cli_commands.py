@@ -554,7 +554,7 @@ def test_setting_vcs(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
     for text, told in [
         ("vcs: {a: {gpu: 1}}", "vcs.a: Object contains unknown field `gpu`"),
         ("vcs: {a: {gpus: true}}", "vcs.a"),
-        ("vcs: {a: -1}", "0 or more"),
+        ("vcs: {a: -1}", "vcs.a.gpus: `gpus` is -1; it must be 0 to"),
         ("vcs: {a b: 1}", "'a b' is no name"),
         ("vcs: {a: 1}\nother: 2", "unknown keys beside `vcs`: other"),
         ("vcs: {}", "not virtual clusters"),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.wire.admin import VcConfig
+from skep.wire.admin import QUOTA_MAX, VcConfig
 from skep_services.supervisor import config, home, ports, table
 from skep_services.supervisor.backoff import DELAY_S_MAX, Backoff
 from skep_services.supervisor.config import Cluster, ConfigError, NodeConfig, Wishes, settle
@@ -60,7 +60,7 @@ def test_devices() -> None:
     cuda = settle(None, Wishes(device="cuda"), HOME)
     assert [(node.gpus, node.gpu_type) for node in cuda.nodes] == [("auto", "cuda")]
     assert cuda.gpus() is None
-    assert cuda.vcs == vcs(default=config.QUOTA_MAX)
+    assert cuda.vcs == vcs(default=QUOTA_MAX)
     assert config.warnings(cuda) == []
     assert settle(cuda, Wishes(), HOME).vcs == cuda.vcs
     assert settle(cuda, Wishes(device="cpu", gpus=2), HOME).nodes[0].gpu_type == "cpu"
@@ -77,7 +77,7 @@ def test_devices() -> None:
         (Wishes(gpus="auto"), "`auto` GPUs need --device cuda"),
         (Wishes(gpu_type="x" * 65), "a GPU type is"),
         (Wishes(vcs=vcs(**{"a b": 1})), "'a b' is no name for a virtual cluster"),
-        (Wishes(vcs=vcs(a=10**9)), "a quota is 0 to"),
+        (Wishes(vcs=vcs(a=10**9)), "vcs.a.gpus: `gpus` is 1000000000; it must be 0 to"),
         (Wishes(vcs={}), "0 virtual clusters"),
         (Wishes(port=70_000), "--port 70000"),
         (Wishes(node_list=(NodeConfig(name="a"), NodeConfig(name="a"))), "two nodes are called a"),

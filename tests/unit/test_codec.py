@@ -98,6 +98,21 @@ def test_records_of_other_services_are_their_facts(service: str, fact: Any) -> N
         ("skep.v1.fact.admission", b'{"x":' * 5_000, "maximum recursion depth"),
         ("skep.v1.admin.vcs", b"", "Input data was truncated"),
         ("skep.v1.admin.vcs", b'{"type":"set-vcs","vcs":{},"more":1}', "unknown field `more`"),
+        (
+            "skep.v1.admin.vcs",
+            b'{"type":"set-vcs","vcs":{"nlp":{"gpus":4},"cv":{"gpus":-1}}}',
+            "$.vcs.cv.gpus: `gpus` is -1; it must be 0 to 1000000 (bad-value)",
+        ),
+        (
+            "skep.v1.admin.vcs",
+            b'{"type":"set-vcs","vcs":{"cv":{"gpus":1,"jobs_max":-1}}}',
+            "$.vcs.cv.jobs_max: `jobs_max` is -1; it must be 0 to 1000000 (bad-value)",
+        ),
+        (
+            "skep.v1.admin.vcs",
+            b'{"type":"set-vcs","vcs":{"a.b":{"gpus":1}}}',
+            "$.vcs: 'a.b' is no name for a virtual cluster",
+        ),
         ("skep.v1.admin.vcs", b'{"type":"fire-all"}', "Invalid value 'fire-all'"),
         ("skep.v1.node.node-1.joined", b"[" * 5_000, "Expected `object`, got `array`"),
         ("skep.v1.node.node-1.joined", b'{"x":' * 5_000, "maximum recursion depth"),

@@ -10,9 +10,9 @@ import pytest
 from skep.machines.agent import PublishEvent, StartRank
 from skep.machines.base import Call, Effect, Record, Send, Tick
 from skep.units import Instant
-from skep.wire.codec import Facts
+from skep.wire.codec import Facts, Unreadable, read
 from skep.wire.commands import BindJob, RankPlan
-from skep.wire.facts import End, JobEnded, JobQueued, JobWaits
+from skep.wire.facts import End, JobEnded, JobQueued, JobWaits, Refused
 from skep.wire.node import MemberStarted
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -41,13 +41,23 @@ class Lines:
     def info(self, event: str, **more: Any) -> None:
         self.kept.append({"event": event, **more})
 
+    def warning(self, event: str, **more: Any) -> None:
+        self.info(event, **more)
+
 
 class Spans:
     """A tracer that keeps what it is told."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[str, str]] = []
+        self.roots: list[tuple[str, str, int, int]] = []
         self.flushes = 0
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        assert attributes == {"job": "j1", "vc": "nlp"}
+        self.roots.append((name, trace, start_ns, end_ns))
 
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
@@ -83,6 +93,19 @@ def test_the_advisor_has_spans_though_it_decides_nothing_durable() -> None:
     assert list(spans("admission", event, [])) == []
 
 
+@pytest.mark.parametrize("brought", ["", TRACE])
+def test_the_root_span_of_a_trace_made_here_is_told_once(brought: str) -> None:
+    headers = {"traceparent": brought} if brought else {}
+    event = read("skep.v1.submit.nlp", b"{}", headers, 1, Instant(5))
+    refused = Refused(job="j1", vc="nlp", problems=(), submitted_at=Instant(5), trace=event.trace)
+    kept = Spans()
+    observer = Decisions("admission", Lines(), kept)
+    observer.decided(event, [Record(refused)], Instant(7), Instant(9))
+    observer.decided(event, [], Instant(17), Instant(19))  # Read again after a restart.
+    assert kept.kept == [("admission Refused", event.trace)]
+    assert kept.roots == ([] if brought else [("submit", event.trace, 5, 9)])
+
+
 @pytest.mark.asyncio
 async def test_one_line_and_the_spans_of_each_decision() -> None:
     lines, kept = Lines(), Spans()
@@ -93,10 +116,12 @@ async def test_one_line_and_the_spans_of_each_decision() -> None:
     observer.decided(Tick(), [], Instant(1), Instant(2))
     observer.decided(beat, [Record(JobWaits(job="", why=Reason.WAITS_BEHIND))], Instant(1),
                      Instant(1))  # fmt: skip
+    observer.decided(Unreadable(subject="s", text="t"), [], Instant(1), Instant(2))
     await observer.flush()
     assert lines.kept == [
         {"event": "decided", "took": "Tick", "out": ["JobEnded"], "job": "j1", "trace": "a" * 32},
         {"event": "decided", "took": "Heartbeat", "out": ["JobWaits"], "job": "", "trace": ""},
+        {"event": "unreadable", "subject": "s", "text": "t"},
     ]
     assert kept.kept == [("allocator JobEnded", TRACE)]
     assert kept.flushes == 1

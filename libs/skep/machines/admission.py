@@ -3,12 +3,14 @@
     Submission --Admitted--> active --JobOver--> forgotten (its key is remembered for ever)
                --Refused | Repeated--> answered
 
-Knows tenants and their quota (from ADMIN), what hardware exists (from NODE) and which jobs are
-unfinished (from ALLOC). It waits for nobody: every submission is answered at once.
+Knows tenants and their quota (from ADMIN), what hardware exists and which jobs are unfinished
+(both from ALLOC: an inventory counts once the allocator uses it, for it alone judges which agent
+a node's name belongs to). It waits for nobody: every submission is answered at once.
 """
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import Any
 
 import msgspec
@@ -26,15 +28,16 @@ from skep.wire.facts import (
     EpochBegan,
     JobEnded,
     JobOver,
+    NodeAdded,
     NodeSeen,
     Refused,
     Repeated,
     VcsSet,
 )
-from skep.wire.node import MemberExited, MemberStarted, MemberStepped, NodeCleared, NodeJoined
+from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -83,14 +86,12 @@ class AdmissionMachine:
                 for fact in event.facts:
                     if isinstance(fact, JobEnded) and fact.job in self.active:
                         self._record(JobOver(job=fact.job))
+                    elif isinstance(fact, NodeAdded):
+                        self._added(fact.joined)
             case SetVcs():
                 self._record(VcsSet(vcs=event.vcs))
-            case NodeJoined():
-                self._joined(event)
             case Restarted() | Tick() | Unreadable() | DrainNode():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
-            case MemberStarted() | MemberStepped() | MemberExited() | NodeCleared():
-                pass
             case _:
                 text = f"admission does not take {event!r}"
                 raise AssertionError(text)
@@ -260,7 +261,8 @@ class AdmissionMachine:
         at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
         topology = spec.resources.topology
         tied = topology is not None and topology.hard
-        return (max(at_once) if tied else sum(at_once)) >= spec.resources.workers
+        spanned = nlargest(1 if tied else GANG_NODES_MAX, at_once)
+        return sum(spanned) >= spec.resources.workers
 
     @staticmethod
     def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
@@ -280,6 +282,13 @@ class AdmissionMachine:
             text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
             return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
                            suggestion=f"ask for at most {total}")  # fmt: skip
+        wanted, topology = spec.resources.workers, spec.resources.topology
+        if not (topology is not None and topology.hard) and any(
+            sum(self._workers(node, kind, spec) for node in nodes) >= wanted for kind in kinds
+        ):
+            text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
+            return Problem(path="$.resources.workers", reason=Reason.NODE_TOO_SMALL, text=text,
+                           suggestion="use fewer workers with more GPUs each")  # fmt: skip
         most = max(node.gpus.get(kind, 0) for node in nodes for kind in kinds)
         cpus = max(node.cpus for node in nodes)
         memory = max(node.memory for node in nodes)
@@ -318,12 +327,12 @@ class AdmissionMachine:
         return job, Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
                             text=f"`{event.vc}` has no job {job}")  # fmt: skip
 
-    def _joined(self, event: NodeJoined) -> None:
+    def _added(self, joined: NodeJoined) -> None:
         gpus: dict[str, int] = {}
-        for gpu in event.gpus:
+        for gpu in joined.gpus:
             gpus[gpu.type] = gpus.get(gpu.type, 0) + 1
-        seen = NodeSeen(node=event.node, gpus=gpus, cpus=event.cpus, memory=event.memory)
-        if self.nodes.get(event.node) != seen:
+        seen = NodeSeen(node=joined.node, gpus=gpus, cpus=joined.cpus, memory=joined.memory)
+        if self.nodes.get(joined.node) != seen:
             self._record(seen)
 
     def _reply(self, subject: str, vc: str, verdict: Verdict, trace: str) -> None:

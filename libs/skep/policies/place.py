@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nlargest
 from typing import NamedTuple
 
 from skep.cells.nodes import NONE_COMING, Coming, NodeState
 from skep.wire.facts import Member
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec
+from skep.wire.spec import GANG_NODES_MAX, JobSpec
 
 
 class Slot(NamedTuple):
@@ -82,7 +83,7 @@ def possible(nodes: Mapping[str, NodeState], spec: JobSpec, kinds: list[str]) ->
     tied = wanted.topology is not None and wanted.topology.hard
     for kind in kinds:
         room = [node.workers_at_most(kind, wanted) for node in nodes.values() if node.usable]
-        if (max(room, default=0) if tied else sum(room)) >= wanted.workers:
+        if sum(nlargest(1 if tied else GANG_NODES_MAX, room)) >= wanted.workers:
             return True
     return False
 
@@ -144,15 +145,19 @@ def _fewest(
     kind: str,
     coming: Mapping[str, Coming],
 ) -> tuple[Slot, ...]:
-    """Return the fewest nodes that hold the gang, or an empty tuple."""
+    """Return the fewest nodes that hold the gang, or an empty tuple if more than it may span."""
     left = spec.resources.workers
     if sum(slot.workers for slot in room) < left:
         return ()
     chosen: list[Slot] = []
     rest = sorted(room, key=lambda slot: (-slot.workers, slot.node))
-    while not (closing := [slot for slot in rest if slot.workers >= left]):
+    while len(chosen) < GANG_NODES_MAX and not (
+        closing := [slot for slot in rest if slot.workers >= left]
+    ):
         taken = rest.pop(0)
         chosen.append(taken)
         left -= taken.workers
+    if len(chosen) == GANG_NODES_MAX:
+        return ()
     last = min(closing, key=lambda s: (_free(nodes, s.node, kind, coming), s.node))
     return (*chosen, Slot(last.node, left))

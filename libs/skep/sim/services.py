@@ -25,7 +25,6 @@ SERVICES = (*LOGGED, "introspector", "advisor")
 FOLLOWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "admission": (
         (subjects.ADMIN, ()),
-        (subjects.NODE, (subjects.NODES_JOINING,)),
         (subjects.ALLOC, ()),
         (subjects.SUBMIT, ()),
     ),

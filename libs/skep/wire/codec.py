@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from skep.ids import job_id
+from skep.ids import job_id, job_sequence
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import Admin
+from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import QueueAdvice
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
@@ -110,6 +110,11 @@ def _typed(parsed: subjects.Parsed, subject: str, payload: bytes) -> Any:
     if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
         text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"
         return Unreadable(subject=subject, text=text)
+    if isinstance(message, SetVcs):
+        for problem in vcs_problems(message.vcs):
+            # Taken as a whole or not at all: half a list of tenants is nobody's wish.
+            text = f"{problem.path}: {problem.text} ({problem.reason})"
+            return Unreadable(subject=subject, text=text)
     return message
 
 
@@ -162,6 +167,12 @@ def is_trace(text: str) -> bool:
     digits = "".join(parts[1:])
     valid = all(character in "0123456789abcdef" for character in digits)
     return valid and parts[1].strip("0") != "" and parts[2].strip("0") != ""
+
+
+def is_fresh(submission: Submission) -> bool:
+    """Return whether a submission came without a trace, so that its root span is nobody else's."""
+    sequence = job_sequence(submission.job) or 0
+    return submission.trace == fresh_trace(submission.vc, sequence, submission.at)
 
 
 def fresh_trace(vc: str, sequence: int, at: Instant) -> str:

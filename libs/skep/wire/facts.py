@@ -30,7 +30,7 @@ class VcsSet(Message, frozen=True, tag="vcs-set"):
 
 
 class NodeSeen(Message, frozen=True, tag="node-seen"):
-    """A node's inventory: what exists, for refusing what never can run."""
+    """The inventory the allocator uses for a node: what exists, for refusing what never can run."""
 
     node: str
     gpus: dict[str, int]

@@ -15,6 +15,7 @@ from skep.ids import is_token
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
     ENV_MAX,
+    GANG_GPUS_MAX,
     GPUS_PER_WORKER_MAX,
     LABELS_MAX,
     NOT_BUILT,
@@ -222,6 +223,9 @@ def _resources(resources: Resources) -> Iterator[Problem]:
         yield _bad("$.resources.gpus", f"1 to {GPUS_PER_WORKER_MAX} (GPUs of one worker)")
     if not 1 <= resources.workers <= WORKERS_MAX:
         yield _bad("$.resources.workers", f"1 to {WORKERS_MAX}")
+    elif resources.gpus * resources.workers > GANG_GPUS_MAX:
+        text = f"it needs {resources.gpus * resources.workers} GPUs; at most {GANG_GPUS_MAX}"
+        yield Problem(path="$.resources", reason=Reason.BAD_VALUE, text=f"{text} make one gang")
     if not 0 <= resources.cpus <= 4096:
         yield _bad("$.resources.cpus", "0 to 4096 (CPUs of one worker)")
     if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:

@@ -13,7 +13,11 @@ SPEC_BYTES_MAX = 64 * 1024
 """A spec is a description, not a payload: 64 KiB hold 500 environment variables of 100 bytes."""
 
 GPUS_PER_WORKER_MAX = 16
-WORKERS_MAX = 8192
+WORKERS_MAX = 4096
+GANG_GPUS_MAX = 4096
+GANG_NODES_MAX = 512
+"""A gang is bound in one record of 256 KiB, which names each node (141 bytes where names are
+longest) and GPU (5 bytes), and may also hold a spec and what else the same decision binds."""
 PRIORITY_MAX = 1000
 RETRIES_MAX = 100
 TIME_S_MAX = 365 * 24 * 3600

@@ -29,7 +29,7 @@ FINDINGS = f"{PREFIX}.finding.*"
 HEARTBEATS = f"{PREFIX}.heartbeat.*"
 REPORTS = f"{PREFIX}.report.*"
 SPANS = f"{PREFIX}.span.*"
-NODES_JOINING = f"{PREFIX}.node.*.joined"
+REPLIES = f"{PREFIX}.reply.>"
 
 KEY_HEADER = "Nats-Msg-Id"
 REPLY_HEADER = "Skep-Reply"
@@ -91,6 +91,11 @@ def logs(node: str) -> str:
     return f"{PREFIX}.logs.{node}"
 
 
+def reply(vc: str, asker: str) -> str:
+    """Return where verdicts for a VC go to an asker (one or more tokens) who is not its tenant."""
+    return f"{PREFIX}.reply.{vc}.{asker}"
+
+
 def health(identity: str) -> str:
     """Return where a process answers whether it is well."""
     return f"{PREFIX}.health.{identity}"
@@ -113,13 +118,14 @@ def parse(subject: str) -> Parsed | None:
 
 
 def reply_allowed(subject: str, vc: str) -> bool:
-    """Return whether a tenant may have verdicts sent to `subject`.
+    """Return whether the verdict on what was published for `vc` may be sent to `subject`.
 
-    Admission publishes there with its own rights, so only the tenant's own inboxes qualify:
-    otherwise a tenant could make admission speak on a subject the tenant itself may not use.
+    Admission publishes there with its own rights, and cannot see who asked: whoever may publish
+    for a VC is trusted as that VC and no further. So the subject itself must be the VC's, its
+    tenant's inbox or its part of the reply subjects: otherwise a tenant could have admission speak
+    into somebody else's inbox. Operators and the gateway, who publish for every VC, listen on the
+    reply subjects of the VC they ask for.
     """
     if len(subject) > INBOX_CHARACTERS_MAX or not INBOX.fullmatch(subject):
         return False
-    return subject.startswith(
-        (f"_INBOX.vc-{vc}.", f"{PREFIX}.reply.{vc}.", "_INBOX.operator.", "_INBOX.gateway.")
-    )
+    return subject.startswith((f"_INBOX.vc-{vc}.", reply(vc, "")))

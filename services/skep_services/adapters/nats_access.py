@@ -111,8 +111,7 @@ def fixed_grants() -> dict[str, Grants]:
         + _follows(ADMISSION_SERVICE, SUBMIT)
         + _follows(ADMISSION_SERVICE, ADMIN)
         + _follows(ADMISSION_SERVICE, ALLOC)
-        + _follows(ADMISSION_SERVICE, NODE, subjects.NODES_JOINING)
-        + says((f"{subjects.PREFIX}.reply.>", "_INBOX.*.>")),
+        + says((subjects.REPLIES, "_INBOX.*.>")),
         ALLOCATOR: _service(ALLOCATOR)
         + _writes(ALLOCATOR, ALLOC)
         + _follows(ALLOCATOR, ADMISSION)
@@ -138,6 +137,7 @@ def fixed_grants() -> dict[str, Grants]:
                 subjects.HEARTBEATS,
                 subjects.REPORTS,
                 subjects.SPANS,
+                subjects.REPLIES,
             ),
         ),
     }
@@ -177,14 +177,13 @@ def _service(identity: str) -> Grants:
     )
 
 
-def _follows(identity: str, stream: str, only: str = "") -> Grants:
-    """Read a stream through a consumer named after the identity; `only` is the one filter."""
+def _follows(identity: str, stream: str) -> Grants:
+    """Read a stream through a consumer named after the identity."""
     consumer = f"{stream}.{identity}"
-    create = f"$JS.API.CONSUMER.CREATE.{consumer}"
     return Grants(
         (
             f"$JS.API.STREAM.INFO.{stream}",
-            f"{create}.{only}" if only else create,
+            f"$JS.API.CONSUMER.CREATE.{consumer}",
             f"$JS.API.CONSUMER.MSG.NEXT.{consumer}",
             f"$JS.API.CONSUMER.DELETE.{consumer}",
         )

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 from opentelemetry import trace as otel
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from skep.wire import subjects
@@ -63,17 +65,32 @@ class _Gather(SpanProcessor):
         del self.spans[:-GATHERED_MAX]
 
 
+class _Ids(RandomIdGenerator):
+    """Random ids, but for a span whose ids were told to others before it began."""
+
+    def __init__(self) -> None:
+        self.given: tuple[int, int] | None = None
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self.given is None else self.given[0]
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self.given is None else self.given[1]
+
+
 class OtelTracer:
     """The Tracer port over the SDK; spans also travel on `skep.v1.span.<identity>`."""
 
     def __init__(self, service: str, identity: str, bus: Bus) -> None:
         """Prepare to trace; the standard OTEL_* variables decide about OTLP."""
-        provider = TracerProvider(resource=Resource.create({"service.name": f"skep-{service}"}))
+        ids = _Ids()
+        resource = Resource.create({"service.name": f"skep-{service}"})
+        provider = TracerProvider(resource=resource, id_generator=ids)
         self._gather = _Gather(service)
         provider.add_span_processor(self._gather)
         if any(os.environ.get(name) for name in ENDPOINTS):
             provider.add_span_processor(BatchSpanProcessor(_exporter()))
-        self._provider = provider
+        self._provider, self._ids = provider, ids
         self._tracer = provider.get_tracer("skep")
         self._bus = bus
         self._subject = subjects.span(identity)
@@ -81,10 +98,24 @@ class OtelTracer:
     def span(
         self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
     ) -> None:
-        """Note one finished span."""
+        """Note one finished span below the one that `trace` names."""
         _, trace_id, span_id, flags = trace.split("-")
         context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
-        parent = otel.set_span_in_context(NonRecordingSpan(context))
+        self._span(name, otel.set_span_in_context(NonRecordingSpan(context)),
+                   start_ns, end_ns, attributes)  # fmt: skip
+
+    def root(
+        self, name: str, trace: str, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
+        """Note the finished span that `trace` itself names, which has no parent."""
+        _, trace_id, span_id, _ = trace.split("-")
+        self._ids.given = (int(trace_id, 16), int(span_id, 16))
+        self._span(name, Context(), start_ns, end_ns, attributes)
+        self._ids.given = None
+
+    def _span(
+        self, name: str, parent: Context, start_ns: int, end_ns: int, attributes: Mapping[str, Any]
+    ) -> None:
         kept = {key: value if isinstance(value, int) else str(value)
                 for key, value in attributes.items()}  # fmt: skip
         self._tracer.start_span(name, parent, start_time=start_ns, attributes=kept).end(end_ns)

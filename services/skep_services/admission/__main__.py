@@ -6,15 +6,14 @@ from typing import Any
 
 from skep.machines.admission import AdmissionMachine
 from skep.wire import subjects
-from skep.wire.facts import AdmissionFact, JobEnded
+from skep.wire.facts import AdmissionFact, JobEnded, NodeAdded
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
 FOLLOW = (
     Follow(subjects.ADMIN),
-    Follow(subjects.NODE, (subjects.NODES_JOINING,)),
-    Follow(subjects.ALLOC, facts=(JobEnded,)),
+    Follow(subjects.ALLOC, facts=(JobEnded, NodeAdded)),
     Follow(subjects.SUBMIT),
 )
 

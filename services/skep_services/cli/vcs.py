@@ -76,8 +76,7 @@ def quotas(tree: Any, source: str) -> dict[str, dict[str, int]]:
     """
     import msgspec
 
-    from skep.ids import is_token
-    from skep.wire.admin import VcConfig
+    from skep.wire.admin import VcConfig, vcs_problems
 
     if isinstance(tree, dict) and "vcs" in tree:
         if len(tree) > 1:
@@ -89,9 +88,6 @@ def quotas(tree: Any, source: str) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for vc, value in tree.items():
         name = str(vc)
-        if not is_token(name):
-            text = f"{source}: {name!r} is no name for a virtual cluster (letters, digits, _, -)"
-            raise CommandError(exits.FAILED, text)
         config = {"gpus": value} if type(value) is int else value
         try:
             checked = msgspec.convert(config, VcConfig)
@@ -99,8 +95,9 @@ def quotas(tree: Any, source: str) -> dict[str, dict[str, int]]:
             raise CommandError(
                 exits.FAILED, f"{source}: vcs.{name}: {error}; write\n  {SHAPE}"
             ) from None
-        if checked.gpus < 0 or checked.jobs_max < 0:
-            raise CommandError(exits.FAILED, f"{source}: vcs.{name}: quotas are 0 or more")
+        for problem in vcs_problems({name: checked}):
+            where = problem.path.removeprefix("$.")
+            raise CommandError(exits.FAILED, f"{source}: {where}: {problem.text}")
         found[name] = {"gpus": checked.gpus, "jobs_max": checked.jobs_max}
     return found
 

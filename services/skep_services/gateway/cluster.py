@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from skep.ids import is_token
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs, VcConfig, vcs_problems
+from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response
@@ -19,9 +20,6 @@ from skep_services.gateway.page import PAGE, PAGE_POLICY
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.views import gpus_view, nodes_view, vcs_view
 from skep_services.ports import Clock
-
-GPUS_MAX = 1_000_000
-"""A quota beyond this is a typing error."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -111,16 +109,9 @@ class Cluster:
     async def set_vcs(self, request: web.Request) -> web.StreamResponse:
         """Publish the virtual clusters an operator wants."""
         body = await _operators(request, VcsBody)
-        for vc, config in body.vcs.items():
-            if not is_token(vc):
-                text = f"{vc!r} is not a name of letters, digits, `_` and `-`"
-                raise _bad(text, "$.vcs")
-            if not 0 <= config.gpus <= GPUS_MAX:
-                text = f"`gpus` must be 0 to {GPUS_MAX}"
-                raise _bad(text, f"$.vcs.{vc}.gpus")
-            if config.jobs_max < 1:
-                text = "`jobs_max` must be 1 or more"
-                raise _bad(text, f"$.vcs.{vc}.jobs_max")
+        problems = tuple(islice(vcs_problems(body.vcs), PROBLEMS_MAX))
+        if problems:
+            raise ApiError(422, Reason.BAD_VALUE, problems[0].text, problems)
         done = await self._submitter.tell(caller_of(request), "vcs", SetVcs(vcs=body.vcs))
         return json_response(done.body, done.status)
 
@@ -149,6 +140,6 @@ async def _operators(request: web.Request, kind: type[Body]) -> Body:
         raise ApiError(400, Reason.NOT_JSON, f"not JSON: {error}") from error
 
 
-def _bad(text: str, path: str = "$") -> ApiError:
-    problem = Problem(path=path, reason=Reason.BAD_VALUE, text=text)
+def _bad(text: str) -> ApiError:
+    problem = Problem(path="$", reason=Reason.BAD_VALUE, text=text)
     return ApiError(422, Reason.BAD_VALUE, text, (problem,))

@@ -61,13 +61,13 @@ class Submitter:
         self._bus, self._indexer, self._watch = bus, indexer, watch
         self._clock, self._tracer = clock, tracer
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
-        self._inbox = f"_INBOX.gateway.verdict-{secrets.token_hex(8)}"
+        self._asker = f"gateway-{secrets.token_hex(8)}"
         self._pending: dict[str, Pending] = {}
         self._asked = 0
 
     async def listen(self) -> None:
         """Take verdicts from here on."""
-        await self._bus.listen(f"{self._inbox}.*", self._verdict)
+        await self._bus.listen(subjects.reply("*", f"{self._asker}.*"), self._verdict)
 
     async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
         """Publish a spec and return its verdict. Raises ApiError."""
@@ -77,13 +77,12 @@ class Submitter:
             raise ApiError(403, Reason.WRONG_VC, text)
         key = _checked_key(key)
         began = self._clock.now()
+        tell = self._tracer.span
         if not codec.is_trace(trace):
+            tell = self._tracer.root
             trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
-        number, pending = self._ask()
-        headers = {
-            subjects.REPLY_HEADER: f"{self._inbox}.{number}",
-            subjects.TRACE_HEADER: trace,
-        }
+        inbox, pending = self._ask(vc)
+        headers = {subjects.REPLY_HEADER: inbox, subjects.TRACE_HEADER: trace}
         job = ""
         try:
             job = job_id(await self._publish(subjects.submit(vc), body, key, headers))
@@ -93,10 +92,9 @@ class Submitter:
             )
             return self._submitted(job, vc, self._decided(job, pending))
         finally:
-            del self._pending[number]
+            del self._pending[inbox]
             log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
-            self._tracer.span("gateway submit", trace, began, self._clock.now(),
-                              {"job": job, "vc": vc})  # fmt: skip
+            tell("gateway submit", trace, began, self._clock.now(), {"job": job, "vc": vc})
             await self._tracer.flush()
 
     async def cancel(self, caller: Caller, job: Job) -> Answer:
@@ -105,15 +103,15 @@ class Submitter:
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
-        number, pending = self._ask()
+        inbox, pending = self._ask(row.vc)
         pending.job = row.job
-        headers = {subjects.REPLY_HEADER: f"{self._inbox}.{number}"}
+        headers = {subjects.REPLY_HEADER: inbox}
         body = codec.encode({"job": row.job})
         try:
             await self._publish(subjects.cancel(row.vc), body, secrets.token_hex(16), headers)
             await self._watch.until(row.job, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
         finally:
-            del self._pending[number]
+            del self._pending[inbox]
         verdict = pending.verdict
         if verdict is None:
             return Answer(202, {"job": row.job, "accepted": None})
@@ -132,14 +130,15 @@ class Submitter:
 
     # --- verdicts ------------------------------------------------------------------------------
 
-    def _ask(self) -> tuple[str, Pending]:
+    def _ask(self, vc: str) -> tuple[str, Pending]:
+        """Return where a verdict is waited for: a subject of the VC's, so that no other's fits."""
         self._asked += 1
-        number, pending = str(self._asked), Pending()
-        self._pending[number] = pending
-        return number, pending
+        inbox, pending = subjects.reply(vc, f"{self._asker}.{self._asked}"), Pending()
+        self._pending[inbox] = pending
+        return inbox, pending
 
     async def _verdict(self, delivery: Delivery) -> None:
-        pending = self._pending.get(delivery.subject.rpartition(".")[2])
+        pending = self._pending.get(delivery.subject)
         if pending is None:
             return  # Its client has its answer from the facts, or has given up.
         try:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from skep.ids import is_token
-from skep.wire.admin import VcConfig
+from skep.wire.admin import QUOTA_MAX, VcConfig, vcs_problems
 from skep_services.supervisor.home import CLUSTER_VERSION
 
 NODES_DEFAULT = 2
@@ -31,8 +31,6 @@ GPUS_MAX = 64
 
 VCS_MAX = 1000
 """Each virtual cluster is a user of the bus; the whole list travels in one message."""
-
-QUOTA_MAX = 1_000_000
 
 PORT_FIRST, PORT_LAST = 20_000, 31_999
 """Where gangs meet. Above are the ports the kernel gives to outgoing connections."""
@@ -284,10 +282,6 @@ def _check_vcs(vcs: dict[str, VcConfig]) -> None:
     if not 1 <= len(vcs) <= VCS_MAX:
         text = f"{len(vcs)} virtual clusters; there are 1 to {VCS_MAX}"
         raise ConfigError(text)
-    for vc, config in vcs.items():
-        if not is_token(vc):
-            text = f"{vc!r} is no name for a virtual cluster (letters, digits, _, -; 63 at most)"
-            raise ConfigError(text)
-        if not 0 <= config.gpus <= QUOTA_MAX or config.jobs_max < 0:
-            text = f"virtual cluster {vc}: {config.gpus} GPUs; a quota is 0 to {QUOTA_MAX}"
-            raise ConfigError(text)
+    for problem in vcs_problems(vcs):
+        text = f"{problem.path.removeprefix('$.')}: {problem.text}"
+        raise ConfigError(text)
