@@ -190,8 +190,12 @@ def test_a_gpu_type_is_honoured() -> None:
 def test_a_rendezvous_needs_a_port() -> None:
     decide = allocator(joined(ports=(20000, 20000)))
     assert places(decide(admitted(1))) == {"j1": "node-1:0"}
-    assert places(decide(admitted(2))) == {}
-    assert places(decide(exited("j1"))) == {"j2": "node-1:0"}
+    decide(admitted(2, opportunistic=True))
+    assert facts_of(decide(admitted(3)))[1:] == [
+        JobWaits(job="j3", why=Reason.WAITS_FOR_PORT, needs="node-1"),
+        JobWaits(job="j2", why=Reason.WAITS_BEHIND, needs="j3"),
+    ]
+    assert places(decide(exited("j1"))) == {"j3": "node-1:0"}
 
 
 # --- in which order -----------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine
+import pytest
+
+from skep.machines.allocator import AllocatorMachine, dispatch
 from skep.machines.base import Effect, Record, Send
 from skep.units import GIB
 from skep.wire.facts import JobBound, JobQueued, JobRequeued, JobStopping, JobWaits, MemberGone
@@ -214,3 +216,16 @@ def test_a_victim_that_was_being_started_is_told_to_stop() -> None:
     assert effects[-1] == Send("skep.v1.cmd.node-1", stop(grace_s=5.0, settled=1))
     decide(started("j1"))
     assert bound(decide(exited("j1", outcome=Outcome.STOPPED))) == ["j2"]
+
+
+def test_many_victims_are_stopped_in_more_than_one_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "MEMBERS_BOUND_MAX", 3)
+    decide = filled(joined(gpus=5), jobs=5)
+    assert len(stopped(decide(admitted(6, workers=5), 6))) == 3
+    wake_at = decide.machine.wake_at()
+    assert wake_at is not None
+    assert wake_at <= at(6)
+    assert len(stopped(decide.tick(6))) == 2
+    assert stopped(decide.tick(7)) == []

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     WAITS_BEHIND = "waits-behind"
     WAITS_FOR_NODES = "waits-for-nodes"
     WAITS_FOR_VICTIMS = "waits-for-victims"
+    WAITS_FOR_PORT = "waits-for-port"
 
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
@@ -87,6 +88,7 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_BEHIND: "an earlier or more important job comes first",
     Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
     Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",
+    Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",
     Reason.SUCCEEDED: "every process exited with status 0",

@@ -120,6 +120,8 @@ def _changes(job: Job, fold: Fold) -> list[str]:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
             return [_return_of(node) for node in _away(fold)]
+        case Reason.WAITS_FOR_PORT:
+            return [f"any job whose first node is {row.needs} ends", "the agent has more ports"]
         case Reason.WAITS_FOR_VICTIMS:
             return [
                 f"{other.row.job} has stopped"

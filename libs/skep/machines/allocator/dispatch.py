@@ -54,8 +54,9 @@ bus election (4 to 9 s), well within what a user would wait."""
 TAKE_OVER_AFTER = seconds(5)
 """Silence after which another agent may take a node's name: five heartbeats."""
 MEMBERS_BOUND_MAX = 200
-"""Parts of gangs bound in one decision: their facts and those of the event itself fit one record
-(400 bytes for a job of one part, less for each further part), unless a gang alone is larger."""
+"""Parts of gangs bound, or victims stopped, in one decision: their facts and those of the event
+itself fit one record (400 bytes for a job of one part, less for each further part), unless a gang
+alone is larger."""
 GRACE_S = 10.0
 """What a job gets between SIGTERM and SIGKILL: long enough to write a checkpoint of some 100 MB."""
 PREEMPT_GRACE_S = 5.0
@@ -441,17 +442,22 @@ def _bind(machine: AllocatorMachine, head: Head, blocked: dict[str, str], now: I
         _wait(machine, job, Reason.WAITS_BEHIND, ahead)
         return False
     found = place.fit(machine.nodes, spec, kinds)
-    port = machine.nodes[found.slots[0].node].port() if found else None
-    if found is None or port is None:
+    if found is None:
         types = " or ".join(kinds) or "any type"
         needs = f"{spec.resources.workers} x {spec.resources.gpus} GPUs ({types})"
         if not place.possible(machine.nodes, spec, kinds):
             # No other job's end would help it, so other tenants' jobs need not wait behind it.
             _wait(machine, job, Reason.WAITS_FOR_NODES, needs)
             return False
-        for kind in place.contended(machine.nodes, spec, kinds):
-            blocked[kind] = job.job
+        blocked |= dict.fromkeys(place.contended(machine.nodes, spec, kinds), job.job)
         _make_room(machine, job, kinds, needs, now)
+        return False
+    first = found.slots[0].node
+    port = machine.nodes[first].port()
+    if port is None:
+        # One is free as soon as any job there ends, and the gang keeps its turn.
+        _wait(machine, job, Reason.WAITS_FOR_PORT, first)
+        blocked |= dict.fromkeys(place.contended(machine.nodes, spec, kinds), job.job)
         return False
     machine.record(
         JobBound(
@@ -496,8 +502,11 @@ def _make_room(
         _wait(machine, job, Reason.WAITS_FOR_GPUS, needs)
         return
     _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    for victim in _victims(machine, job, found, coming):
+    victims = _victims(machine, job, found, coming)
+    for victim in victims[:MEMBERS_BOUND_MAX]:
         stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
+    if len(victims) > MEMBERS_BOUND_MAX:
+        machine.soft.check_at = now  # Go on in the next decision.
 
 
 def _give_back(
