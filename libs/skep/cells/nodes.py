@@ -65,7 +65,7 @@ class NodeState:
         self.joined = joined
         taken = {device for holding in self.holdings.values() for device in holding.devices}
         self.free, self.total = {}, {}
-        for gpu in joined.gpus:
+        for gpu in sorted(joined.gpus, key=lambda gpu: gpu.index):
             self.total[gpu.type] = self.total.get(gpu.type, 0) + 1
             devices = self.free.setdefault(gpu.type, [])
             if gpu.index not in taken:

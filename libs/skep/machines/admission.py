@@ -55,6 +55,40 @@ class ActiveJob(msgspec.Struct):
     cancelling: bool = False
 
 
+class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
+    """What is kept of admission beside its history, in pieces: see `AdmissionMachine.snapshot`."""
+
+    epoch: int
+    last_sequence: int
+    vcs: dict[str, VcConfig]
+    gpus: tuple[tuple[str, int], ...]
+    jobs: tuple[tuple[str, int], ...]
+
+
+class ActiveKept(msgspec.Struct, frozen=True, tag="active-kept"):
+    """Unfinished jobs."""
+
+    jobs: tuple[tuple[str, ActiveJob], ...]
+
+
+class KeysKept(msgspec.Struct, frozen=True, tag="keys-kept"):
+    """Idempotency keys: VC, key, and the job that had it first."""
+
+    keys: tuple[tuple[str, str, str], ...]
+
+
+class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
+    """Refused submissions that brought a key."""
+
+    jobs: tuple[str, ...]
+
+
+Kept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | NodeSeen
+
+PIECE = 500
+"""Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
+
+
 class AdmissionMachine:
     """The behaviour of the admission service."""
 
@@ -97,8 +131,36 @@ class AdmissionMachine:
                 raise AssertionError(text)
         return self._effects
 
-    def apply(self, fact: AdmissionFact) -> None:
-        """Take over one fact."""
+    def snapshot(self) -> list[Kept]:
+        """Return what rebuilds this state without its history; to be stored before the next event."""
+        kept: list[Kept] = [
+            AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
+                          gpus=tuple(self.outstanding_gpus.items()),
+                          jobs=tuple(self.outstanding_jobs.items()))
+        ]  # fmt: skip
+        kept += self.nodes.values()
+        kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
+        keys = ((vc, key, job) for (vc, key), job in self.keys.items())
+        kept += [KeysKept(piece) for piece in _pieces(keys)]
+        return kept + [RefusedKept(piece) for piece in _pieces(self.refused)]
+
+    def _restore(self, kept: Kept) -> None:
+        match kept:
+            case AdmissionKept():
+                self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
+                self.vcs = dict(kept.vcs)
+                self.outstanding_gpus, self.outstanding_jobs = dict(kept.gpus), dict(kept.jobs)
+            case ActiveKept():
+                self.active.update(kept.jobs)
+            case KeysKept():
+                self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
+            case RefusedKept():
+                self.refused.update(dict.fromkeys(kept.jobs))
+            case NodeSeen():
+                self.nodes[kept.node] = kept
+
+    def apply(self, fact: AdmissionFact | Kept) -> None:
+        """Take over one fact, or one piece of a snapshot."""
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch

@@ -20,6 +20,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.ids import job_sequence
 from skep.machines.allocator import dispatch
 from skep.machines.allocator.jobs import JobState, Part, State, judge
+from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.queue import JobQueue
 from skep.units import Instant
@@ -216,8 +217,12 @@ class AllocatorMachine:
 
     # --- facts -------------------------------------------------------------------------------
 
-    def apply(self, fact: AllocatorFact) -> None:
-        """Take over one fact."""
+    def snapshot(self) -> list[Kept]:
+        """Return what rebuilds this state without its history; to be stored before the next event."""
+        return list(keep(self))
+
+    def apply(self, fact: AllocatorFact | Kept) -> None:
+        """Take over one fact, or one piece of a snapshot."""
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
@@ -252,6 +257,8 @@ class AllocatorMachine:
                 self._apply_ended(fact)
             case CancelAsked():
                 self.jobs[fact.job].cancelled = True
+            case _:
+                restore(self, fact)
 
     def _apply_added(self, fact: NodeAdded) -> None:
         name = fact.joined.node
@@ -290,7 +297,11 @@ class AllocatorMachine:
 
     def queue(self, job: JobState) -> JobQueue:
         """Return the queue a job waits in."""
-        return self.queues.setdefault(job.queue, JobQueue())
+        return self.queue_of(*job.queue)
+
+    def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:  # noqa: FBT001
+        """Return the queue of a VC and service class."""
+        return self.queues.setdefault((vc, opportunistic), JobQueue())
 
     def _apply_bound(self, fact: JobBound) -> None:
         job = self.jobs[fact.job]

@@ -1,0 +1,121 @@
+"""The allocator's whole state as a few facts, and back: recovery need not read all of history.
+
+What is kept stands for every fact recorded so far. It is a copy beside the log, never instead of
+it: whoever cannot read it replays the log. So its form may change with any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skep.cells.nodes import Holding, NodeState
+from skep.machines.allocator.jobs import JobState, State
+from skep.wire.admin import VcConfig
+from skep.wire.node import NodeJoined
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+
+class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-kept"):
+    """Everything but nodes and jobs. Comes first."""
+
+    epoch: int
+    order: int
+    last_queued: int
+    vcs: dict[str, VcConfig]
+    queues: tuple[tuple[str, bool], ...]
+    used: tuple[tuple[str, int], ...]
+
+
+class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
+    """A node with everything it holds; attempts are (job, attempt) with what belongs to them."""
+
+    joined: NodeJoined
+    drained: bool
+    lost: bool
+    clearing: int
+    next_port: int
+    holdings: tuple[tuple[str, int, Holding], ...]
+    ghosts: tuple[tuple[str, int, int], ...]
+    open_orders: tuple[tuple[str, int, int], ...]
+
+
+class JobKept(msgspec.Struct, frozen=True, tag="job-kept"):
+    """An unfinished job. They come in the order of their arrival."""
+
+    job: JobState
+
+
+class PlacedKept(msgspec.Struct, frozen=True, tag="placed-kept"):
+    """The jobs that hold GPUs, in the order in which they were bound. Comes last."""
+
+    jobs: tuple[str, ...]
+
+
+Kept = AllocatorKept | NodeKept | JobKept | PlacedKept
+
+
+def keep(machine: AllocatorMachine) -> Iterator[Kept]:
+    """Yield what `restore` makes the same machine from."""
+    yield AllocatorKept(
+        epoch=machine.epoch,
+        order=machine.order,
+        last_queued=machine.last_queued,
+        vcs=machine.vcs,
+        queues=tuple(machine.queues),
+        used=tuple(machine.used.items()),
+    )
+    for node in machine.nodes.values():
+        yield _node(node)
+    for job in machine.jobs.values():
+        yield JobKept(job)
+    yield PlacedKept(tuple(machine.placed))
+
+
+def _node(node: NodeState) -> NodeKept:
+    return NodeKept(
+        joined=node.joined,
+        drained=node.drained,
+        lost=node.lost,
+        clearing=node.clearing,
+        next_port=node.next_port,
+        holdings=tuple((*attempt, holding) for attempt, holding in node.holdings.items()),
+        ghosts=tuple((*attempt, order) for attempt, order in node.ghosts.items()),
+        open_orders=tuple((*attempt, order) for attempt, order in node.open_orders.items()),
+    )
+
+
+def restore(machine: AllocatorMachine, kept: Kept) -> None:
+    """Take over one piece of what was kept, in the order in which it was."""
+    match kept:
+        case AllocatorKept():
+            machine.epoch, machine.order = kept.epoch, kept.order
+            machine.last_queued, machine.vcs = kept.last_queued, dict(kept.vcs)
+            machine.used = dict(kept.used)
+            for vc, opportunistic in kept.queues:
+                machine.queue_of(vc, opportunistic=opportunistic)
+        case NodeKept():
+            machine.nodes[kept.joined.node] = _restored(kept)
+        case JobKept():
+            job = kept.job
+            machine.jobs[job.job] = job
+            if job.state is State.QUEUED:
+                machine.queue(job).add(job.entry)
+        case PlacedKept():
+            machine.placed = {name: machine.jobs[name] for name in kept.jobs}
+
+
+def _restored(kept: NodeKept) -> NodeState:
+    node = NodeState(kept.joined)
+    for job, attempt, holding in kept.holdings:
+        node.holdings[job, attempt] = holding
+    node.refresh(kept.joined)
+    node.drained, node.lost, node.clearing = kept.drained, kept.lost, kept.clearing
+    node.next_port = kept.next_port
+    node.ghosts = {(job, attempt): order for job, attempt, order in kept.ghosts}
+    node.open_orders = {(job, attempt): order for job, attempt, order in kept.open_orders}
+    return node
