@@ -229,7 +229,8 @@ async def takeover(cluster: Cluster, known: int) -> Figures:
     waiting = len(cluster.queued) - len(cluster.ended)
     killed = time.time_ns()
     os.kill(cluster.pid("allocator"), signal.SIGKILL)
-    await cluster.until(lambda: cluster.epochs[-1] > killed and cluster.bound_at[-1] > killed)
+    # What the killed process had under way may still be stored, before the next epoch.
+    await cluster.until(lambda: cluster.bound_at[-1] > cluster.epochs[-1] > killed)
     first = next(at for at in cluster.bound_at if at > cluster.epochs[-1])
     return {
         "allocator_killed_to_scheduling": {
