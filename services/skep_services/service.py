@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,6 +100,19 @@ def logger(service: str) -> Any:
 
 def _json(value: Any, **_: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=str)
+
+
+def write_lines(lines: Sequence[msgspec.Struct]) -> None:
+    """Write log lines to standard error, all at once; each is one JSON object.
+
+    A service decides thousands of events per second, and each has its line: the logger's own way,
+    a chain of processors and a system call per line, would be a third of what a decision costs.
+    """
+    sys.stderr.buffer.write(_LINES.encode_lines(lines))
+    sys.stderr.buffer.flush()
+
+
+_LINES = msgspec.json.Encoder(enc_hook=str)
 
 
 def run(service: str, main: Callable[[Settings, Any], Awaitable[None]]) -> NoReturn:

@@ -8,11 +8,14 @@ it up (the gateway, or admission) also tells that one span, the root of all othe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from skep.machines.base import Call, Effect, Record, Send
-from skep.units import Instant
+from skep.units import NS_PER_SECOND, Instant
 from skep.wire.codec import Facts, Submission, Unreadable, is_fresh
 from skep.wire.facts import JobEnded, JobQueued
 
@@ -20,6 +23,8 @@ QUIET = frozenset({"JobWaits", "EpochBegan", "RankUp", "RankDown", "FloorRaised"
 """Facts that come too often, or say too little, to be spans."""
 QUIET_OUTPUTS: tuple[list[str], ...] = ([], ["Heartbeat"], ["Heartbeat", "NodeReport"], ["Rates"])
 """Decisions that lead to nothing, or to a pulse: not worth a line each."""
+ATTRIBUTES = ("job", "attempt", "node", "why", "end", "outcome", "order")
+"""What a span says of the thing it is about, as far as the thing has it."""
 
 
 class Tracer(Protocol):
@@ -42,6 +47,23 @@ class Tracer(Protocol):
         ...
 
 
+class Decided(msgspec.Struct, frozen=True, gc=False):
+    """The log line of one decision; its fields are in the order every other line has them."""
+
+    service: str
+    took: str
+    out: list[str]
+    job: str
+    trace: str
+    timestamp: str
+    event: str = "decided"
+    level: str = "info"
+
+
+WriteLines = Callable[[Sequence[Decided]], None]
+"""Writes log lines, all of them at once."""
+
+
 def spans(
     service: str, event: Any, effects: Sequence[Effect]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -49,8 +71,7 @@ def spans(
     for effect in effects:
         thing = _subject(effect)
         name = type(thing).__name__
-        trace = trace_of(thing)
-        if trace and name not in QUIET:
+        if name not in QUIET and (trace := trace_of(thing)):
             yield f"{service} {name}", trace, _attributes(thing)
     if service == "advisor" and isinstance(event, Facts):
         for fact in event.facts:
@@ -69,32 +90,67 @@ def _subject(effect: Effect) -> Any:
             return effect.command
 
 
+class _Shape(NamedTuple):
+    """Which of the fields that matter here a class has, asked once per class.
+
+    `inner` names the field with what a call is about, empty if the thing is no call.
+    """
+
+    trace: bool
+    job: bool
+    inner: str
+    attributes: tuple[str, ...]
+
+
+class _Shapes(dict[type, _Shape]):
+    """The shapes of the classes seen so far: as many as there are kinds of messages."""
+
+    def __missing__(self, kind: type) -> _Shape:
+        fields = frozenset(getattr(kind, "__struct_fields__", ()))
+        inner = next((name for name in ("command", "message") if name in fields), "")
+        attributes = tuple(name for name in ATTRIBUTES if name in fields)
+        shape = self[kind] = _Shape("trace" in fields, "job" in fields, inner, attributes)
+        return shape
+
+
+_SHAPES = _Shapes()
+
+
+def _inner(thing: Any) -> Any:
+    """Return what a call is about, or the thing itself."""
+    name = _SHAPES[type(thing)].inner
+    return getattr(thing, name) if name else thing
+
+
 def trace_of(thing: Any) -> str:
     """Return the traceparent a fact, message or command carries, or an empty text."""
-    for holder in (thing, getattr(thing, "command", None), getattr(thing, "message", None)):
-        trace = getattr(holder, "trace", "")
-        if trace:
-            return str(trace)
-    return ""
+    if _SHAPES[type(thing)].trace and thing.trace:
+        return str(thing.trace)
+    inner = _inner(thing)
+    return str(inner.trace) if _SHAPES[type(inner)].trace else ""
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    inner = getattr(thing, "command", None) or getattr(thing, "message", None) or thing
-    wanted = ("job", "attempt", "node", "why", "end", "outcome", "order")
-    return {name: getattr(inner, name) for name in wanted if hasattr(inner, name)}
+    inner = _inner(thing)
+    return {name: getattr(inner, name) for name in _SHAPES[type(inner)].attributes}
 
 
 class Decisions:
-    """The shell's observer: one log line and the spans of each decision."""
+    """The shell's observer: one log line and the spans of each decision.
 
-    def __init__(self, service: str, log: Any, tracer: Tracer) -> None:
-        """Write to `log` (structlog's interface) and `tracer`."""
-        self._service, self._log, self._tracer = service, log, tracer
+    Lines and spans gather until `flush`, so that a step of many decisions is written at once.
+    """
+
+    def __init__(self, service: str, log: Any, write: WriteLines, tracer: Tracer) -> None:
+        """Give decisions to `write`, spans to `tracer`, and the rest to `log` (structlog's)."""
+        self._service, self._log, self._write, self._tracer = service, log, write, tracer
+        self._lines: list[Decided] = []
+        self._told, self._told_text = Instant(0), ""
 
     def decided(
         self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
     ) -> None:
-        """Log what came in and what went out, with job and trace where there is one of each."""
+        """Note what came in and what went out, with job and trace where there is one of each."""
         if isinstance(event, Unreadable):
             self._log.warning("unreadable", subject=event.subject, text=event.text)
             return
@@ -103,8 +159,9 @@ class Decisions:
         out = [type(_subject(effect)).__name__ for effect in effects]
         if out not in QUIET_OUTPUTS:
             job, trace = _whose(event, effects)
-            self._log.info("decided", took=type(event).__name__, out=out, job=job,
-                           trace=trace.split("-")[1] if trace else "")  # fmt: skip
+            trace_id = trace.split("-")[1] if trace else ""
+            took, at = type(event).__name__, self._text_of(ended)
+            self._lines.append(Decided(self._service, took, out, job, trace_id, at))
         if isinstance(event, Submission) and is_fresh(event):
             about = {"job": event.job, "vc": event.vc}
             self._tracer.root("submit", event.trace, min(event.at, began), ended, about)
@@ -112,16 +169,32 @@ class Decisions:
             self._tracer.span(name, trace, began, ended, attributes)
 
     async def flush(self) -> None:
-        """Send the spans that have gathered."""
+        """Write the lines and send the spans that have gathered."""
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._write(lines)
         await self._tracer.flush()
+
+    def _text_of(self, at: Instant) -> str:
+        """Return an instant as every log line has it; all decisions of a step share theirs."""
+        if at != self._told:
+            moment = datetime.fromtimestamp(at / NS_PER_SECOND, UTC)
+            self._told, self._told_text = at, f"{moment:%Y-%m-%dT%H:%M:%S.%fZ}"
+        return self._told_text
 
 
 def _whose(event: Any, effects: Sequence[Effect]) -> tuple[str, str]:
     """Return job and traceparent of a decision: the event's, else the first effect's."""
-    things = [event, *(getattr(event, "facts", ())), *(_subject(effect) for effect in effects)]
-    for thing in things:
-        inner = getattr(thing, "command", None) or getattr(thing, "message", None) or thing
-        job = getattr(inner, "job", "")
-        if job:
-            return str(job), trace_of(thing)
+    for thing in _things(event, effects):
+        inner = _inner(thing)
+        if _SHAPES[type(inner)].job and inner.job:
+            return str(inner.job), trace_of(thing)
     return "", ""
+
+
+def _things(event: Any, effects: Sequence[Effect]) -> Iterator[Any]:
+    yield event
+    if isinstance(event, Facts):
+        yield from event.facts
+    for effect in effects:
+        yield _subject(effect)

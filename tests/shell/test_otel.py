@@ -1,4 +1,4 @@
-"""Spans through the SDK: onto the bus always, and by OTLP where the variables say so."""
+"""Spans: onto the bus always, and through the SDK by OTLP where the variables say so."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ async def test_spans_travel_on_the_bus() -> None:
     assert (root["start_ns"], root["end_ns"]) == (5, 40)
     assert (child["trace_id"], child["parent_id"]) == ("a" * 32, "b" * 16)
     assert child["span_id"] != "b" * 16
+    tracer.span("not sampled", TRACE[:-2] + "00", 1, 2, {})
     for number in range(GATHERED_MAX + 5):
         tracer.span(f"s{number}", TRACE, 1, 2, {})
     await tracer.flush()
@@ -84,10 +85,18 @@ async def test_otlp_where_the_variables_say_so(monkeypatch: Any) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         bus = MemoryBus(MemoryBroker(ManualClock()), "admission", _fail)
         tracer = OtelTracer("admission", "admission", bus)
+        heard: asyncio.Queue[Delivery] = asyncio.Queue()
+        await bus.listen("skep.v1.span.admission", heard.put)
         tracer.span("admission Admitted", TRACE, 10, 30, {"job": "j9"})
+        await tracer.flush()
+        message = await asyncio.wait_for(heard.get(), DEADLINE_S)
+        (span,) = json.loads(message.payload)
         await asyncio.to_thread(tracer.close)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert any(b"admission Admitted" in body and bytes.fromhex("aa" * 16) in body for body in got)
+    ids = [bytes.fromhex(text) for text in ("aa" * 16, "bb" * 8, span["span_id"])]
+    assert any(
+        b"admission Admitted" in body and all(each in body for each in ids) for body in got
+    ), "the same span as on the bus, in the same trace"

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan
@@ -141,6 +142,21 @@ async def test_child_that_must_not_go_on_is_left_alone(folder: Path, code: int) 
     assert child.detail == f"exit code {code}: {children.FINAL_CODES[code]}"
     await watched.close()
     assert child.state == "stopped"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("more", [1, -1000])
+async def test_child_runs_at_its_niceness_where_that_is_permitted(folder: Path, more: int) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    watched = Watched(folder)
+    made = msgspec.structs.replace(plan(folder, "service", SERVE), niceness=own + more)
+    child = Child(made, watched._say, watched._changed.set)
+    watched.children.append(child)
+    child.start()
+    assert await child.wait_ready(), "nobody is refused for want of permission"
+    permitted = [own + 1] if more == 1 else [own, -20]
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) in permitted
+    await watched.close()
 
 
 @pytest.mark.asyncio

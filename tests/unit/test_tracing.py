@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.machines.agent import PublishEvent, StartRank
@@ -17,7 +19,7 @@ from skep.wire.node import MemberStarted
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec
-from skep_services.tracing import Decisions, spans
+from skep_services.tracing import Decided, Decisions, spans
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 QUEUED = JobQueued(job="j1", spec=JobSpec(name="n", vc="v", command=("true",)),
@@ -32,17 +34,14 @@ BIND = BindJob(
 STARTED = MemberStarted(node="n1", identity="i", job="j1", attempt=2, at=Instant(5), trace=TRACE)
 
 
-class Lines:
-    """A logger that keeps what it is told."""
+class Warned:
+    """A logger that keeps what it is warned of."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
 
-    def info(self, event: str, **more: Any) -> None:
-        self.kept.append({"event": event, **more})
-
     def warning(self, event: str, **more: Any) -> None:
-        self.info(event, **more)
+        self.kept.append({"event": event, **more})
 
 
 class Spans:
@@ -98,8 +97,9 @@ def test_the_root_span_of_a_trace_made_here_is_told_once(brought: str) -> None:
     headers = {"traceparent": brought} if brought else {}
     event = read("skep.v1.submit.nlp", b"{}", headers, 1, Instant(5))
     refused = Refused(job="j1", vc="nlp", problems=(), submitted_at=Instant(5), trace=event.trace)
+    lines: list[Decided] = []
     kept = Spans()
-    observer = Decisions("admission", Lines(), kept)
+    observer = Decisions("admission", Warned(), lines.extend, kept)
     observer.decided(event, [Record(refused)], Instant(7), Instant(9))
     observer.decided(event, [], Instant(17), Instant(19))  # Read again after a restart.
     assert kept.kept == [("admission Refused", event.trace)]
@@ -108,20 +108,25 @@ def test_the_root_span_of_a_trace_made_here_is_told_once(brought: str) -> None:
 
 @pytest.mark.asyncio
 async def test_one_line_and_the_spans_of_each_decision() -> None:
-    lines, kept = Lines(), Spans()
-    observer = Decisions("allocator", lines, kept)
-    observer.decided(Tick(), [Record(ENDED)], Instant(1), Instant(2))
+    lines: list[Decided] = []
+    warned, kept = Warned(), Spans()
+    observer = Decisions("allocator", warned, lines.extend, kept)
+    observer.decided(Tick(), [Record(ENDED)], Instant(1), Instant(1_500_000_000_000_000_000))
     beat = Heartbeat(node="n1", identity="i", at=Instant(1))
     observer.decided(Tick(), [Send("s", beat)], Instant(1), Instant(2))
     observer.decided(Tick(), [], Instant(1), Instant(2))
     observer.decided(beat, [Record(JobWaits(job="", why=Reason.WAITS_BEHIND))], Instant(1),
                      Instant(1))  # fmt: skip
     observer.decided(Unreadable(subject="s", text="t"), [], Instant(1), Instant(2))
+    assert warned.kept == [{"event": "unreadable", "subject": "s", "text": "t"}]
+    assert lines == [], "written with the step they belong to"
     await observer.flush()
-    assert lines.kept == [
-        {"event": "decided", "took": "Tick", "out": ["JobEnded"], "job": "j1", "trace": "a" * 32},
-        {"event": "decided", "took": "Heartbeat", "out": ["JobWaits"], "job": "", "trace": ""},
-        {"event": "unreadable", "subject": "s", "text": "t"},
-    ]
+    assert [json.loads(msgspec.json.encode(line)) for line in lines] == [
+        {"service": "allocator", "took": "Tick", "out": ["JobEnded"], "job": "j1",
+         "trace": "a" * 32, "timestamp": "2017-07-14T02:40:00.000000Z", "event": "decided",
+         "level": "info"},
+        {"service": "allocator", "took": "Heartbeat", "out": ["JobWaits"], "job": "", "trace": "",
+         "timestamp": "1970-01-01T00:00:00.000000Z", "event": "decided", "level": "info"},
+    ]  # fmt: skip
     assert kept.kept == [("allocator JobEnded", TRACE)]
     assert kept.flushes == 1

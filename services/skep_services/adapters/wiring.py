@@ -17,7 +17,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.ports import Calls, FactLog
-from skep_services.service import Fatal, Settings, answer_health, say_ready
+from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
 
@@ -83,7 +83,7 @@ async def drive(
         machine,
         bus=bus,
         clock=SystemClock(),
-        observer=Decisions(chosen.service, log, tracer),
+        observer=Decisions(chosen.service, log, write_lines, tracer),
         owner=owner(),
         facts=facts,
         calls=calls,

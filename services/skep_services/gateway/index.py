@@ -2,7 +2,7 @@
 
     follow ──deliver──> fold (memory) ──wakes──> long polls
                           │
-                     every FLUSH_EVERY_S: one transaction of rows and positions
+                     FLUSH_EVERY_S or later: one transaction of rows and positions
                           │
                           └──> events become visible to event streams
 
@@ -14,6 +14,7 @@ twice. Nothing is acknowledged anywhere: the stored positions say where to go on
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -49,7 +50,12 @@ BATCH_MAX = 2_000
 SLICE = 32
 """Deliveries folded before others may run: about 2 ms in which no request is answered."""
 FLUSH_EVERY_S = 0.02
-"""What an event waits at most before it is shown; a transaction costs a fraction of it."""
+"""What an event waits at most before it is shown, as long as a transaction costs a fraction."""
+FLUSH_PAUSE = 9
+FLUSH_PAUSE_S_MAX = 0.25
+"""Between two writes pass nine times what the last one took, but never more than this. A busy
+machine then spends a tenth of the time on writing, and writes the row of a job that is submitted,
+admitted and queued in the meantime once instead of three times."""
 SPANS_WAITING_MAX = 20_000
 """Spans between two writes; beyond it they are dropped, because nobody repeats them."""
 SPAN_BYTES_MAX = 8 * 1024
@@ -153,8 +159,10 @@ class Indexer:
         """Write what changed, again and again. Raises sqlite3.Error when the disk fails."""
         while True:
             await self._dirty.wait()
+            began = time.monotonic()
             await self.flush()
-            await asyncio.sleep(FLUSH_EVERY_S)
+            pause_s = FLUSH_PAUSE * (time.monotonic() - began)
+            await asyncio.sleep(min(max(pause_s, FLUSH_EVERY_S), FLUSH_PAUSE_S_MAX))
 
     async def flush(self) -> None:
         """Write everything folded so far in one transaction, then show its events."""

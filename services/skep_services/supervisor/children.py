@@ -167,6 +167,8 @@ class Child:
         finally:
             os.close(output)
         self.pid = process.pid
+        if self.plan.niceness is not None:
+            _renice(self.pid, self.plan.niceness)
         self.start_ticks = start_ticks(self.pid) or 0
         self.started_at_ns = time.time_ns()
         self.restarts += 1
@@ -195,6 +197,18 @@ def _send(process: Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except ProcessLookupError:
         pass  # It has just ended by itself.
+
+
+def _renice(pid: int, niceness: int) -> None:
+    """Change the niceness of a process that leads a session, where that is permitted."""
+    try:
+        # By its group, which has all of its threads: by itself it is only its first one.
+        os.setpriority(os.PRIO_PGRP, pid, niceness)
+        # Where the kernel shares time between sessions first, theirs is what counts.
+        with open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as file:
+            file.write(str(niceness))
+    except OSError:
+        pass  # Only root may hurry a process, and not every kernel knows sessions.
 
 
 class ReadyReader:

@@ -19,11 +19,17 @@ NOT_PASSED_ON = ("SKEP_API", "SKEP_TOKEN", "SKEP_VC", "SKEP_LOCK_FD", "SKEP_JOB"
 """What speaks for whoever runs `skep up`: the cluster it uses, or the job that it is itself."""
 
 
+BUS_NICENESS = -10
+"""Everybody waits for the bus, which mostly waits for the disk: it never takes much, but on a busy
+machine it would get its even share late. The same as the runners', which jobs must not hold up."""
+
+
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process to keep up.
 
     It is ready once something listens on `port`, or, without a port, once its log has a JSON line
-    whose `event` is `ready`. `state` is its own folder, made before it starts.
+    whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
+    it runs at if that is permitted, None for the supervisor's own.
     """
 
     name: str
@@ -32,6 +38,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     log_path: str
     port: int = 0
+    niceness: int | None = None
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +80,7 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         state=os.path.join(home, NATS),
         log_path=folder.service_log_path(home, NATS),
         port=port_of(cluster.nats.url),
+        niceness=BUS_NICENESS,
     )
     more = {
         "gateway": {
