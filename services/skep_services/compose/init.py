@@ -49,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of three")
     parser.add_argument("--port", type=int, help="of the gateway")
     given = parser.parse_args(arguments)
-    wishes = Wishes(
-        nodes=2,
-        gpus=given.gpus,
-        vcs=dict(map(parse_vc, given.vc)) if given.vc else None,
-        port=given.port,
-    )
     try:
+        wishes = Wishes(
+            nodes=2,
+            gpus=given.gpus,
+            vcs=dict(map(parse_vc, given.vc)) if given.vc else None,
+            port=given.port,
+        )
         write(given.folder, wishes, given.nats_port)
     except (ConfigError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def write(target: Path, wishes: Wishes, nats_port: int) -> Cluster:
     """Write all files into `target`; return the cluster. Raises ConfigError, OSError."""
+    if not 0 < nats_port <= 65536 - len(SERVERS):
+        text = f"--nats-port {nats_port}: three ports from --nats-port on are 1 to 65535"
+        raise ConfigError(text)
     target.mkdir(mode=folder.FOLDER_MODE, parents=True, exist_ok=True)
     cluster = settle(boot.read_cluster(str(target)), wishes, str(target))
     ports = range(nats_port, nats_port + len(SERVERS))
