@@ -151,6 +151,10 @@ class Deployment:
             _run(["docker", "unpause", container["Id"]], None)
         return str(container["State"]["StartedAt"])
 
+    def restart(self, name: str) -> None:
+        """Have a container's process end in good order, and start again."""
+        _run(["docker", "restart", "--time", "15", self.containers()[name]["Id"]], None)
+
     def logs(self, name: str) -> str:
         """Return what a container's process said, of all its lives."""
         command = ["docker", "logs", self.containers()[name]["Id"]]

@@ -1,11 +1,12 @@
 """Deploy with compose, submit from outside, kill containers, and account for every job.
 
-    python scripts/compose_test.py [--image skep:local] [--keep]
+    python scripts/compose_test.py [--image skep:local] [--no-rolling] [--keep]
 
-A bare NATS client submits all the time, as fast as the cluster can take, while each of these is
-killed in turn: the active process of every service, the bus server that leads the allocator's log,
-an agent with jobs on it. At last an allocator is paused for longer than its standby waits. Then
-every acknowledged job must have ended once, by the logs and by what the jobs noted themselves.
+A bare NATS client submits all the time while each of these is killed in turn: the active process of
+every service, the bus server that leads the allocator's log, an agent with jobs on it. An allocator
+is paused for longer than its standby waits. At last every container is restarted in good order,
+one after the other. Then every acknowledged job must have ended once, by the logs and by what the
+jobs noted themselves.
 Prints one line per check and a table of the kills; exits 1 if a check failed.
 """
 
@@ -57,6 +58,8 @@ JOB_S = 0.5
 GANG_EVERY = 8
 DRAIN_WITHIN_S = 120.0
 RECOVERY_WITHIN_S = 60.0
+ACKNOWLEDGED_WITHIN_S = 15.0
+"""What a client that retries may have to wait: an election of the bus takes 4 to 9 s."""
 BATCH = 500
 NS_PER_MS = 1_000_000
 
@@ -76,11 +79,12 @@ class StuckError(Exception):
 class Run:
     """One run; `failures` counts the checks that did not hold."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
+    def __init__(self, deployment: Deployment, *, rolling: bool) -> None:
+        self.deployment, self.rolling = deployment, rolling
         self.failures = 0
         self.kills: list[Kill] = []
         self.acknowledged: dict[str, int] = {}
+        self.waited_s: list[float] = []
         self.ranks: dict[str, int] = {}
         self.bound: dict[str, int] = {}
         self.ended: set[str] = set()
@@ -108,6 +112,8 @@ class Run:
             try:
                 await self.wait_bound_after(time.monotonic_ns())
                 await self.attack(operator)
+                if self.rolling:
+                    await self.roll(operator)
             finally:
                 self._stop.set()
                 await submitting
@@ -129,13 +135,26 @@ class Run:
 
     async def check_streams(self, operator: BareClient) -> None:
         """See that every stream has three copies."""
-        replicas = {}
+        copies = await self.wait_copies(operator)
+        self.check(set(copies.values()) == {3}, "every stream has three current copies",
+                   str(copies))  # fmt: skip
+
+    async def wait_copies(self, operator: BareClient) -> dict[str, int]:
+        """Return how many current copies each stream has, once all have three or time is up."""
+        deadline = time.monotonic() + RECOVERY_WITHIN_S
+        while True:
+            copies = await self.copies(operator)
+            if set(copies.values()) == {3} or time.monotonic() > deadline:
+                return copies
+            await asyncio.sleep(0.2)
+
+    async def copies(self, operator: BareClient) -> dict[str, int]:
+        """Return how many current copies each stream has."""
+        found = {}
         for stream in ("SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"):
             info = await ask(operator, f"STREAM.INFO.{stream}", None)
-            peers = [one for one in info["cluster"]["replicas"] if one["current"]]
-            replicas[stream] = 1 + len(peers)
-        self.check(set(replicas.values()) == {3}, "every stream has three current copies",
-                   str(replicas))  # fmt: skip
+            found[stream] = 1 + sum(one["current"] for one in info["cluster"]["replicas"])
+        return found
 
     # --- submitting and watching -----------------------------------------------------------------
 
@@ -151,6 +170,9 @@ class Run:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [repr(one) for one in outcomes if isinstance(one, BaseException)]
         self.check(not refused, f"{number} submissions, none refused", "; ".join(refused[:3]))
+        worst_s = max(self.waited_s)
+        self.check(worst_s <= ACKNOWLEDGED_WITHIN_S,
+                   f"the longest wait for an acknowledgement was {worst_s:.1f} s")  # fmt: skip
 
     async def _submit(self, tenant: BareClient, number: int) -> None:
         gang = number % GANG_EVERY == 0
@@ -158,8 +180,10 @@ class Run:
         self.ranks[name] = 2 if gang else 1
         spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % JOB_S],
                 "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1}}  # fmt: skip
+        began = time.monotonic_ns()
         await tenant.publish(f"skep.v1.submit.{VC}", json.dumps(spec).encode(), name)
         self.acknowledged[name] = time.monotonic_ns()
+        self.waited_s.append((self.acknowledged[name] - began) / 1e9)
 
     async def _hear(self, message: Any) -> None:
         """Take note of decisions as they are published."""
@@ -244,6 +268,22 @@ class Run:
         await asyncio.to_thread(self.deployment.wait_again, name, started)
         logs = await asyncio.to_thread(self.deployment.logs, name)
         self.check("superseded" in logs, f"{name} woke up, found itself superseded, and ended")
+
+    async def roll(self, operator: BareClient) -> None:
+        """Restart every container in good order, each once all before it are well."""
+        at, began = time.monotonic_ns(), time.monotonic()
+        names = sorted(set(self.deployment.containers()) - {"bootstrap"})
+        for name in names:
+            await asyncio.to_thread(self.deployment.restart, name)
+            await asyncio.to_thread(
+                until, self.deployment.is_well, f"all is well after {name}", RECOVERY_WITHIN_S
+            )
+            if name.startswith("nats-"):
+                await self.wait_copies(operator)
+        await self.recovered(f"restart {len(names)} containers, one by one", at)
+        self.check(
+            True, f"{len(names)} containers were restarted in {time.monotonic() - began:.0f} s"
+        )
 
     # --- the account -----------------------------------------------------------------------------
 
@@ -334,6 +374,7 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description="Deploy with compose, kill, and account.")
     parser.add_argument("--image", default="skep:local")
+    parser.add_argument("--no-rolling", action="store_true", help="leave out the restarts")
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     given = parser.parse_args()
     began = time.monotonic()
@@ -344,7 +385,7 @@ def main() -> int:
             deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
             deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
             deployment.down(wipe=True)
-            run = Run(deployment)
+            run = Run(deployment, rolling=not given.no_rolling)
             try:
                 run.check(True, f"deployed and well after {deployment.up():.1f} s")
                 asyncio.run(run.run())
