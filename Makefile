@@ -8,6 +8,11 @@ TORCH ?= torch==2.13.0
 # Seeds that `make seeds` runs, and further arguments for `make test`, `up`, `demo` and `bench`.
 N ?= 2000
 ARGS ?=
+# The image of `make image`, what it is built on, and what is installed beside the services (`train`
+# for agents whose jobs need PyTorch).
+IMAGE ?= skep:local
+BASE_IMAGE ?= python:3.11-slim-bookworm
+EXTRAS ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -15,11 +20,12 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check bench clean distclean format lint types imports tidy \
-	format-check proto proto-check bless seeds up down cov wheel
+	format-check proto proto-check bless seeds up down cov wheel image compose-up compose-down \
+	compose-test
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv with everything; every target does it when needed
 	@echo "$(VENV) is ready"
@@ -83,6 +89,18 @@ up: $(READY) ## Start a cluster on this machine (ARGS="--nodes 2 --gpus 4")
 
 down: $(READY) ## Stop it
 	@$(BIN)/skep down $(ARGS)
+
+image: $(READY) ## Build the container image, without a network but for the wheels (BASE_IMAGE=...)
+	@$(BIN)/python scripts/image.py --base "$(BASE_IMAGE)" --tag "$(IMAGE)" --extras "$(EXTRAS)"
+
+compose-up: image ## Start a cluster of containers: three bus servers, standbys, two agents
+	@$(BIN)/python scripts/compose.py up --image "$(IMAGE)" $(ARGS)
+
+compose-down: $(READY) ## Stop it; volumes stay (ARGS=--wipe removes them, and every job)
+	@$(BIN)/python scripts/compose.py down --image "$(IMAGE)" $(ARGS)
+
+compose-test: image ## Deploy, submit from outside, kill containers, account for every job
+	@$(BIN)/python scripts/compose_test.py --image "$(IMAGE)" $(ARGS)
 
 cov: $(READY) ## Run the tests with coverage: at least 90 % overall, 98 % of the pure library
 	@$(BIN)/coverage erase

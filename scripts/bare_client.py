@@ -139,7 +139,7 @@ async def bare_client(about: Mapping[str, Any], user: str) -> AsyncIterator[Bare
             violations.append(str(error))
 
     client = await nats.connect(
-        about["nats"]["url"],
+        about["nats"]["url"].split(","),
         user=user,
         password=about["nats"]["users"][user],
         inbox_prefix=f"_INBOX.{user}".encode(),

@@ -104,8 +104,9 @@ class FactLog(Protocol):
     def replay(self) -> AsyncIterator[LogRecord]:
         """Yield every record in order, having verified counter and hash chain.
 
-        Raises CorruptLogError on a gap, a regression or a broken chain, MissingLogError if the
-        log should exist and does not.
+        A standby calls it again and again: each call yields what was appended since the one
+        before. Raises CorruptLogError on a gap, a regression or a broken chain, MissingLogError if
+        the log should exist and does not.
         """
         ...
 
@@ -123,6 +124,14 @@ class FactLog(Protocol):
 
         Raises SupersededError if another process owns the log: this process must exit.
         """
+        ...
+
+
+class Turn(Protocol):
+    """Tells a standby when to take over. It is about time lost, never about safety."""
+
+    async def has_come(self) -> bool:
+        """Return, after a moment, whether no other process seems to do this service's work."""
         ...
 
 

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import msgspec
 import structlog
 
-from skep.wire import subjects
+from skep.ids import is_token
+from skep.units import Instant
 from skep_services.ports import (
     Bus,
     CorruptLogError,
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     password: str
     state: Path
     environment: Mapping[str, str]
+    peers: tuple[str, ...] = ()
+    """The other processes of the same service, of which one at a time is active."""
 
 
 class ConfigurationError(Exception):
@@ -73,14 +76,44 @@ def settings(service: str, environment: Mapping[str, str] = os.environ) -> Setti
     except OSError as error:
         text = f"SKEP_STATE: {error}"
         raise ConfigurationError(text) from error
+    identity = need("SKEP_NATS_USER", "this process's name on the bus")
     return Settings(
         service=service,
         nats_url=need("SKEP_NATS_URL", "the bus's address, such as nats://127.0.0.1:4222"),
-        identity=need("SKEP_NATS_USER", "this process's name on the bus"),
-        password=need("SKEP_NATS_PASSWORD", "its password"),
+        identity=identity,
+        password=_password(environment) or need("SKEP_NATS_PASSWORD", "its password"),
         state=state,
         environment=environment,
+        peers=_peers(environment, identity),
     )
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    """Return what the file SKEP_NATS_PASSWORD_FILE holds, or nothing if none is named."""
+    path = environment.get("SKEP_NATS_PASSWORD_FILE", "")
+    if not path:
+        return ""
+    try:
+        password = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        text = f"SKEP_NATS_PASSWORD_FILE: {error}"
+        raise ConfigurationError(text) from error
+    if not password:
+        text = f"SKEP_NATS_PASSWORD_FILE: {path} is empty"
+        raise ConfigurationError(text)
+    return password
+
+
+def _peers(environment: Mapping[str, str], identity: str) -> tuple[str, ...]:
+    text = environment.get("SKEP_PEERS", "")
+    peers = tuple(peer.strip() for peer in text.split(",")) if text else ()
+    if not all(is_token(peer) for peer in peers) or identity in peers:
+        message = (
+            f"SKEP_PEERS is {text!r}: it must list the other processes of this service by their "
+            f"names on the bus, such as allocator-2, and not {identity} itself"
+        )
+        raise ConfigurationError(message)
+    return peers
 
 
 def logger(service: str) -> Any:
@@ -198,10 +231,12 @@ class Health(msgspec.Struct, frozen=True):
     inbox: int
     dropped: int
     decide_us: Mapping[str, float]
+    active_since: Instant = Instant(0)
+    """When this process took over, by its own clock (wall-clock ns); 0 while it stands by."""
 
 
-async def answer_health(bus: Bus, chosen: Settings, shell: Shell) -> None:
-    """Answer who asks whether this process is well, from here on."""
+async def answer_health(bus: Bus, chosen: Settings, shell: Shell, subject: str) -> None:
+    """Answer who asks on `subject` whether this process is well, from here on."""
 
     async def answer(asked: Delivery) -> None:
         health = Health(
@@ -214,11 +249,12 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell) -> None:
             inbox=shell.waiting,
             dropped=shell.dropped,
             decide_us=shell.decide_us(),
+            active_since=shell.active_since,
         )
         if asked.reply:
             await bus.send(asked.reply, msgspec.json.encode(health), {})
 
-    await bus.listen(subjects.health(chosen.identity), answer)
+    await bus.listen(subject, answer)
 
 
 async def say_ready(shell: Shell, log: Any) -> None:

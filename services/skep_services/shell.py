@@ -3,7 +3,8 @@
 For everything that waits in the inbox: decide; append the facts durably as one record (split only
 between events); then publish; then call; then re-arm the one timer. If an append fails the process
 ends, and start is recovery: replay, win the epoch, `Restarted`, follow on from the positions
-stored in the last record.
+stored in the last record. A standby is a process that has replayed and not yet tried to win: it
+goes on replaying what the active process appends until its turn comes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import codec, subjects
-from skep_services.ports import Bus, Calls, Clock, CorruptLogError, Delivery, FactLog
+from skep_services.ports import Bus, Calls, Clock, CorruptLogError, Delivery, FactLog, Turn
 
 INBOX_MAX = 10_000
 """Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
@@ -87,21 +88,24 @@ class Shell:
         owner: str,
         facts: FactLog | None = None,
         calls: Calls | None = None,
+        turn: Turn | None = None,
         follow: Sequence[Follow] = (),
         listen: Sequence[str] = (),
     ) -> None:
         """Take the machine and its ports; `facts` is None for a machine that records nothing.
 
-        `owner` names this process in its epoch record.
+        `owner` names this process in its epoch record. `turn` makes it stand by first.
         """
         self.machine = machine
         self.epoch = 0
+        self.active = asyncio.Event()
+        self.active_since = Instant(0)
         self.facts_applied = 0
         self.positions: dict[str, int] = {}
         self.dropped = 0
         self.ready = asyncio.Event()
         self._bus, self._clock, self._observer = bus, clock, observer
-        self._facts, self._calls = facts, calls or NoCalls()
+        self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
         self._follow, self._listen, self._owner = tuple(follow), tuple(listen), owner
         self._inbox: asyncio.Queue[Item] = asyncio.Queue(INBOX_MAX)
         self._decided_ns: deque[int] = deque(maxlen=TIMED_MAX)
@@ -151,6 +155,21 @@ class Shell:
     # --- start ---------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
+        await self._replay()
+        if self._turn is not None:
+            while not await self._turn.has_come():
+                await self._replay()
+            await self._replay()
+        if self._facts is not None:
+            began = await self._facts.begin_epoch(self._owner, self._clock.now())
+            for fact in began.facts:
+                self.machine.apply(fact)
+            self.epoch = began.epoch
+        self.active_since = self._clock.now()
+        self.active.set()
+
+    async def _replay(self) -> None:
+        """Apply what is in the log and not applied yet."""
         if self._facts is None:
             return
         async for record in self._facts.replay():
@@ -158,10 +177,6 @@ class Shell:
             for fact in record.facts:
                 self.machine.apply(fact)
             self.facts_applied += len(record.facts)
-        began = await self._facts.begin_epoch(self._owner, self._clock.now())
-        for fact in began.facts:
-            self.machine.apply(fact)
-        self.epoch = began.epoch
 
     # --- in ------------------------------------------------------------------------------------
 

@@ -89,6 +89,25 @@ async def opened(world: World, owner: str = "o1") -> FactLog:
     return log
 
 
+@pytest.mark.parametrize(
+    "logs", ["memory", pytest.param("nats", marks=pytest.mark.adapters)], indirect=True
+)
+async def test_a_standby_reads_on_and_takes_over(logs: World) -> None:
+    active = await opened(logs)
+    standby = await logs.fact_log_of("b")
+    assert [record.counter for record in await replayed(standby)] == [1]
+    first = await active.append([Placed("a")], {"SUBMIT": 7}, AT)
+    second = await active.append([Freed("a")], {}, AT)
+    assert await replayed(standby) == [first, second]
+    assert await replayed(standby) == []
+    third = await active.append([Placed("b")], {}, AT)
+    assert await replayed(standby) == [third]
+    began = await standby.begin_epoch("o2", AT)
+    assert (began.counter, began.epoch) == (5, 2)
+    with pytest.raises(SupersededError, match="this one is o1"):
+        await active.append([Freed("b")], {}, AT)
+
+
 # --- what every log promises -------------------------------------------------------------------
 
 

@@ -91,6 +91,8 @@ class World(Protocol):
 
     async def fact_log(self, facts: Any = ...) -> FactLog: ...
 
+    async def fact_log_of(self, identity: str) -> FactLog: ...
+
 
 class MemoryWorld:
     name = "memory"
@@ -114,6 +116,10 @@ class MemoryWorld:
 
     async def fact_log(self, facts: Any = Placed | Freed) -> FactLog:
         return MemoryFactLog(self.store, facts)
+
+    async def fact_log_of(self, identity: str) -> FactLog:
+        del identity
+        return await self.fact_log()
 
     async def close(self) -> None:
         for bus in self._buses:
@@ -170,6 +176,9 @@ class NatsWorld:
 
     async def fact_log(self, facts: Any = Placed | Freed) -> NatsFactLog:
         return await self.fact_log_on(await self.bus(), facts)
+
+    async def fact_log_of(self, identity: str) -> NatsFactLog:
+        return await self.fact_log_on(await self.bus(identity))
 
     async def fact_log_on(self, bus: NatsBus, facts: Any = Placed | Freed) -> NatsFactLog:
         if not self._has_fact_stream:

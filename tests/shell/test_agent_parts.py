@@ -59,6 +59,16 @@ class TestDevices:
         assert slots.visible((1, 2)) == {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": "1,2"}
         assert slots.utilisation() == {}
 
+    def test_a_containers_memory_is_its_limit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = devices.host_memory()
+        limit = tmp_path / "memory.max"
+        monkeypatch.setattr(devices, "MEMORY_LIMITS", (str(tmp_path / "none"), str(limit)))
+        for text, seen in (("1048576\n", 1048576), ("max\n", whole), (str(2**62), whole)):
+            limit.write_text(text)
+            assert devices.host_memory() == seen
+
     @pytest.mark.parametrize(
         "wish, text",
         [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skep.wire import subjects
 from skep_services import service
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.ports import CorruptLogError, SupersededError
@@ -33,6 +34,29 @@ def test_settings_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(service.ConfigurationError, match="SKEP_STATE"):
         service.settings("admission", {**whole, "SKEP_STATE": str(tmp_path / "file" / "in")})
+
+
+def test_a_password_may_come_in_a_file_of_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    whole = {**NEEDED, "SKEP_STATE": str(tmp_path), "SKEP_NATS_PASSWORD_FILE": str(secret)}
+    with pytest.raises(service.ConfigurationError, match="SKEP_NATS_PASSWORD_FILE"):
+        service.settings("admission", whole)
+    secret.write_text("\n")
+    with pytest.raises(service.ConfigurationError, match="is empty"):
+        service.settings("admission", whole)
+    secret.write_text("from a file\n")
+    assert service.settings("admission", whole).password == "from a file"
+
+
+@pytest.mark.parametrize("text", ["x", "x-2,", "a b", "x-2,x"])
+def test_peers_must_be_the_names_of_others(text: str, tmp_path: Path) -> None:
+    whole = {**NEEDED, "SKEP_STATE": str(tmp_path)}
+    assert service.settings("admission", {**whole, "SKEP_PEERS": "x-2, x-3"}).peers == (
+        "x-2",
+        "x-3",
+    )
+    with pytest.raises(service.ConfigurationError, match="SKEP_PEERS"):
+        service.settings("admission", {**whole, "SKEP_PEERS": text})
 
 
 PROGRAM = """
@@ -123,7 +147,7 @@ async def test_health_is_answered(tmp_path: Path) -> None:
     shell = Shell(Counter(), bus=bus, clock=clock, observer=Seen(), owner="o")
     chosen = service.settings("admission", {**NEEDED, "SKEP_STATE": str(tmp_path),
                                             "SKEP_NATS_USER": "admission"})  # fmt: skip
-    await service.answer_health(bus, chosen, shell)
+    await service.answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     asker = MemoryBus(broker, "gateway", fail)
     answer = await asker.request("skep.v1.health.admission", b"", {}, DEADLINE_S)
     assert answer is not None

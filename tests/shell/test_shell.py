@@ -23,7 +23,7 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
-from skep_services.ports import CorruptLogError, Delivery, LogRecord, SupersededError
+from skep_services.ports import CorruptLogError, Delivery, LogRecord, SupersededError, Turn
 from skep_services.shell import Follow, Shell
 
 DEADLINE_S = 120.0
@@ -123,10 +123,16 @@ class Place:
         return MemoryFactLog(self.store, Noted)
 
     def shell(
-        self, machine: Counter, seen: Seen, log: Any = None, bus: MemoryBus | None = None
+        self,
+        machine: Counter,
+        seen: Seen,
+        log: Any = None,
+        bus: MemoryBus | None = None,
+        turn: Turn | None = None,
     ) -> Shell:
         return Shell(
             machine,
+            turn=turn,
             bus=bus or MemoryBus(self.broker, "service", _fail),
             clock=self.clock,
             observer=seen,
@@ -176,6 +182,57 @@ async def test_start_is_recovery_and_every_submission_is_noted_once() -> None:
     assert second.epochs == [1, 2]
     assert isinstance(second.events[0], Restarted)
     assert second.events[0].epoch == 2
+
+
+class Waiting:
+    """A Turn that comes when the test says so, and lets the test wait for a standby to look."""
+
+    def __init__(self) -> None:
+        self.mine = False
+        self._looked = asyncio.Event()
+
+    async def has_come(self) -> bool:
+        await asyncio.sleep(0)
+        self._looked.set()
+        return self.mine
+
+    async def looked(self) -> None:
+        self._looked.clear()
+        await asyncio.wait_for(self._looked.wait(), DEADLINE_S)
+
+
+@pytest.mark.asyncio
+async def test_a_standby_applies_decides_nothing_and_takes_over() -> None:
+    place = Place()
+    active, standby, seen = Counter(), Counter(), Seen()
+    turn = Waiting()
+    spare = place.shell(standby, Seen(), turn=turn)
+    waiting = asyncio.ensure_future(spare.run())
+    first = place.shell(active, seen)
+    running_first = asyncio.ensure_future(first.run())
+    await place.submit(1)
+    await seen.until(lambda: len(active.jobs) == 1)
+    # The first look may have begun before the submission was noted.
+    await turn.looked()
+    await turn.looked()
+    assert (standby.jobs, standby.epochs, standby.events) == (["j1"], [1], [])
+    assert (spare.active.is_set(), spare.active_since, spare.positions) == (
+        False, 0, {subjects.SUBMIT: 1})  # fmt: skip
+    turn.mine = True
+    async with asyncio.timeout(DEADLINE_S):
+        await spare.ready.wait()
+    assert spare.epoch == 2
+    assert spare.active_since == place.clock.now()
+    await place.submit(2)
+    # Both read the submission; the fence lets one of them note it.
+    with pytest.raises(SupersededError):
+        await asyncio.wait_for(running_first, DEADLINE_S)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    replayed = place.log()
+    noted = [fact.job async for record in replayed.replay() for fact in record.facts
+             if isinstance(fact, Noted)]  # fmt: skip
+    assert noted == ["j1", "j2"]
 
 
 @pytest.mark.asyncio

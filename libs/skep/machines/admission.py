@@ -10,7 +10,9 @@ a node's name belongs to). It waits for nobody: every submission is answered at 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -83,7 +85,7 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
     jobs: tuple[str, ...]
 
 
-Kept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | NodeSeen
+Kept = AdmissionKept | ActiveKept | KeysKept | RefusedKept
 
 PIECE = 500
 """Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
@@ -131,9 +133,9 @@ class AdmissionMachine:
                 raise AssertionError(text)
         return self._effects
 
-    def snapshot(self) -> list[Kept]:
-        """Return what rebuilds this state without its history; to be stored before the next event."""
-        kept: list[Kept] = [
+    def snapshot(self) -> list[Kept | NodeSeen]:
+        """Return what rebuilds this state without its history; to be encoded before the next event."""
+        kept: list[Kept | NodeSeen] = [
             AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
                           gpus=tuple(self.outstanding_gpus.items()),
                           jobs=tuple(self.outstanding_jobs.items()))
@@ -156,8 +158,6 @@ class AdmissionMachine:
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
                 self.refused.update(dict.fromkeys(kept.jobs))
-            case NodeSeen():
-                self.nodes[kept.node] = kept
 
     def apply(self, fact: AdmissionFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot."""
@@ -184,6 +184,8 @@ class AdmissionMachine:
                 self.active[fact.job].cancelling = True
             case JobOver():
                 self._count(self.active.pop(fact.job), -1)
+            case _:
+                self._restore(fact)
 
     def wake_at(self) -> Instant | None:
         """Return None: admission waits for nothing."""
@@ -401,6 +403,13 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
+
+
+def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield entries in tuples of at most PIECE."""
+    rest = iter(entries)
+    while piece := tuple(islice(rest, PIECE)):
+        yield piece
 
 
 def _name_in(raw: bytes) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -13,6 +15,10 @@ from skep.wire.node import Gpu
 
 SLOTS_MAX = 64
 """More slots than any machine has GPUs: a larger number is a mistake."""
+
+
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container finds its own limit: control groups of version 2, and of version 1."""
 
 
 class DeviceError(Exception):
@@ -130,8 +136,18 @@ def open_devices(environment: Mapping[str, str]) -> Devices:
 
 
 def host_memory() -> int:
-    """Return the host's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory in bytes that this process may use: the host's, or its container's."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *(_limit(path) for path in MEMORY_LIMITS)])
+
+
+def _limit(path: str) -> int:
+    """Return the number in a control group's file, a huge one if there is none."""
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return sys.maxsize
+    return int(text) if text.isdecimal() else sys.maxsize
 
 
 assert host_memory() < 2**20 * GIB

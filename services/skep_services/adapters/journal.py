@@ -74,7 +74,9 @@ class JournalFactLog:
         Creates the journal on a node that never had one. Raises SupersededError if another process
         owns it, MissingLogError if it existed and is gone, CorruptLogError.
         """
-        assert not self._replayed, "a log is replayed once"
+        assert not self._owner, "what this process appends it has applied"
+        if self._replayed:
+            return  # This process owns the journal: nobody else has appended.
         self._take_ownership()
         for record in self._read():
             self._note(record)

@@ -379,12 +379,12 @@ class MemoryFactLog:
         self._owner = ""
 
     async def replay(self) -> AsyncIterator[LogRecord]:
-        assert not self._replayed, "a log is replayed once"
+        assert not self._owner, "what this process appends it has applied"
         if not self._store.exists:
             message = f"fact log {self._name} is gone"
             raise MissingLogError(message)
-        for index, payload in enumerate(tuple(self._store.records)):
-            yield self._chain.read(payload, f"record {index + 1}")
+        for payload in self._store.records[self._chain.counter :]:
+            yield self._chain.read(payload, f"record {self._chain.counter + 1}")
         self._replayed = True
 
     async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:

@@ -25,6 +25,8 @@ INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
 GATEWAY = "gateway"
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR)
+"""The services of which a standby may wait beside the active process."""
 
 ASKERS = (OPERATOR, GATEWAY)
 """Who may ask a service for its health or a node for logs, and so must be answered."""
@@ -66,39 +68,52 @@ def vc_identity(vc: str) -> str:
     return f"vc-{vc}"
 
 
-def identities(nodes: Sequence[str], vcs: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of all users of a cluster."""
+def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
+    """Return the identities of a service's processes, of which one at a time is active."""
+    if replicas == 1 or service not in REPLICATED:
+        return (service,)
+    return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
+
+
+def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> tuple[str, ...]:
+    """Return the names of all users of a cluster with so many processes of each service."""
     return (
         OPERATOR,
         BOOTSTRAP,
-        *SERVICES,
+        *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
     )
 
 
-def new_passwords(nodes: Sequence[str], vcs: Sequence[str]) -> dict[str, str]:
+def new_passwords(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> dict[str, str]:
     """Return a random password for every identity, long enough that hashing it gains nothing."""
-    return {name: secrets.token_urlsafe(PASSWORD_BYTES) for name in identities(nodes, vcs)}
+    every = identities(nodes, vcs, replicas)
+    return {name: secrets.token_urlsafe(PASSWORD_BYTES) for name in every}
 
 
 def users(
-    passwords: Mapping[str, str], nodes: Sequence[str], vcs: Sequence[str]
+    passwords: Mapping[str, str], nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1
 ) -> tuple[User, ...]:
-    """Return every user of a cluster; `passwords` has one for each of `identities(nodes, vcs)`."""
+    """Return every user of a cluster; `passwords` has one for each of its identities."""
     grants = {
-        **fixed_grants(),
+        **people_grants(),
+        **{
+            one: service_grants(service, one, replica_identities(service, replicas))
+            for service in SERVICES
+            for one in replica_identities(service, replicas)
+        },
         **{node_identity(node): node_grants(node) for node in nodes},
         **{vc_identity(vc): vc_grants(vc) for vc in vcs},
     }
     return tuple(
         User(name=name, password=passwords[name], grants=grants[name])
-        for name in identities(nodes, vcs)
+        for name in identities(nodes, vcs, replicas)
     )
 
 
-def fixed_grants() -> dict[str, Grants]:
-    """Return what everybody but agents and tenants may do."""
+def people_grants() -> dict[str, Grants]:
+    """Return what an operator may do, and whoever makes the streams."""
     says = Grants
     return {
         OPERATOR: _inbox(OPERATOR)
@@ -106,41 +121,62 @@ def fixed_grants() -> dict[str, Grants]:
         + functools.reduce(Grants.__add__, (_follows(OPERATOR, name) for name in subjects.STREAMS)),
         BOOTSTRAP: _inbox(BOOTSTRAP)
         + says(("$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.CREATE.*")),
-        ADMISSION_SERVICE: _service(ADMISSION_SERVICE)
-        + _writes(ADMISSION_SERVICE, ADMISSION)
-        + _follows(ADMISSION_SERVICE, SUBMIT)
-        + _follows(ADMISSION_SERVICE, ADMIN)
-        + _follows(ADMISSION_SERVICE, ALLOC)
-        + says((subjects.REPLIES, "_INBOX.*.>")),
-        ALLOCATOR: _service(ALLOCATOR)
-        + _writes(ALLOCATOR, ALLOC)
-        + _follows(ALLOCATOR, ADMISSION)
-        + _follows(ALLOCATOR, ADMIN)
-        + _follows(ALLOCATOR, NODE)
-        + says((subjects.command("*"),), (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)),
-        INTROSPECTOR: _service(INTROSPECTOR) + says((subjects.FINDINGS,), (subjects.REPORTS,)),
-        ADVISOR: _service(ADVISOR)
-        + _follows(ADVISOR, ADMISSION)
-        + _follows(ADVISOR, ALLOC)
-        + says((subjects.ADVICE_QUEUE,), (subjects.FINDINGS,)),
-        GATEWAY: _service(GATEWAY)
-        + _follows(GATEWAY, SUBMIT)
-        + _follows(GATEWAY, ADMIN)
-        + _follows(GATEWAY, NODE)
-        + _follows(GATEWAY, ADMISSION)
-        + _follows(GATEWAY, ALLOC)
-        + says(
-            (*_everything_asked(), LOOK_UP),
-            (
+    }
+
+
+def service_grants(service: str, identity: str, replicas: Sequence[str]) -> Grants:
+    """Return what the process `identity` of a service may do; `replicas` are all of them."""
+    peers = tuple(one for one in replicas if one != identity)
+    inboxes = tuple(f"_INBOX.{peer}.>" for peer in peers)
+    asks = tuple(subjects.health(peer) for peer in peers)
+    grants = _service(identity) + _work(service, identity) + Grants((*asks, *inboxes))
+    return grants + Grants((), (subjects.health(service),)) if peers else grants
+
+
+def _work(service: str, identity: str) -> Grants:
+    says = Grants
+    match service:
+        case "admission":
+            return (
+                _writes(identity, ADMISSION)
+                + _follows(identity, SUBMIT)
+                + _follows(identity, ADMIN)
+                + _follows(identity, ALLOC)
+                + says((subjects.REPLIES, "_INBOX.*.>"))
+            )
+        case "allocator":
+            return (
+                _writes(identity, ALLOC)
+                + _follows(identity, ADMISSION)
+                + _follows(identity, ADMIN)
+                + _follows(identity, NODE)
+                + says((subjects.command("*"),), (subjects.HEARTBEATS, subjects.ADVICE_QUEUE))
+            )
+        case "introspector":
+            return says((subjects.FINDINGS,), (subjects.REPORTS,))
+        case "advisor":
+            return (
+                _follows(identity, ADMISSION)
+                + _follows(identity, ALLOC)
+                + says((subjects.ADVICE_QUEUE,), (subjects.FINDINGS,))
+            )
+        case "gateway":
+            heard = (
                 subjects.FINDINGS,
                 subjects.ADVICE_QUEUE,
                 subjects.HEARTBEATS,
                 subjects.REPORTS,
                 subjects.SPANS,
                 subjects.REPLIES,
-            ),
-        ),
-    }
+            )
+            return functools.reduce(
+                Grants.__add__,
+                (_follows(identity, stream) for stream in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC)),
+                says((*_everything_asked(), LOOK_UP), heard),
+            )
+        case _:
+            message = f"there is no service {service!r}"
+            raise AssertionError(message)
 
 
 def node_grants(node: str) -> Grants:
@@ -170,11 +206,10 @@ def _inbox(identity: str) -> Grants:
 
 
 def _service(identity: str) -> Grants:
-    """Own inbox, health answers, trace spans."""
+    """Own inbox, health answers (also to itself, for whoever watches the process), trace spans."""
     answers = tuple(f"_INBOX.{asker}.>" for asker in ASKERS)
-    return _inbox(identity) + Grants(
-        (*answers, subjects.span(identity)), (subjects.health(identity),)
-    )
+    health = subjects.health(identity)
+    return _inbox(identity) + Grants((*answers, health, subjects.span(identity)), (health,))
 
 
 def _follows(identity: str, stream: str) -> Grants:

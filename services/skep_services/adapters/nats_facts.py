@@ -35,7 +35,7 @@ from skep_services.adapters.nats_api import (
 )
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_follow import Batch, Follow
-from skep_services.adapters.nats_link import Silence
+from skep_services.adapters.nats_link import Link, Silence
 from skep_services.adapters.records import Chain
 from skep_services.ports import (
     CorruptLogError,
@@ -59,6 +59,35 @@ class MissingFactStreamError(MissingStreamError, MissingLogError):
     """The stream of a fact log does not exist: an operator has to look."""
 
 
+class _Reader:
+    """The messages of a stream from its first on, one at a time, as they come."""
+
+    def __init__(self, link: Link, stream: str) -> None:
+        self._waiting: deque[Delivery] = deque()
+        self._some, self._room = asyncio.Event(), asyncio.Event()
+        self._follow = Follow(link, stream, 0, self._take, batch=REPLAY_BATCH)
+
+    async def start(self) -> None:
+        await self._follow.start()
+
+    async def _take(self, delivery: Delivery) -> None:
+        self._waiting.append(delivery)
+        self._some.set()
+        if len(self._waiting) >= REPLAY_WAITING_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    async def next(self) -> Delivery:
+        while not self._waiting:
+            self._room.set()
+            self._some.clear()
+            await self._some.wait()
+        return self._waiting.popleft()
+
+    async def close(self) -> None:
+        await self._follow.close()
+
+
 class NatsFactLog:
     """The fact log of `service` in `stream`, written on `subject`.
 
@@ -76,16 +105,18 @@ class NatsFactLog:
         self._chain = Chain(f"fact log {stream}", facts)
         self._sequence = 0
         self._owner = ""
+        self._reader: _Reader | None = None
         self._replayed = False
         self._appending = False
 
     async def replay(self) -> AsyncIterator[LogRecord]:
-        """Yield every record in order, having verified counter and hash chain.
+        """Yield every record in order that no earlier call yielded, counter and chain verified.
 
+        The first call that finds any opens a reader, which stays open until the epoch begins.
         Raises CorruptLogError, or MissingFactStreamError (a MissingLogError and a
         MissingStreamError).
         """
-        assert not self._replayed, "a log is replayed once"
+        assert not self._owner, "what this process appends it has applied"
         try:
             info = await stream_info(self._link, self._stream)
         except MissingStreamError as error:
@@ -94,44 +125,28 @@ class NatsFactLog:
         if info.state.messages and info.state.first_seq > 1:
             message = f"{self._chain.name} begins at sequence {info.state.first_seq}, not at 1"
             raise CorruptLogError(message)
-        if target:
-            async for delivery in self._read_to(target):
-                yield self._chain.read(delivery.payload, f"sequence {delivery.sequence}")
-                self._sequence = delivery.sequence
+        if target > self._sequence and self._reader is None:
+            self._reader = _Reader(self._link, self._stream)
+            await self._reader.start()
+        while self._sequence < target:
+            assert self._reader is not None
+            delivery = await self._reader.next()
+            record = self._chain.read(delivery.payload, f"sequence {delivery.sequence}")
+            self._sequence = delivery.sequence
+            yield record
         self._replayed = True
 
-    async def _read_to(self, target: int) -> AsyncIterator[Delivery]:
-        """Yield the stream's messages up to sequence `target`."""
-        waiting: deque[Delivery] = deque()
-        some, room = asyncio.Event(), asyncio.Event()
-        room.set()
-
-        async def take(delivery: Delivery) -> None:
-            waiting.append(delivery)
-            some.set()
-            if len(waiting) >= REPLAY_WAITING_MAX:
-                room.clear()
-                await room.wait()
-
-        follow = Follow(self._link, self._stream, 0, take, batch=REPLAY_BATCH)
-        await follow.start()
-        try:
-            while True:
-                await some.wait()
-                some.clear()
-                while waiting:
-                    delivery = waiting.popleft()
-                    yield delivery
-                    if delivery.sequence >= target:
-                        return
-                room.set()
-        finally:
-            await follow.close()
+    async def close(self) -> None:
+        """Stop reading; the log can still be written."""
+        if self._reader is not None:
+            await self._reader.close()
+            self._reader = None
 
     async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
         assert self._replayed, "an epoch begins behind the replayed log"
         assert owner, "the owner's name makes its records its own"
         assert not self._owner, "one process begins one epoch"
+        await self.close()
         self._owner = owner
         epoch = self._chain.epoch + 1
         return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)

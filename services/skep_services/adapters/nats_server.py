@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from skep.units import GIB, MIB
 from skep_services.adapters.nats_access import User
 from skep_services.adapters.nats_api import Answer, ask
@@ -62,6 +64,19 @@ def binary() -> Path:
     return Path(found)
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server of a cluster knows of the others: `routes` are the addresses of all of them.
+
+    `monitor_port` answers on the server's own loopback whether it is well.
+    """
+
+    port: int
+    routes: tuple[str, ...]
+    user: str
+    password: str
+    monitor_port: int
+
+
 def config_text(
     *,
     port: int,
@@ -70,8 +85,11 @@ def config_text(
     host: str = "127.0.0.1",
     server_name: str = "skep",
     store_bytes_max: int = STORE_BYTES_MAX,
+    cluster: Membership | None = None,
 ) -> str:
-    """Return the configuration of a standalone server. It holds passwords: write it with 0600.
+    """Return a server's configuration, standalone without `cluster`.
+
+    It holds passwords: nobody else may read it.
 
     Every acknowledged write is on disk (`sync_interval: always`): with the default of two minutes a
     power failure takes acknowledged messages, and sometimes whole streams, with it.
@@ -99,6 +117,22 @@ authorization {{
   users: [
 {users_text}
   ]
+}}
+{_cluster_text(cluster) if cluster else ""}"""
+
+
+def _cluster_text(cluster: Membership) -> str:
+    login = f"{cluster.user}:{cluster.password}"
+    routes = [f"nats-route://{login}@{route}:{cluster.port}" for route in cluster.routes]
+    return f"""\
+http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
+cluster {{
+  name: skep
+  listen: "0.0.0.0:{cluster.port}"
+  # Clients have a list of all servers; what a server would tell them holds inside only.
+  no_advertise: true
+  authorization {{ user: {json.dumps(cluster.user)}, password: {json.dumps(cluster.password)} }}
+  routes: {json.dumps(routes)}
 }}
 """
 

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 
 from skep.machines.base import Machine
+from skep.wire import subjects
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
-from skep_services.ports import Calls, FactLog
+from skep_services.adapters.peers import Peers, Standing
+from skep_services.ports import Calls, FactLog, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
@@ -79,6 +81,7 @@ async def drive(
     `prepare` opens what puts further events into the shell.
     """
     tracer = OtelTracer(chosen.service, chosen.identity, bus)
+    peers = Peers(bus.link, chosen.identity, chosen.peers) if chosen.peers else None
     shell = Shell(
         machine,
         bus=bus,
@@ -87,16 +90,36 @@ async def drive(
         owner=owner(),
         facts=facts,
         calls=calls,
+        turn=peers,
         follow=follow,
         listen=listen,
     )
-    await answer_health(bus, chosen, shell)
+    await answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     if prepare is not None:
         await prepare(shell)
     ready = asyncio.ensure_future(say_ready(shell, log))
+    leading = asyncio.ensure_future(_lead(chosen, log, shell, bus, peers, fatal))
     try:
         await fatal.guard(shell.run())
     finally:
         ready.cancel()
+        leading.cancel()
         await bus.close()
         tracer.close()
+
+
+async def _lead(
+    chosen: Settings, log: Any, shell: Shell, bus: NatsBus, peers: Peers | None, fatal: Fatal
+) -> None:
+    """From the takeover on: speak for the service, and look out for a later takeover."""
+    if peers is None:
+        return
+    log.info("standing by", peers=list(chosen.peers))
+    await shell.active.wait()
+    log.info("active", epoch=shell.epoch, facts=shell.facts_applied)
+    if chosen.identity != chosen.service:
+        await answer_health(bus, chosen, shell, subjects.health(chosen.service))
+    try:
+        fatal(await peers.superseded(Standing(shell.epoch, shell.active_since)))
+    except (RefusedError, ConnectionError) as error:
+        fatal(error)

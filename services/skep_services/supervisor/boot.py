@@ -54,14 +54,15 @@ def write_files(home: str, cluster: Cluster) -> None:
     folder.write_json(tokens_path(home), names)
 
 
-async def prepare(home: str, cluster: Cluster) -> None:
+async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
     """Make the streams that never existed, and publish the virtual clusters if they changed.
 
-    Raises what the streams' adapter raises: a stream that is gone, or is not as it should be.
+    So many servers keep each stream. Raises what the streams' adapter raises: a stream that is
+    gone, or is not as it should be.
     """
     bus = await _connect(cluster, nats_access.BOOTSTRAP)
     try:
-        await bootstrap_streams(bus, marker_path(home))
+        await bootstrap_streams(bus, marker_path(home), replicas)
     finally:
         await bus.close()
     wanted = encode(SetVcs(vcs=cluster.vcs))
@@ -89,7 +90,9 @@ def _published(home: str) -> bytes:
 
 async def _connect(cluster: Cluster, identity: str) -> NatsBus:
     options = LinkOptions(
-        servers=(cluster.nats.url,), identity=identity, password=cluster.nats.users[identity]
+        servers=tuple(cluster.nats.url.split(",")),
+        identity=identity,
+        password=cluster.nats.users[identity],
     )
     return await NatsBus.connect(options, _lost)
 

@@ -59,7 +59,7 @@ class NodeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Nats(msgspec.Struct, kw_only=True):
-    """The bus: its address, and the password of each identity."""
+    """The bus: its address (of several servers, with commas), and the password of each identity."""
 
     url: str
     users: dict[str, str]

@@ -218,7 +218,7 @@ class AllocatorMachine:
     # --- facts -------------------------------------------------------------------------------
 
     def snapshot(self) -> list[Kept]:
-        """Return what rebuilds this state without its history; to be stored before the next event."""
+        """Return what rebuilds this state without its history; to be encoded before the next event."""
         return list(keep(self))
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
@@ -299,7 +299,7 @@ class AllocatorMachine:
         """Return the queue a job waits in."""
         return self.queue_of(*job.queue)
 
-    def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:  # noqa: FBT001
+    def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:
         """Return the queue of a VC and service class."""
         return self.queues.setdefault((vc, opportunistic), JobQueue())
 

@@ -1,0 +1,239 @@
+"""Skep deployed with compose: brought up, taken down, looked at and crashed.
+
+    python scripts/compose.py up | down [--project NAME] [--wipe]
+
+`up` expects the image (`make image`), makes the credentials in compose/secrets on first use, and
+says where everything is once the cluster is well. `down` keeps the volumes, `down --wipe` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts import engine
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "compose" / "compose.yaml"
+SECRETS = ROOT / "compose" / "secrets"
+PROJECT = "skep"
+UP_WITHIN_S = 180.0
+"""A loaded machine of two cores needs some 20 s."""
+LOOK_EVERY_S = 0.1
+LOG_LINES_SHOWN = 20
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The gateway is on this machine: a proxy in the environment is not for it."""
+
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T | None], what: str, within_s: float) -> T:
+    """Return the first true value of `look`; raises TimeoutError that says what did not happen."""
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            text = f"not within {within_s:.0f} s: {what}"
+            raise TimeoutError(text)
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+class Deployment:
+    """One project of compose with its own credentials, ports and volumes."""
+
+    def __init__(
+        self, project: str, secrets: Path, image: str, nats_port: int, gateway_port: int
+    ) -> None:
+        self.project, self.secrets = project, secrets
+        self._command = [*engine.compose_command(), "-p", project, "-f", str(FILE)]
+        self._nats_port, self._gateway_port = nats_port, gateway_port
+        ports = {f"SKEP_NATS_PORT_{index + 1}": str(nats_port + index) for index in range(3)}
+        self._environment = {
+            **os.environ,
+            **ports,
+            "SKEP_GATEWAY_PORT": str(gateway_port),
+            "SKEP_SECRETS": str(secrets),
+            "SKEP_IMAGE": image,
+        }
+
+    @property
+    def about(self) -> Any:
+        """Return the content of `cluster.json`."""
+        return json.loads((self.secrets / "cluster.json").read_text())
+
+    def init(self, *options: str) -> None:
+        """Make the credentials that are missing. Raises RuntimeError."""
+        ports = ["--nats-port", str(self._nats_port), "--port", str(self._gateway_port)]
+        module = [sys.executable, "-m", "skep_services.compose.init"]
+        _run([*module, str(self.secrets), *ports, *options], None)
+
+    def up(self) -> float:
+        """Start everything; return after how many seconds it was well. Raises RuntimeError."""
+        began = time.monotonic()
+        try:
+            self.compose("up", "--detach")
+        except RuntimeError as error:
+            message = f"{error}\n{self.last_words()}"
+            raise RuntimeError(message) from error
+        until(self.is_well, "every service is well and both nodes are up", UP_WITHIN_S)
+        return time.monotonic() - began
+
+    def down(self, *, wipe: bool) -> None:
+        """Stop and remove the containers, with `wipe` the volumes too."""
+        # What has no state worth waiting for need not be asked twice.
+        self.compose("down", "--remove-orphans", *(["--volumes", "--timeout", "2"] if wipe else []))
+
+    def compose(self, *words: str) -> str:
+        """Run compose; return what it printed. Raises RuntimeError with its words."""
+        return _run([*self._command, *words], self._environment)
+
+    def is_well(self) -> bool:
+        """Return whether the gateway says that every process answers and both nodes are up."""
+        try:
+            with DIRECT.open(f"{self.about['gateway']['url']}/v1/health", timeout=5) as answer:
+                health = json.loads(answer.read())
+        except (OSError, ValueError):
+            return False
+        nodes = [name for name in health["services"] if name.startswith("node-")]
+        return health["ok"] and len(nodes) == len(self.about["nodes"])
+
+    def identity_of(self, service: str) -> str:
+        """Return which of a service's processes is active, empty if none says so."""
+        try:
+            with DIRECT.open(f"{self.about['gateway']['url']}/v1/health", timeout=5) as answer:
+                services = json.loads(answer.read())["services"]
+        except (OSError, ValueError):
+            return ""
+        return str(services.get(service, {}).get("identity", ""))
+
+    # --- containers ----------------------------------------------------------------------------
+
+    def containers(self) -> dict[str, Any]:
+        """Return what the engine says of each container, by the service's name."""
+        label = f"label=com.docker.compose.project={self.project}"
+        ids = _run(["docker", "ps", "--all", "--quiet", "--filter", label], None).split()
+        if not ids:
+            return {}
+        found = json.loads(_run(["docker", "inspect", *ids], None))
+        return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
+
+    def crash(self, name: str) -> str:
+        """SIGKILL everything in a container; return when it had started. It starts by itself."""
+        container = self.containers()[name]
+        try:
+            os.kill(container["State"]["Pid"], signal.SIGKILL)
+        except (PermissionError, ProcessLookupError):
+            # An engine elsewhere, or no root: the engine does not start again what it kills.
+            _run(["docker", "kill", container["Id"]], None)
+            _run(["docker", "start", container["Id"]], None)
+        return str(container["State"]["StartedAt"])
+
+    def pause(self, name: str, for_s: float) -> str:
+        """Freeze a container for a while; return when it had started."""
+        container = self.containers()[name]
+        _run(["docker", "pause", container["Id"]], None)
+        try:
+            time.sleep(for_s)
+        finally:
+            _run(["docker", "unpause", container["Id"]], None)
+        return str(container["State"]["StartedAt"])
+
+    def restart(self, name: str) -> None:
+        """Have a container's process end in good order, and start again."""
+        _run(["docker", "restart", "--time", "15", self.containers()[name]["Id"]], None)
+
+    def logs(self, name: str) -> str:
+        """Return what a container's process said, of all its lives."""
+        command = ["docker", "logs", self.containers()[name]["Id"]]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, check=False)  # fmt: skip
+        return done.stdout
+
+    def wait_again(self, name: str, started_at: str, within_s: float = UP_WITHIN_S) -> None:
+        """Return once a container runs that had last started at `started_at`."""
+
+        def again() -> bool:
+            state = self.containers()[name]["State"]
+            return bool(state["Running"] and state["StartedAt"] != started_at)
+
+        until(again, f"{name} runs again", within_s)
+
+    def read(self, name: str, path: str) -> str:
+        """Return the content of a file in a container, empty if there is none."""
+        command = ["docker", "exec", self.containers()[name]["Id"], "cat", path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout if done.returncode == 0 else ""
+
+    def last_words(self) -> str:
+        """Return the end of the logs of what is not well."""
+        lines = []
+        for name, container in sorted(self.containers().items()):
+            state = container["State"]
+            health = state.get("Health", {}).get("Status", "")
+            done = name == "bootstrap" and state["ExitCode"] == 0
+            if done or (state["Status"] == "running" and health != "unhealthy"):
+                continue
+            lines.append(f"{name}: {state['Status']} {health}, exit code {state['ExitCode']}")
+            words = self.logs(name).splitlines()[-LOG_LINES_SHOWN:]
+            lines += [f"    {line[:300]}" for line in words]
+        return "\n".join(lines)
+
+
+def _run(command: Sequence[str], environment: dict[str, str] | None) -> str:
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        text = f"`{' '.join(command)}` returned {done.returncode}: {done.stderr.strip()[-2000:]}"
+        raise RuntimeError(text)
+    return done.stdout
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Skep deployed with compose.")
+    parser.add_argument("what", choices=("up", "down"))
+    parser.add_argument("--project", default=PROJECT)
+    parser.add_argument("--image", default="skep:local")
+    parser.add_argument("--secrets", type=Path, default=SECRETS)
+    parser.add_argument("--nats-port", type=int, default=4222, help="the first of three")
+    parser.add_argument("--port", type=int, default=8470, help="of the gateway")
+    parser.add_argument("--gpus", help="CPU slots of each node")
+    parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
+    parser.add_argument("--wipe", action="store_true", help="remove the volumes: every job is lost")
+    given = parser.parse_args()
+    secrets = given.secrets.resolve()
+    try:
+        engine.up(install=False)
+        deployment = Deployment(given.project, secrets, given.image, given.nats_port, given.port)
+        if given.what == "down":
+            deployment.down(wipe=given.wipe)
+            return 0
+        options = ["--gpus", given.gpus] if given.gpus else []
+        deployment.init(*options, *(word for vc in given.vc for word in ("--vc", vc)))
+        took_s = deployment.up()
+    except (engine.EngineError, RuntimeError, TimeoutError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    about = deployment.about
+    print(f"the cluster is up after {took_s:.1f} s")
+    print(f"  API and page     {about['gateway']['url']}")
+    print(f"  bus              {about['nats']['url']}")
+    print(f"  credentials      {secrets / 'cluster.json'}")
+    print(f"try: skep --home {secrets} ps -a, or SKEP_HOME={secrets}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""Deploy with compose, submit from outside, kill containers, and account for every job.
+
+    python scripts/compose_test.py [--image skep:local] [--no-rolling] [--keep]
+
+A bare NATS client submits all the time while each of these is killed in turn: the active process of
+every service, the bus server that leads the allocator's log, an agent with jobs on it. An allocator
+is paused for longer than its standby waits. At last every container is restarted in good order,
+one after the other. Then every acknowledged job must have ended once, by the logs and by what the
+jobs noted themselves.
+Prints one line per check and a table of the kills; exits 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import itertools
+
+from scripts import account, engine
+from scripts.bare_client import BareClient, bare_client
+from scripts.compose import Deployment, until
+
+PROJECT = "skep-test"
+NATS_PORT, GATEWAY_PORT = 14222, 18470
+SLOTS = 4
+VC = "train"
+NOTES = "notes.txt"
+NOTE = f"""
+import os, time
+def note(what):
+    e = os.environ
+    with open("{NOTES}", "ab", buffering=0) as file:
+        words = (what, e["SKEP_NAME"], e["SKEP_GEN"], e["RANK"], e["SKEP_DEVICES"])
+        file.write(f"{{' '.join(words)}} {{time.monotonic_ns()}};\\n".encode())
+note("start")
+time.sleep(%s)
+note("end")
+"""
+"""A job: notes its start and end, with its slots, in its agent's folder."""
+SERVICES = ("allocator", "admission", "introspector", "advisor")
+PAUSE_S = 6.0
+"""Twice what a standby waits for an active process that is silent."""
+PACE_S = 0.35
+"""Between two submissions: below what eight slots and two cores can take."""
+JOB_S = 0.5
+GANG_EVERY = 8
+DRAIN_WITHIN_S = 120.0
+RECOVERY_WITHIN_S = 60.0
+ACKNOWLEDGED_WITHIN_S = 15.0
+"""What a client that retries may have to wait: an election of the bus takes 4 to 9 s."""
+BATCH = 500
+NS_PER_MS = 1_000_000
+
+
+class Kill(NamedTuple):
+    """A row of the table: what was done, and how long until a job submitted after it was bound."""
+
+    what: str
+    bound_ms: int
+    gap_ms: int
+
+
+class StuckError(Exception):
+    """A check that everything after it needs."""
+
+
+class Run:
+    """One run; `failures` counts the checks that did not hold."""
+
+    def __init__(self, deployment: Deployment, *, rolling: bool) -> None:
+        self.deployment, self.rolling = deployment, rolling
+        self.failures = 0
+        self.kills: list[Kill] = []
+        self.acknowledged: dict[str, int] = {}
+        self.waited_s: list[float] = []
+        self.ranks: dict[str, int] = {}
+        self.bound: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self._names: dict[str, str] = {}
+        self._stop = asyncio.Event()
+
+    def check(self, ok: bool, what: str, detail: str = "") -> None:
+        """Print one line."""
+        self.failures += not ok
+        more = f": {detail}" if detail and not ok else ""
+        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", flush=True)
+
+    async def run(self) -> None:
+        """Do everything but the deployment itself."""
+        about = self.deployment.about
+        self.check_containers()
+        async with (
+            bare_client(about, f"vc-{VC}") as tenant,
+            bare_client(about, "operator") as operator,
+        ):
+            await self.check_streams(operator)
+            for fact_log in ("admission", "allocator"):
+                await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+            submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
+            try:
+                await self.wait_bound_after(time.monotonic_ns())
+                await self.attack(operator)
+                if self.rolling:
+                    await self.roll(operator)
+            finally:
+                self._stop.set()
+                await submitting
+            await self.account(operator)
+
+    # --- what is deployed ------------------------------------------------------------------------
+
+    def check_containers(self) -> None:
+        """See that every container is confined as the compose file says."""
+        containers = self.deployment.containers()
+        hosts = {name: one["HostConfig"] for name, one in containers.items()}
+        users = {name for name, one in containers.items() if one["Config"]["User"] in ("", "0")}
+        self.check(not users, f"{len(containers)} containers, none runs as root", str(users))
+        open_roots = [name for name, host in hosts.items() if not host["ReadonlyRootfs"]]
+        self.check(not open_roots, "every root filesystem is read-only", str(open_roots))
+        bounded = {name: host["Memory"] and host["PidsLimit"] for name, host in hosts.items()}
+        unbounded = [name for name, bound in bounded.items() if not bound]
+        self.check(not unbounded, "memory and processes are bounded", str(unbounded))
+
+    async def check_streams(self, operator: BareClient) -> None:
+        """See that every stream has three copies."""
+        copies = await self.wait_copies(operator)
+        self.check(set(copies.values()) == {3}, "every stream has three current copies",
+                   str(copies))  # fmt: skip
+
+    async def wait_copies(self, operator: BareClient) -> dict[str, int]:
+        """Return how many current copies each stream has, once all have three or time is up."""
+        deadline = time.monotonic() + RECOVERY_WITHIN_S
+        while True:
+            copies = await self.copies(operator)
+            if set(copies.values()) == {3} or time.monotonic() > deadline:
+                return copies
+            await asyncio.sleep(0.2)
+
+    async def copies(self, operator: BareClient) -> dict[str, int]:
+        """Return how many current copies each stream has."""
+        found = {}
+        for stream in ("SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"):
+            info = await ask(operator, f"STREAM.INFO.{stream}", None)
+            found[stream] = 1 + sum(one["current"] for one in info["cluster"]["replicas"])
+        return found
+
+    # --- submitting and watching -----------------------------------------------------------------
+
+    async def submit_all_the_time(self, tenant: BareClient) -> None:
+        """Submit at an even pace until told to stop; an answer is an acknowledgement."""
+        tasks = []
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            tasks.append(asyncio.ensure_future(self._submit(tenant, number)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), PACE_S)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [repr(one) for one in outcomes if isinstance(one, BaseException)]
+        self.check(not refused, f"{number} submissions, none refused", "; ".join(refused[:3]))
+        worst_s = max(self.waited_s)
+        self.check(worst_s <= ACKNOWLEDGED_WITHIN_S,
+                   f"the longest wait for an acknowledgement was {worst_s:.1f} s")  # fmt: skip
+
+    async def _submit(self, tenant: BareClient, number: int) -> None:
+        gang = number % GANG_EVERY == 0
+        name = f"{'gang' if gang else 'job'}-{number}"
+        self.ranks[name] = 2 if gang else 1
+        spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % JOB_S],
+                "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1}}  # fmt: skip
+        began = time.monotonic_ns()
+        await tenant.publish(f"skep.v1.submit.{VC}", json.dumps(spec).encode(), name)
+        self.acknowledged[name] = time.monotonic_ns()
+        self.waited_s.append((self.acknowledged[name] - began) / 1e9)
+
+    async def _hear(self, message: Any) -> None:
+        """Take note of decisions as they are published."""
+        for fact in json.loads(message.data)["facts"]:
+            match fact["type"]:
+                case "admitted":
+                    self._names[fact["job"]] = fact["spec"]["name"]
+                case "job-bound":
+                    name = self._names.get(fact["job"], fact["job"])
+                    self.bound.setdefault(name, time.monotonic_ns())
+                case "job-ended":
+                    self.ended.add(self._names.get(fact["job"], fact["job"]))
+                case _:
+                    pass
+
+    async def wait_bound_after(self, at: int) -> int:
+        """Return when the first job that was acknowledged after `at` was bound (ns)."""
+        async with asyncio.timeout(RECOVERY_WITHIN_S):
+            while True:
+                times = [when for name, when in list(self.bound.items())
+                         if self.acknowledged.get(name, 0) > at]  # fmt: skip
+                if times:
+                    return min(times)
+                await asyncio.sleep(0.02)
+
+    def worst_gap(self, at: int) -> int:
+        """Return the longest time without an acknowledgement from shortly before `at` on (ns)."""
+        times = [when for when in sorted(self.acknowledged.values()) if when > at - 10**9]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0)
+
+    # --- the attack ------------------------------------------------------------------------------
+
+    async def attack(self, operator: BareClient) -> None:
+        """Kill each in turn, waiting until it is back before the next."""
+        for service in SERVICES:
+            name = await self.active(service)
+            await self.kill(f"{service}, active ({name})", name)
+            successor = await self.active(service, other_than=name)
+            self.check(True, f"{service}: {successor} took over from {name}")
+        leader = (await ask(operator, "STREAM.INFO.ALLOC", None))["cluster"]["leader"]
+        await self.kill(f"bus server that leads ALLOC ({leader})", leader)
+        await self.kill("agent with its jobs (agent-1)", "agent-1")
+        await self.pause()
+
+    async def active(self, service: str, other_than: str = "") -> str:
+        """Return which process of a service is active, and not `other_than`."""
+
+        def look() -> str:
+            found = self.deployment.identity_of(service)
+            return found if found != other_than else ""
+
+        what = f"a process of {service} other than {other_than or 'none'} is active"
+        return await asyncio.to_thread(until, look, what, RECOVERY_WITHIN_S)
+
+    async def kill(self, what: str, name: str) -> None:
+        """Crash a container; note how long new jobs waited, and wait until it is back."""
+        at = time.monotonic_ns()
+        started = await asyncio.to_thread(self.deployment.crash, name)
+        await self.recovered(f"kill {what}", at)
+        await asyncio.to_thread(self.deployment.wait_again, name, started)
+        await asyncio.to_thread(until, self.deployment.is_well, f"all is well after {name}",
+                                RECOVERY_WITHIN_S)  # fmt: skip
+
+    async def recovered(self, what: str, at: int) -> None:
+        """Wait until work goes on after what was done at `at`."""
+        try:
+            bound = await self.wait_bound_after(at)
+        except TimeoutError:
+            self.check(False, f"{what}: no new job within {RECOVERY_WITHIN_S:.0f} s")
+            raise StuckError(what) from None
+        row = Kill(what, (bound - at) // NS_PER_MS, self.worst_gap(at) // NS_PER_MS)
+        self.kills.append(row)
+        self.check(True, f"{what}: a new job was bound after {row.bound_ms} ms")
+
+    async def pause(self) -> None:
+        """Pause the active allocator, let its standby take over, and wake it."""
+        name = await self.active("allocator")
+        at = time.monotonic_ns()
+        pausing = asyncio.ensure_future(asyncio.to_thread(self.deployment.pause, name, PAUSE_S))
+        await self.recovered(f"pause allocator, active ({name})", at)
+        started = await pausing
+        await asyncio.to_thread(self.deployment.wait_again, name, started)
+        logs = await asyncio.to_thread(self.deployment.logs, name)
+        self.check("superseded" in logs, f"{name} woke up, found itself superseded, and ended")
+
+    async def roll(self, operator: BareClient) -> None:
+        """Restart every container in good order, each once all before it are well."""
+        at, began = time.monotonic_ns(), time.monotonic()
+        names = sorted(set(self.deployment.containers()) - {"bootstrap"})
+        for name in names:
+            await asyncio.to_thread(self.deployment.restart, name)
+            await asyncio.to_thread(
+                until, self.deployment.is_well, f"all is well after {name}", RECOVERY_WITHIN_S
+            )
+            if name.startswith("nats-"):
+                await self.wait_copies(operator)
+        await self.recovered(f"restart {len(names)} containers, one by one", at)
+        self.check(
+            True, f"{len(names)} containers were restarted in {time.monotonic() - began:.0f} s"
+        )
+
+    # --- the account -----------------------------------------------------------------------------
+
+    async def account(self, operator: BareClient) -> None:
+        """Wait until everything ended; compare what was promised with what happened."""
+        began = time.monotonic()
+        admission: list[account.Fact] = []
+        alloc: list[account.Fact] = []
+        jobs = len(self.acknowledged)
+        while time.monotonic() < began + DRAIN_WITHIN_S:
+            alloc = account.facts_of(await read_stream(operator, "ALLOC"))
+            ended = {fact["job"] for fact in alloc if fact["type"] == "job-ended"}
+            if len(ended) >= jobs:
+                break
+            await asyncio.sleep(1.0)
+        drained_s = time.monotonic() - began
+        admission = account.facts_of(await read_stream(operator, "ADMISSION"))
+        wrong = list(account.problems(list(self.acknowledged), admission, alloc))
+        self.check(not wrong, f"{jobs} of {jobs} acknowledged jobs ended once, by the logs "
+                   f"({drained_s:.1f} s after the last one)", "; ".join(wrong[:5]))  # fmt: skip
+        ends = sum(fact["type"] == "job-ended" for fact in alloc)
+        self.check(ends == jobs, "nothing else ran", f"{ends} ends")
+        notes = [
+            note
+            for node in ("1", "2")
+            for note in account.read_notes(
+                f"node-{node}", self.deployment.read(f"agent-{node}", f"/var/lib/skep/{NOTES}")
+            )
+        ]
+        ranks = {name: count for name, count in self.ranks.items() if name in self.acknowledged}
+        wrong = list(account.noted_problems(notes, ranks))
+        self.check(not wrong, f"{len(notes)} notes of the jobs themselves agree, and no slot was "
+                   "used by two at once", "; ".join(wrong[:5]))  # fmt: skip
+        epochs = sum(fact["type"] == "epoch-began" for fact in alloc)
+        again = sum(fact["type"] == "job-requeued" for fact in alloc)
+        print(f"     the allocator had {epochs} epochs; {again} attempts were lost and repeated")
+
+
+async def ask(client: BareClient, verb: str, body: Any) -> Any:
+    """Return JetStream's answer, asking again while there is no leader."""
+    payload = b"" if body is None else json.dumps(body).encode()
+    async with asyncio.timeout(RECOVERY_WITHIN_S):
+        while True:
+            with contextlib.suppress(Exception):
+                answer = await client.client.request(f"$JS.API.{verb}", payload, timeout=2)
+                told = json.loads(answer.data)
+                if "error" not in told or told["error"]["code"] != 503:
+                    return told
+            await asyncio.sleep(0.2)
+
+
+async def read_stream(client: BareClient, stream: str) -> list[Any]:
+    """Return every message of a stream, decoded, through a consumer of the client's own."""
+    last = (await ask(client, f"STREAM.INFO.{stream}", None))["state"]["last_seq"]
+    consumer = f"{stream}.{client.user}"
+    config = {"name": client.user, "deliver_policy": "all", "ack_policy": "none",
+              "mem_storage": True, "num_replicas": 1}  # fmt: skip
+    await ask(client, f"CONSUMER.DELETE.{consumer}", None)
+    body = {"stream_name": stream, "config": config, "action": "create"}
+    made = await ask(client, f"CONSUMER.CREATE.{consumer}", body)
+    if "error" in made:
+        message = f"reading {stream}: {made['error']}"
+        raise RuntimeError(message)
+    inbox = f"_INBOX.{client.user}.read-{stream}"
+    subscription = await client.client.subscribe(inbox)
+    records: list[Any] = []
+    while len(records) < last:
+        batch = min(BATCH, last - len(records))
+        more = json.dumps({"batch": batch, "expires": 2 * 10**9})
+        await client.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", more.encode(), inbox)
+        for _ in range(batch):
+            delivered = await subscription.next_msg(timeout=10)
+            if not delivered.reply.startswith("$JS.ACK."):
+                break  # The request is over, or its consumer was still on its way: ask again.
+            records.append(json.loads(delivered.data))
+    await subscription.unsubscribe()
+    return records
+
+
+def table(kills: Sequence[Kill]) -> str:
+    """Return the kills as lines of text."""
+    lines = [f"     {'what was done':<44} {'new job bound':>14} {'longest gap of acks':>20}"]
+    lines += [f"     {one.what:<44} {one.bound_ms:>11} ms {one.gap_ms:>17} ms" for one in kills]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Deploy with compose, kill, and account.")
+    parser.add_argument("--image", default="skep:local")
+    parser.add_argument("--no-rolling", action="store_true", help="leave out the restarts")
+    parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="skep-compose-") as folder:
+        run = None
+        try:
+            engine.up(install=False)
+            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
+            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+            deployment.down(wipe=True)
+            run = Run(deployment, rolling=not given.no_rolling)
+            try:
+                run.check(True, f"deployed and well after {deployment.up():.1f} s")
+                asyncio.run(run.run())
+            finally:
+                print(table(run.kills))
+                if run.failures or sys.exc_info()[0]:
+                    print(deployment.last_words())
+                if not given.keep:
+                    deployment.down(wipe=True)
+        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
+            print(f"FAIL {type(error).__name__}: {error}")
+            return 1
+    took_s = time.monotonic() - began
+    verdict = "FAILED" if run.failures else "passed"
+    print(f"compose-test {verdict} in {took_s:.0f} s: {run.failures} checks failed")
+    return 1 if run.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

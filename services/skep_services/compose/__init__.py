@@ -1,0 +1,1 @@
+"""What `docker compose` needs beside the services: credentials, streams, health checks."""

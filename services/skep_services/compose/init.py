@@ -1,0 +1,126 @@
+"""`python -m skep_services.compose.init FOLDER`: make the credentials of a cluster of containers.
+
+    cluster.json        addresses from outside, passwords of all identities, tokens: for people
+    nats-1.conf, ...    configuration of each bus server, with all passwords
+    tokens.json         who each of the gateway's tokens speaks for
+    <identity>.password one identity's password, for its container only
+
+What exists is kept: passwords are made once, and running it again only adds what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from skep_services.adapters import nats_access, nats_server
+from skep_services.supervisor import boot
+from skep_services.supervisor import home as folder
+from skep_services.supervisor.config import HOST, Cluster, ConfigError, Wishes, parse_vc, settle
+
+SERVERS = ("nats-1", "nats-2", "nats-3")
+"""The bus servers of `compose.yaml`: three, so that one may be lost."""
+REPLICAS = 2
+"""Processes of each service that decides: one active, one standing by."""
+CLIENT_PORT, ROUTE_PORT, MONITOR_PORT = 4222, 6222, 8222
+"""Inside the containers' network."""
+STORE = "/var/lib/skep/nats"
+ROUTE = "route"
+"""Whose password the bus servers use between themselves."""
+READABLE = 0o644
+"""A container's user has another number than the folder's owner, so the files are open to all. The
+folder around them is not, and each container is given its own files only."""
+
+EXIT_BAD_OPTIONS = 64
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the files; return the exit code."""
+    parser = argparse.ArgumentParser(description="Make the credentials of a cluster of containers.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gpus", type=int, help="of each of the two nodes")
+    parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
+    parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of three")
+    parser.add_argument("--port", type=int, help="of the gateway")
+    given = parser.parse_args(arguments)
+    try:
+        wishes = Wishes(
+            nodes=2,
+            gpus=given.gpus,
+            vcs=dict(map(parse_vc, given.vc)) if given.vc else None,
+            port=given.port,
+        )
+        write(given.folder, wishes, given.nats_port)
+    except (ConfigError, ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_BAD_OPTIONS
+    return 0
+
+
+def write(target: Path, wishes: Wishes, nats_port: int) -> Cluster:
+    """Write all files into `target`; return the cluster. Raises ConfigError, OSError."""
+    if not 0 < nats_port <= 65536 - len(SERVERS):
+        text = f"--nats-port {nats_port}: three ports from --nats-port on are 1 to 65535"
+        raise ConfigError(text)
+    target.mkdir(mode=folder.FOLDER_MODE, parents=True, exist_ok=True)
+    cluster = settle(boot.read_cluster(str(target)), wishes, str(target))
+    ports = range(nats_port, nats_port + len(SERVERS))
+    cluster.nats.url = ",".join(f"nats://{HOST}:{port}" for port in ports)
+    nodes, vcs = [node.name for node in cluster.nodes], list(cluster.vcs)
+    fresh = {
+        **nats_access.new_passwords(nodes, vcs, REPLICAS),
+        ROUTE: secrets.token_urlsafe(nats_access.PASSWORD_BYTES),
+    }
+    known = cluster.nats.users
+    cluster.nats.users = {name: known.get(name, password) for name, password in fresh.items()}
+    folder.write_json(folder.cluster_path(str(target)), msgspec.to_builtins(cluster))
+    os.chmod(folder.cluster_path(str(target)), READABLE)
+    contained = (
+        *(nats_access.node_identity(node) for node in nodes),
+        *(
+            one
+            for service in nats_access.SERVICES
+            for one in nats_access.replica_identities(service, REPLICAS)
+        ),
+    )
+    users = nats_access.users(cluster.nats.users, nodes, vcs, REPLICAS)
+    for server in SERVERS:
+        _write(target / f"{server}.conf", _server_text(server, users, cluster.nats.users[ROUTE]))
+    for name in contained:
+        _write(target / f"{name}.password", cluster.nats.users[name])
+    tokens = {token: name for name, token in cluster.gateway.tokens.items()}
+    _write(target / "tokens.json", msgspec.json.encode(tokens).decode())
+    return cluster
+
+
+def _server_text(server: str, users: Sequence[nats_access.User], password: str) -> str:
+    return nats_server.config_text(
+        port=CLIENT_PORT,
+        host="0.0.0.0",  # noqa: S104 - the containers' own network; compose publishes to loopback
+        store_dir=Path(STORE),
+        users=users,
+        server_name=server,
+        cluster=nats_server.Membership(
+            port=ROUTE_PORT,
+            routes=SERVERS,
+            user=ROUTE,
+            password=password,
+            monitor_port=MONITOR_PORT,
+        ),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in place: a container that has it mounted sees the new content."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(READABLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

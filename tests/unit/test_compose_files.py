@@ -1,0 +1,147 @@
+"""The compose file and the credentials that are made for it belong together."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from skep_services.adapters.nats_access import REPLICATED, identities
+from skep_services.compose import bootstrap, check, init
+from skep_services.supervisor.config import Wishes, parse_vc
+
+FILE = Path(__file__).parents[2] / "compose" / "compose.yaml"
+SERVERS = {"nats-1", "nats-2", "nats-3"}
+
+
+@pytest.fixture(scope="module")
+def compose() -> Any:
+    return yaml.safe_load(FILE.read_text())
+
+
+def write(folder: Path, *vcs: str, gpus: int | None = None) -> dict[str, Any]:
+    wished = dict(map(parse_vc, vcs)) or None
+    init.write(folder, Wishes(nodes=2, gpus=gpus, vcs=wished), 4222)
+    about: dict[str, Any] = json.loads((folder / "cluster.json").read_text())
+    return about
+
+
+def test_every_secret_of_the_compose_file_is_made(compose: Any, tmp_path: Path) -> None:
+    write(tmp_path / "secrets")
+    for name, secret in compose["secrets"].items():
+        found = re.fullmatch(r"\$\{SKEP_SECRETS:-\./secrets\}/(.+)", secret["file"])
+        assert found, name
+        assert (tmp_path / "secrets" / found[1]).is_file()
+    used = {one["source"] for service in compose["services"].values() for one in service["secrets"]}
+    assert used == set(compose["secrets"])
+
+
+def test_each_container_has_the_password_of_its_own_identity(compose: Any) -> None:
+    seen = set()
+    for name, service in compose["services"].items():
+        identity = service.get("environment", {}).get("SKEP_NATS_USER")
+        if identity is None:
+            assert name in {*SERVERS, "bootstrap"}
+            continue
+        (source,) = (one["source"] for one in service["secrets"] if one["target"] == "password")
+        assert compose["secrets"][source]["file"].endswith(f"/{identity}.password")
+        seen.add(identity)
+    known = set(identities(("node-1", "node-2"), (), init.REPLICAS))
+    assert seen == known - {"operator", "bootstrap"}
+
+
+def test_replicas_name_each_other_and_nobody_else_has_peers(compose: Any) -> None:
+    for name, service in compose["services"].items():
+        environment = service.get("environment", {})
+        kind, _, number = name.rpartition("-")
+        if kind in REPLICATED:
+            other = f"{kind}-{3 - int(number)}"
+            assert environment["SKEP_PEERS"] == other
+            assert service["command"] == [f"skep_services.{kind}"]
+        else:
+            assert "SKEP_PEERS" not in environment
+
+
+def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
+    assert set(compose["services"]) > SERVERS
+    for name, service in compose["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["mem_limit"]
+        assert service["pids_limit"]
+        assert service["restart"] == ("on-failure" if name == "bootstrap" else "unless-stopped")
+        assert ("healthcheck" in service) == (name != "bootstrap")
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+
+
+def test_credentials_are_made_once_and_what_is_missing_is_added(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    before = write(folder, "ml=4")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [node["gpus"] for node in before["nodes"]] == [4, 4]
+    after = write(folder, "ml=4", "web=2")
+    old, new = before["nats"]["users"], after["nats"]["users"]
+    assert {name: new[name] for name in old} == old
+    assert set(new) - set(old) == {"vc-web"}
+    assert after["gateway"]["tokens"]["operator"] == before["gateway"]["tokens"]["operator"]
+    assert after["nats"]["url"].split(",")[2] == "nats://127.0.0.1:4224"
+    tokens = json.loads((folder / "tokens.json").read_text())
+    assert tokens[after["gateway"]["tokens"]["vc-web"]] == "vc-web"
+    for server in SERVERS:
+        text = (folder / f"{server}.conf").read_text()
+        assert f'server_name: "{server}"' in text
+        assert "sync_interval: always" in text
+        assert new["vc-web"] in text
+        assert text.count("nats-route://") == len(SERVERS)
+    # Nobody's password is where a container has no use for it.
+    assert not (folder / "operator.password").exists()
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--vc", "ml"], "write NAME=GPUS"),
+        (["--gpus", "0"], "0 GPUs; a node has 1"),
+        (["--vc", "a b=1"], "is no name for a virtual cluster"),
+        (["--port", "70000"], "a port is 1 to 65535"),
+        (["--nats-port", "65534"], "three ports from --nats-port"),
+    ],
+)
+def test_bad_options_are_told_and_nothing_is_written(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "secrets"
+    assert init.main([str(folder), *options]) == init.EXIT_BAD_OPTIONS
+    assert says in capsys.readouterr().err
+    assert not (folder / "cluster.json").exists()
+
+
+def test_bootstrap_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKEP_HOME", str(tmp_path))
+    monkeypatch.delenv("SKEP_NATS_URL", raising=False)
+    assert bootstrap.main() == bootstrap.EXIT_CONFIGURATION
+    assert "SKEP_NATS_URL" in capsys.readouterr().err
+    monkeypatch.setenv("SKEP_NATS_URL", "nats://127.0.0.1:1")
+    monkeypatch.setenv("SKEP_STATE", str(tmp_path / "state"))
+    (tmp_path / "cluster.json").write_text("{}")
+    assert bootstrap.main() == bootstrap.EXIT_CONFIGURATION
+    assert "cluster file" in capsys.readouterr().err
+
+
+def test_a_check_without_a_bus_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("x")
+    environment = {"SKEP_NATS_URL": "nats://127.0.0.1:1", "SKEP_NATS_USER": "x",
+                   "SKEP_NATS_PASSWORD_FILE": str(secret)}  # fmt: skip
+    assert check.main([], environment) == 1
+    assert "127.0.0.1: " in capsys.readouterr().err
+    assert check.main([], {}) == 1
