@@ -88,7 +88,8 @@ class LogRecord(msgspec.Struct, frozen=True):
     """One durable append: what one batch of events led to.
 
     `counter` counts records from 1 without gaps; `positions` are the input positions consumed by
-    the events behind this record; `at` is wall-clock ns.
+    the events behind this record; `at` is wall-clock ns. `stands_for`: this is no record but a
+    snapshot, and stands for that many facts up to record `counter`.
     """
 
     counter: int
@@ -96,6 +97,7 @@ class LogRecord(msgspec.Struct, frozen=True):
     at: Instant
     positions: Mapping[str, int]
     facts: tuple[Any, ...]
+    stands_for: int = 0
 
 
 class FactLog(Protocol):
@@ -123,6 +125,19 @@ class FactLog(Protocol):
         """Make `facts` durable as one record and return it.
 
         Raises SupersededError if another process owns the log: this process must exit.
+        """
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps snapshots beside a fact log, where its `replay` begins."""
+
+    def keep(
+        self, entries: Sequence[Any], positions: Mapping[str, int], at: Instant, facts: int
+    ) -> Awaitable[None]:
+        """Encode a snapshot of the state as of the last append, and return what stores it.
+
+        `facts` is how many facts it stands for. Storing raises what publishing does.
         """
         ...
 

@@ -21,7 +21,18 @@ import msgspec
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import codec, subjects
-from skep_services.ports import Bus, Calls, Clock, CorruptLogError, Delivery, FactLog, Turn
+from skep_services.ports import (
+    Bus,
+    Calls,
+    Clock,
+    CorruptLogError,
+    Delivery,
+    FactLog,
+    Keeper,
+    MissingStreamError,
+    RefusedError,
+    Turn,
+)
 
 INBOX_MAX = 10_000
 """Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
@@ -30,6 +41,10 @@ TIMED_MAX = 20_000
 """Decisions whose length is remembered, for whoever asks after this process's health."""
 BATCH_MAX = 256
 """Events decided before their facts are written: bounds how long the first one waits."""
+KEEP_EVERY = 20_000
+"""Facts between two snapshots: to replay so many takes a quarter of a second."""
+KEEP_SHARE = 2
+"""And as many for each of its entries: a large state must not be written over and over."""
 FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC)
 """Written by one service each, and never by anybody outside."""
 RECORD_BYTES = codec.RECORD_BYTES_MAX - 16 * 1024
@@ -87,6 +102,7 @@ class Shell:
         observer: Observer,
         owner: str,
         facts: FactLog | None = None,
+        keeper: Keeper | None = None,
         calls: Calls | None = None,
         turn: Turn | None = None,
         follow: Sequence[Follow] = (),
@@ -94,7 +110,8 @@ class Shell:
     ) -> None:
         """Take the machine and its ports; `facts` is None for a machine that records nothing.
 
-        `owner` names this process in its epoch record. `turn` makes it stand by first.
+        `owner` names this process in its epoch record. `turn` makes it stand by first. With a
+        `keeper` the machine has a `snapshot`, and it is kept now and then.
         """
         self.machine = machine
         self.epoch = 0
@@ -106,6 +123,11 @@ class Shell:
         self.ready = asyncio.Event()
         self._bus, self._clock, self._observer = bus, clock, observer
         self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
+        self._keeper = keeper
+        self._keeping: asyncio.Future[None] | None = None
+        self._kept_at = self._kept_size = 0
+        self.keep_failed = ""
+        """Why the latest snapshot could not be stored, if it could not."""
         self._follow, self._listen, self._owner = tuple(follow), tuple(listen), owner
         self._inbox: asyncio.Queue[Item] = asyncio.Queue(INBOX_MAX)
         self._decided_ns: deque[int] = deque(maxlen=TIMED_MAX)
@@ -142,6 +164,7 @@ class Shell:
         try:
             while True:
                 await self._step(await self._next())
+                self._keep()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -176,7 +199,10 @@ class Shell:
             self.positions.update(record.positions)
             for fact in record.facts:
                 self.machine.apply(fact)
-            self.facts_applied += len(record.facts)
+            if record.stands_for:
+                self.facts_applied = self._kept_at = record.stands_for
+            else:
+                self.facts_applied += len(record.facts)
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -259,6 +285,26 @@ class Shell:
             if isinstance(effect, Send):
                 payload = codec.encode(effect.message)
                 await self._bus.send(effect.subject, payload, effect.headers)
+
+    def _keep(self) -> None:
+        """Keep a snapshot if enough was recorded since the last one, and none is being stored."""
+        due = self.facts_applied - self._kept_at >= max(KEEP_EVERY, self._kept_size)
+        if self._keeper is None or not due or (self._keeping and not self._keeping.done()):
+            return
+        machine: Any = self.machine
+        entries = machine.snapshot()
+        storing = self._keeper.keep(
+            entries, dict(self.positions), self._clock.now(), self.facts_applied
+        )
+        self._kept_at, self._kept_size = self.facts_applied, KEEP_SHARE * len(entries)
+        self._keeping = asyncio.ensure_future(self._store(storing))
+
+    async def _store(self, storing: Awaitable[None]) -> None:
+        """Store a snapshot. It is a copy: that it cannot be stored costs recovery time only."""
+        try:
+            await storing
+        except (RefusedError, MissingStreamError) as error:
+            self.keep_failed = str(error)
 
     # --- the timer -----------------------------------------------------------------------------
 

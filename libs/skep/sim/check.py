@@ -20,6 +20,7 @@ The models know nothing of the machines: they read what became durable.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -150,12 +151,13 @@ class Watch:
             require(value == there[name], "I7", text)
 
     def compare_snapshot(self, machine: Any, fresh: Any) -> None:
-        """Raise unless an agent's snapshot rebuilds it."""
-        for fact in machine.snapshot():
-            fresh.apply(fact)
+        """Raise unless a machine's snapshot rebuilds it."""
+        for entry in deepcopy(machine.snapshot()):
+            fresh.apply(entry)
+        fresh.check()
         here, there = durable(machine), durable(fresh)
         for name, value in here.items():
-            text = f"agent: {name} is {value!r} live and {there[name]!r} from its snapshot"
+            text = f"{type(machine).__name__}: {name} is {value!r} live and {there[name]!r} from its snapshot"
             require(value == there[name], "I7", text)
 
 

@@ -79,6 +79,8 @@ class Habits(msgspec.Struct, frozen=True):
     record_facts_max: int = 100
     compacts: bool = False
     check_every: int = 1
+    keep_every: int = 0
+    """Records between two snapshots of a service; 0 if it keeps none."""
 
 
 class Owner(Protocol):
@@ -230,7 +232,13 @@ class Process:
         if log is None:
             self._began()
             return
-        for record in log.replay():
+        kept = log.kept
+        if kept is not None:
+            for entry in log.entries(kept):
+                self.machine.apply(entry)
+            self.positions.update(kept.pos)
+            self.expected, self._counter, self.epoch = kept.records, kept.n, kept.epoch
+        for record in log.tail(self.expected):
             self.positions.update(record.pos)
             self.epoch, self._counter = record.epoch, record.n
             for fact in record.facts:
@@ -391,8 +399,19 @@ class Process:
         self._records.popleft()
         if self._records:
             self._append_next()
-        elif not self._hit("after-append", "appended", self._carry_on):
+            return
+        self._keep()
+        if not self._hit("after-append", "appended", self._carry_on):
             self._carry_on()
+
+    def _keep(self) -> None:
+        """Keep a snapshot now and then: here the machine is what its log says."""
+        every, log = self._habits.keep_every, self.wiring.log
+        if every and not self.wiring.journal and self.expected % every == 0:
+            assert log is not None
+            machine: Any = self.machine
+            log.keep(machine.snapshot(), self.expected, self._counter, self.epoch,
+                     dict(self.positions))  # fmt: skip
 
     def _advance(self) -> None:
         self.expected += 1

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from skep.machines import admission, allocator
 from skep.units import Instant
-from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact
+from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact, NodeSeen
 
 ENCODER = msgspec.json.Encoder()
 
@@ -91,6 +92,22 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
+_KEPT: dict[str, msgspec.json.Decoder[Any]] = {
+    "admission": msgspec.json.Decoder(tuple[admission.Kept | NodeSeen, ...]),
+    "allocator": msgspec.json.Decoder(tuple[allocator.Kept, ...]),
+}
+
+
+class Kept(NamedTuple):
+    """A snapshot: how many records it stands for, the last one's counter and epoch, and entries."""
+
+    records: int
+    n: int
+    epoch: int
+    pos: dict[str, int]
+    entries: bytes
+
+
 class Watcher(Protocol):
     """Who sees every record that is taken."""
 
@@ -112,6 +129,7 @@ class FactLog:
         self.fenced = fenced
         self.payloads: list[bytes] = []
         self.refused = 0
+        self.kept: Kept | None = None
         self._decoder = _DECODERS[service]
         self._watch = watch
 
@@ -126,7 +144,23 @@ class FactLog:
 
     def replay(self) -> list[LogRecord]:
         """Return every record, read from its bytes."""
-        return [self._decoder.decode(payload) for payload in self.payloads]
+        return self.tail(0)
+
+    def keep(
+        self, entries: Sequence[Any], records: int, n: int, epoch: int, pos: dict[str, int]
+    ) -> None:
+        """Keep a snapshot of who wrote this many records, and maybe was deposed since."""
+        if self.fenced:
+            self.kept = Kept(records, n, epoch, pos, ENCODER.encode(list(entries)))
+
+    def entries(self, kept: Kept) -> tuple[Any, ...]:
+        """Return a snapshot's entries, read from its bytes."""
+        entries: tuple[Any, ...] = _KEPT[self.service].decode(kept.entries)
+        return entries
+
+    def tail(self, records: int) -> list[LogRecord]:
+        """Return every record behind the first `records`, read from its bytes."""
+        return [self._decoder.decode(payload) for payload in self.payloads[records:]]
 
     def compact(self, facts: Sequence[Any], epoch: int, at: Instant) -> None:
         """Replace all records by one that holds `facts`."""

@@ -75,7 +75,8 @@ class World:
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
         self.habits = Habits(batch_max=rng.choice((1, 4, 256)), compacts=rng.random() < 0.5,
                              record_facts_max=rng.choice((1, 3, 100)),
-                             check_every=settings.check_every)  # fmt: skip
+                             check_every=settings.check_every,
+                             keep_every=rng.choice((0, 2, 7, 30)))  # fmt: skip
         self.on_start: Callable[[Role], None] = _ignore
         """Sees every process before it begins."""
         self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),
@@ -173,8 +174,7 @@ class World:
         if process is None or log is None or not process.current or not self.settings.fence:
             return
         self.watch.compare(process.machine, role.machine(), log)
-        if isinstance(process.machine, AgentMachine):
-            self.watch.compare_snapshot(process.machine, role.machine())
+        self.watch.compare_snapshot(process.machine, role.machine())
 
     def _processes(self) -> list[Process]:
         held = [role.process for role in self.roles.values() if role.process is not None]

@@ -22,6 +22,10 @@ STREAMS: dict[str, tuple[str, ...]] = {
 }
 """The append-only truth: stream name to the subjects it keeps."""
 
+KEPT = "KEPT"
+KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
+"""Snapshots beside the truth: `kept`."""
+
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 ADVICE_QUEUE = f"{PREFIX}.advice.queue"
@@ -79,6 +83,11 @@ def report(node: str) -> str:
 def finding(kind: str) -> str:
     """Return where the introspector publishes what it saw."""
     return f"{PREFIX}.finding.{kind}"
+
+
+def kept(service: str, what: str) -> str:
+    """Return where a service stores its snapshots, `piece` by piece and then the `whole`."""
+    return f"{PREFIX}.kept.{service}.{what}"
 
 
 def span(service: str) -> str:

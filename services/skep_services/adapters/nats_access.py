@@ -226,9 +226,15 @@ def _follows(identity: str, stream: str) -> Grants:
 
 
 def _writes(identity: str, stream: str) -> Grants:
-    """Append to a fact log, read it back whole, and look at single messages of it."""
+    """Append to a fact log, read it back whole, look at single messages of it, keep snapshots."""
     return _follows(identity, stream) + Grants(
-        (*subjects.STREAMS[stream], f"$JS.API.STREAM.MSG.GET.{stream}")
+        (
+            *subjects.STREAMS[stream],
+            f"$JS.API.STREAM.MSG.GET.{stream}",
+            subjects.kept(identity, "*"),
+            f"$JS.API.STREAM.MSG.GET.{subjects.KEPT}",
+            f"$JS.API.STREAM.PURGE.{subjects.KEPT}",
+        )
     )
 
 

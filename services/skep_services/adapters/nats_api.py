@@ -91,7 +91,10 @@ class StreamNames(msgspec.Struct, frozen=True):
     error: ApiError | None = None
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True):
+    """A message as the server keeps it: headers and payload are base64."""
+
+    seq: int = 0
     hdrs: str = ""
     data: str = ""
 
@@ -99,7 +102,7 @@ class _Stored(msgspec.Struct, frozen=True):
 class StoredMessage(msgspec.Struct, frozen=True):
     """One message read back by sequence."""
 
-    message: _Stored | None = None
+    message: Stored | None = None
     error: ApiError | None = None
 
     @property
@@ -108,6 +111,11 @@ class StoredMessage(msgspec.Struct, frozen=True):
         raw = base64.b64decode(self.message.hdrs if self.message else "").decode()
         pairs = (line.partition(":") for line in raw.split("\r\n")[1:] if ":" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+    @property
+    def payload(self) -> bytes:
+        """What it says."""
+        return base64.b64decode(self.message.data if self.message else "")
 
 
 class _Fallible(msgspec.Struct, frozen=True):

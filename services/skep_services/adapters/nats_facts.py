@@ -13,8 +13,9 @@ decides, because a stored message never changes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 from skep.units import MIB, Instant
@@ -35,6 +36,7 @@ from skep_services.adapters.nats_api import (
 )
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_follow import Batch, Follow
+from skep_services.adapters.nats_kept import NatsSnapshots
 from skep_services.adapters.nats_link import Link, Silence
 from skep_services.adapters.records import Chain
 from skep_services.ports import (
@@ -60,12 +62,12 @@ class MissingFactStreamError(MissingStreamError, MissingLogError):
 
 
 class _Reader:
-    """The messages of a stream from its first on, one at a time, as they come."""
+    """The messages of a stream behind sequence `after`, one at a time, as they come."""
 
-    def __init__(self, link: Link, stream: str) -> None:
+    def __init__(self, link: Link, stream: str, after: int) -> None:
         self._waiting: deque[Delivery] = deque()
         self._some, self._room = asyncio.Event(), asyncio.Event()
-        self._follow = Follow(link, stream, 0, self._take, batch=REPLAY_BATCH)
+        self._follow = Follow(link, stream, after, self._take, batch=REPLAY_BATCH)
 
     async def start(self) -> None:
         await self._follow.start()
@@ -91,13 +93,22 @@ class _Reader:
 class NatsFactLog:
     """The fact log of `service` in `stream`, written on `subject`.
 
-    `facts` is the union of its fact classes; EpochBegan need not be in it. One process uses one
+    `facts` is the union of its fact classes; EpochBegan need not be in it. `kept` is that of what
+    its machine's snapshots consist of; without it none is read or kept. One process uses one
     instance: `replay` to its end, `begin_epoch`, then `append`, never two at once.
     """
 
     def __init__(
-        self, bus: NatsBus, *, stream: str, subject: str, service: str, facts: Any
+        self,
+        bus: NatsBus,
+        *,
+        stream: str,
+        subject: str,
+        service: str,
+        facts: Any,
+        kept: Any = None,
     ) -> None:
+        self._snapshots = NatsSnapshots(bus, service, kept) if kept is not None else None
         self._link = bus.link
         self._stream = stream
         self._subject = subject
@@ -125,8 +136,11 @@ class NatsFactLog:
         if info.state.messages and info.state.first_seq > 1:
             message = f"{self._chain.name} begins at sequence {info.state.first_seq}, not at 1"
             raise CorruptLogError(message)
+        if target and not self._replayed:
+            async for kept in self._kept(target):
+                yield kept
         if target > self._sequence and self._reader is None:
-            self._reader = _Reader(self._link, self._stream)
+            self._reader = _Reader(self._link, self._stream, self._sequence)
             await self._reader.start()
         while self._sequence < target:
             assert self._reader is not None
@@ -135,6 +149,34 @@ class NatsFactLog:
             self._sequence = delivery.sequence
             yield record
         self._replayed = True
+
+    async def _kept(self, target: int) -> AsyncIterator[LogRecord]:
+        """Yield the latest snapshot, if there is one of this log; go on behind it."""
+        found = await self._snapshots.latest() if self._snapshots is not None else None
+        if found is None:
+            return
+        whole, entries = found
+        if whole.sequence > target:
+            return  # Of a log that was set back since.
+        asked = {"seq": whole.sequence}
+        stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
+        if hashlib.sha256(stored.payload).hexdigest() != whole.hash:
+            return
+        self._chain.resume(whole.counter, whole.epoch, whole.hash)
+        self._sequence = whole.sequence
+        yield LogRecord(whole.counter, whole.epoch, whole.at, whole.positions, tuple(entries),
+                        stands_for=whole.facts)  # fmt: skip
+
+    def keep(
+        self, entries: Sequence[Any], positions: Mapping[str, int], at: Instant, facts: int
+    ) -> Awaitable[None]:
+        """Encode a snapshot, and return what stores it; see the port."""
+        assert self._snapshots is not None, "this log keeps no snapshots"
+        assert self._owner, "who does not write the log keeps nothing"
+        prepared = self._snapshots.prepare(
+            entries, self._chain, self._sequence, positions, at, facts, self._owner
+        )
+        return self._snapshots.store(prepared)
 
     async def close(self) -> None:
         """Stop reading; the log can still be written."""

@@ -78,6 +78,10 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+KEPT_BYTES_MAX = 4 * GIB
+"""Two snapshots of each service, of ten million keys each."""
+
+
 def _plan(name: str, message_max: int, bytes_max: int, duplicates: Duration) -> StreamPlan:
     return StreamPlan(
         name=name,
@@ -94,12 +98,19 @@ STREAM_PLANS = (
     _plan(subjects.NODE, NODE_MESSAGE_MAX, NODE_BYTES_MAX, DUPLICATES),
     _plan(subjects.ADMISSION, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.ALLOC, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
+    StreamPlan(
+        name=subjects.KEPT,
+        subjects=subjects.KEPT_SUBJECTS,
+        message_max=FACT_MESSAGE_MAX,
+        bytes_max=KEPT_BYTES_MAX,
+        duplicates=FACT_DUPLICATES,
+    ),
 )
 
 STORE_BYTES_MIN = sum(plan.bytes_max for plan in STREAM_PLANS)
 """What the server's `max_file` must allow, because it reserves each stream's limit."""
 
-assert {plan.name for plan in STREAM_PLANS} == set(subjects.STREAMS)
+assert {plan.name for plan in STREAM_PLANS} == {*subjects.STREAMS, subjects.KEPT}
 
 
 class DriftedStreamError(Exception):

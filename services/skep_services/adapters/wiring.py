@@ -18,7 +18,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.peers import Peers, Standing
-from skep_services.ports import Calls, FactLog, RefusedError
+from skep_services.ports import Calls, FactLog, Keeper, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
@@ -30,6 +30,7 @@ class Log(msgspec.Struct, frozen=True):
     stream: str
     subject: str
     facts: Any
+    kept: Any = None
 
 
 async def connect(chosen: Settings, fatal: Fatal) -> NatsBus:
@@ -59,8 +60,19 @@ async def serve(
     facts = None
     if keeps is not None:
         facts = NatsFactLog(bus, stream=keeps.stream, subject=keeps.subject,
-                            service=chosen.service, facts=keeps.facts)  # fmt: skip
-    await drive(chosen, log, machine, bus, fatal, facts=facts, follow=follow, listen=listen)
+                            service=chosen.service, facts=keeps.facts,
+                            kept=keeps.kept)  # fmt: skip
+    await drive(
+        chosen,
+        log,
+        machine,
+        bus,
+        fatal,
+        facts=facts,
+        keeper=facts if keeps is not None and keeps.kept is not None else None,
+        follow=follow,
+        listen=listen,
+    )
 
 
 async def drive(
@@ -71,6 +83,7 @@ async def drive(
     fatal: Fatal,
     *,
     facts: FactLog | None,
+    keeper: Keeper | None = None,
     calls: Calls | None = None,
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
@@ -89,6 +102,7 @@ async def drive(
         observer=Decisions(chosen.service, log, write_lines, tracer),
         owner=owner(),
         facts=facts,
+        keeper=keeper,
         calls=calls,
         turn=peers,
         follow=follow,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.machines.admission import AdmissionMachine
+from skep.machines.admission import AdmissionMachine, Kept
 from skep.wire import subjects
-from skep.wire.facts import AdmissionFact, JobEnded, NodeAdded
+from skep.wire.facts import AdmissionFact, JobEnded, NodeAdded, NodeSeen
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
@@ -20,7 +20,7 @@ FOLLOW = (
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
-    keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact)
+    keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept | NodeSeen)
     await serve(chosen, log, AdmissionMachine(), follow=FOLLOW, keeps=keeps)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, Kept
 from skep.wire import subjects
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
 from skep_services.adapters.wiring import Log, serve
@@ -21,7 +21,7 @@ LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
-    keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact)
+    keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
     await serve(chosen, log, AllocatorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps)
 
 
