@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from skep.units import KIB, seconds
+from skep.units import KIB, Instant, seconds
 from skep.wire import subjects
+from skep.wire.facts import VcsSet
 from skep_services.adapters import nats_server
 from skep_services.adapters.nats_access import (
     ADMISSION_SERVICE,
@@ -215,6 +216,24 @@ EVERY_LISTEN = sorted(
 )
 
 
+@pytest.mark.parametrize("service, stream, subject", [
+    (ALLOCATOR, subjects.ALLOC, subjects.ALLOC_FACTS),
+    (ADMISSION_SERVICE, subjects.ADMISSION, subjects.ADMISSION_FACTS),
+])  # fmt: skip
+async def test_who_writes_a_log_may_keep_snapshots_beside_it(
+    cluster: Cluster, service: str, stream: str, subject: str
+) -> None:
+    for owner in ("o1", "o2"):
+        log = NatsFactLog(await cluster.bus(service), stream=stream, subject=subject,
+                          service=service, facts=VcsSet, kept=VcsSet)  # fmt: skip
+        found = [record.stands_for async for record in log.replay()]
+        await log.begin_epoch(owner, Instant(1))
+        for _ in range(3):  # From the third on, old ones are dropped.
+            await log.keep([VcsSet(vcs={})], {}, Instant(1), 7)
+        assert found == ([] if owner == "o1" else [7])
+    assert not cluster.fatal
+
+
 @pytest.mark.parametrize("identity", sorted(FOLLOWS))
 async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, identity: str) -> None:
     bus = await cluster.bus(identity)
@@ -332,7 +351,9 @@ async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> Non
     await bootstrap_streams(bus, cluster.marker)
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
-    assert cluster.marker.read_text() == '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","LATER"]'
+    assert cluster.marker.read_text() == (
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","KEPT","LATER"]'
+    )
 
 
 async def test_a_stream_configured_otherwise_is_told_apart(cluster: Cluster) -> None:

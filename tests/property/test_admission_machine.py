@@ -2,19 +2,20 @@
 
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from skep.machines.admission import AdmissionMachine
+from skep.machines.admission import AdmissionMachine, Kept
 from skep.machines.base import Effect, Record, Send
 from skep.wire.admin import SetVcs, VcConfig
 from skep.wire.codec import CancelRequest, Facts
-from skep.wire.facts import Admitted, CancelAsked, End, JobEnded, Refused, Repeated
+from skep.wire.facts import Admitted, CancelAsked, End, JobEnded, NodeSeen, Refused, Repeated
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from skep.wire.verdict import Verdict
-from tests.kit import T0, Driver, added, joined, spec, submission
+from tests.kit import T0, Driver, added, durable, joined, spec, submission
 
 VCS = ["nlp", "cv"]
 REPLIES = {vc: f"_INBOX.vc-{vc}.x" for vc in VCS}
@@ -132,6 +133,15 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def the_unfinished_jobs_are_those_of_the_model(self) -> None:
         assert list(self.decide.machine.active) == list(self.unfinished)
+
+    @invariant()
+    def a_snapshot_rebuilds_the_machine(self) -> None:
+        entries = msgspec.json.encode(self.decide.machine.snapshot())
+        again = self.decide.make()
+        for entry in msgspec.json.decode(entries, type=list[Kept | NodeSeen]):
+            again.apply(entry)
+        again.check()
+        assert durable(again) == durable(self.decide.machine)
 
     @invariant()
     def every_submission_was_answered_once(self) -> None:

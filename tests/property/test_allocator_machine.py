@@ -3,11 +3,12 @@
 from collections import deque
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
@@ -33,6 +34,7 @@ from tests.kit import (
     admitted,
     at,
     cancel_asked,
+    durable,
     exited,
     heartbeat,
     joined,
@@ -379,6 +381,15 @@ class Allocator(RuleBasedStateMachine):
         self.follow(self.decide.restart(self.second))
 
     # --- what always holds -----------------------------------------------------------------------
+
+    @invariant()
+    def a_snapshot_rebuilds_the_machine(self) -> None:
+        entries = msgspec.json.encode(self.decide.machine.snapshot())
+        again = self.decide.make()
+        for entry in msgspec.json.decode(entries, type=list[Kept]):
+            again.apply(entry)
+        again.check()
+        assert durable(again) == durable(self.decide.machine)
 
     @invariant()
     def the_bitmap_agrees(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from skep.wire import codec, subjects
 from skep.wire.codec import CancelRequest, Facts, Submission
 from skep.wire.facts import End, EpochBegan, JobEnded, JobOver
 from skep.wire.reasons import Reason
+from skep_services import shell
 from skep_services.adapters.memory import (
     ManualClock,
     MemoryBroker,
@@ -23,7 +25,15 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
-from skep_services.ports import CorruptLogError, Delivery, LogRecord, SupersededError, Turn
+from skep_services.ports import (
+    CorruptLogError,
+    Delivery,
+    Keeper,
+    LogRecord,
+    RefusedError,
+    SupersededError,
+    Turn,
+)
 from skep_services.shell import Follow, Shell
 
 DEADLINE_S = 120.0
@@ -69,6 +79,9 @@ class Counter:
             self.epochs.append(fact.epoch)
         else:
             self.jobs.append(fact.job)
+
+    def snapshot(self) -> list[Any]:
+        return [Noted(job) for job in self.jobs]
 
     def wake_at(self) -> Instant | None:
         return self.alarm_at
@@ -129,10 +142,12 @@ class Place:
         log: Any = None,
         bus: MemoryBus | None = None,
         turn: Turn | None = None,
+        keeper: Keeper | None = None,
     ) -> Shell:
         return Shell(
             machine,
             turn=turn,
+            keeper=keeper,
             bus=bus or MemoryBus(self.broker, "service", _fail),
             clock=self.clock,
             observer=seen,
@@ -406,3 +421,91 @@ def test_a_machine_without_calls_must_not_call() -> None:
 
 async def _never(event: Any) -> None:
     raise AssertionError(event)
+
+
+# --- snapshots ----------------------------------------------------------------------------------
+
+
+class Kept:
+    """A keeper that stores when it is let, or fails."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[list[str], dict[str, int], int]] = []
+        self.may_store = asyncio.Event()
+        self.error: Exception | None = None
+        self.ended: asyncio.Queue[None] = asyncio.Queue()
+
+    def keep(
+        self, entries: Sequence[Any], positions: Mapping[str, int], at: Instant, facts: int
+    ) -> Awaitable[None]:
+        del at
+        self.kept.append(([entry.job for entry in entries], dict(positions), facts))
+        return self._store()
+
+    async def _store(self) -> None:
+        await self.may_store.wait()
+        self.ended.put_nowait(None)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_is_kept_when_enough_was_recorded_since_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "KEEP_EVERY", 3)
+    monkeypatch.setattr(shell, "KEEP_SHARE", 1)
+    place, machine, seen, keeper = Place(), Counter(), Seen(), Kept()
+
+    def noted(jobs: int) -> bool:
+        return len(machine.jobs) == jobs
+
+    async with running(place.shell(machine, seen, keeper=keeper)):
+        for number in range(1, 10):
+            await place.submit(number)
+            await seen.until(partial(noted, number))
+            if number == 6:
+                # Due again, but the first is still being stored.
+                assert len(keeper.kept) == 1
+                keeper.may_store.set()
+                await keeper.ended.get()
+        await keeper.ended.get()
+    first, second = keeper.kept
+    assert first == (["j1", "j2", "j3"], {"SUBMIT": 3}, 3)
+    # The next is due with as many facts more as this one has entries: not in this test.
+    assert second == ([f"j{number}" for number in range(1, 8)], {"SUBMIT": 7}, 7)
+
+
+@pytest.mark.asyncio
+async def test_that_a_snapshot_cannot_be_stored_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "KEEP_EVERY", 1)
+    monkeypatch.setattr(shell, "KEEP_SHARE", 0)
+    place, machine, seen, keeper = Place(), Counter(), Seen(), Kept()
+    keeper.error = RefusedError("maximum bytes exceeded")
+    keeper.may_store.set()
+    made = place.shell(machine, seen, keeper=keeper)
+    async with running(made):
+        await place.submit(1)
+        await keeper.ended.get()
+        await place.submit(2)
+        await seen.until(lambda: len(machine.jobs) == 2)
+    assert made.keep_failed == "maximum bytes exceeded"
+
+
+@pytest.mark.asyncio
+async def test_recovery_from_a_snapshot_counts_what_it_stands_for() -> None:
+    place, machine = Place(), Counter()
+
+    class FromSnapshot(MemoryFactLog):
+        async def replay(self) -> AsyncIterator[LogRecord]:
+            async for _ in super().replay():
+                pass
+            yield LogRecord(0, 0, Instant(0), {"SUBMIT": 2}, (Noted("j1"),), stands_for=70)
+
+    made = place.shell(machine, Seen(), log=FromSnapshot(place.store, Noted))
+    await place.submit(1)
+    await place.submit(2)
+    async with running(made):
+        assert (machine.jobs, made.positions, made.facts_applied) == (["j1"], {"SUBMIT": 2}, 70)
