@@ -220,7 +220,11 @@ class Fatal:
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What a process says of itself on `skep.v1.health.<identity>`."""
+    """What a process says of itself on `skep.v1.health.<identity>`.
+
+    Of its `facts` the latest snapshot stands for `kept`; `keep_failed` says why a later one could
+    not be stored.
+    """
 
     service: str
     identity: str
@@ -228,6 +232,8 @@ class Health(msgspec.Struct, frozen=True):
     epoch: int
     positions: Mapping[str, int]
     facts: int
+    kept: int
+    keep_failed: str
     inbox: int
     dropped: int
     decide_us: Mapping[str, float]
@@ -246,6 +252,8 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell, subject: str) 
             epoch=shell.epoch,
             positions=shell.positions,
             facts=shell.facts_applied,
+            kept=shell.facts_kept,
+            keep_failed=shell.keep_failed,
             inbox=shell.waiting,
             dropped=shell.dropped,
             decide_us=shell.decide_us(),

@@ -125,7 +125,9 @@ class Shell:
         self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
         self._keeper = keeper
         self._keeping: asyncio.Future[None] | None = None
-        self._kept_at = self._kept_size = 0
+        self.facts_kept = 0
+        """How many facts the latest snapshot stands for."""
+        self._kept_size = 0
         self.keep_failed = ""
         """Why the latest snapshot could not be stored, if it could not."""
         self._follow, self._listen, self._owner = tuple(follow), tuple(listen), owner
@@ -200,7 +202,7 @@ class Shell:
             for fact in record.facts:
                 self.machine.apply(fact)
             if record.stands_for:
-                self.facts_applied = self._kept_at = record.stands_for
+                self.facts_applied = self.facts_kept = record.stands_for
             else:
                 self.facts_applied += len(record.facts)
 
@@ -288,7 +290,7 @@ class Shell:
 
     def _keep(self) -> None:
         """Keep a snapshot if enough was recorded since the last one, and none is being stored."""
-        due = self.facts_applied - self._kept_at >= max(KEEP_EVERY, self._kept_size)
+        due = self.facts_applied - self.facts_kept >= max(KEEP_EVERY, self._kept_size)
         if self._keeper is None or not due or (self._keeping and not self._keeping.done()):
             return
         machine: Any = self.machine
@@ -296,7 +298,7 @@ class Shell:
         storing = self._keeper.keep(
             entries, dict(self.positions), self._clock.now(), self.facts_applied
         )
-        self._kept_at, self._kept_size = self.facts_applied, KEEP_SHARE * len(entries)
+        self.facts_kept, self._kept_size = self.facts_applied, KEEP_SHARE * len(entries)
         self._keeping = asyncio.ensure_future(self._store(storing))
 
     async def _store(self, storing: Awaitable[None]) -> None:

@@ -134,7 +134,7 @@ class AdmissionMachine:
         return self._effects
 
     def snapshot(self) -> list[Kept | NodeSeen]:
-        """Return what rebuilds this state without its history; to be encoded before the next event."""
+        """Return what rebuilds this state without history; to be encoded before the next event."""
         kept: list[Kept | NodeSeen] = [
             AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
                           gpus=tuple(self.outstanding_gpus.items()),

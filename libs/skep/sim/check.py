@@ -157,7 +157,8 @@ class Watch:
         fresh.check()
         here, there = durable(machine), durable(fresh)
         for name, value in here.items():
-            text = f"{type(machine).__name__}: {name} is {value!r} live and {there[name]!r} from its snapshot"
+            what = f"{type(machine).__name__}: {name}"
+            text = f"{what} is {value!r} live and {there[name]!r} from its snapshot"
             require(value == there[name], "I7", text)
 
 

@@ -218,7 +218,7 @@ class AllocatorMachine:
     # --- facts -------------------------------------------------------------------------------
 
     def snapshot(self) -> list[Kept]:
-        """Return what rebuilds this state without its history; to be encoded before the next event."""
+        """Return what rebuilds this state without history; to be encoded before the next event."""
         return list(keep(self))
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
