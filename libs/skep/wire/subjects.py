@@ -85,9 +85,9 @@ def finding(kind: str) -> str:
     return f"{PREFIX}.finding.{kind}"
 
 
-def kept(service: str, what: str) -> str:
-    """Return where a service stores its snapshots, `piece` by piece and then the `whole`."""
-    return f"{PREFIX}.kept.{service}.{what}"
+def kept(stream: str, what: str) -> str:
+    """Return where snapshots beside a log are stored, `piece` by piece and then the `whole`."""
+    return f"{PREFIX}.kept.{stream}.{what}"
 
 
 def span(service: str) -> str:

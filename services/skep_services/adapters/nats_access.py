@@ -231,7 +231,7 @@ def _writes(identity: str, stream: str) -> Grants:
         (
             *subjects.STREAMS[stream],
             f"$JS.API.STREAM.MSG.GET.{stream}",
-            subjects.kept(identity, "*"),
+            subjects.kept(stream, "*"),
             f"$JS.API.STREAM.MSG.GET.{subjects.KEPT}",
             f"$JS.API.STREAM.PURGE.{subjects.KEPT}",
         )

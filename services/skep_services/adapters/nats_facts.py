@@ -108,7 +108,7 @@ class NatsFactLog:
         facts: Any,
         kept: Any = None,
     ) -> None:
-        self._snapshots = NatsSnapshots(bus, service, kept) if kept is not None else None
+        self._snapshots = NatsSnapshots(bus, stream, kept) if kept is not None else None
         self._link = bus.link
         self._stream = stream
         self._subject = subject

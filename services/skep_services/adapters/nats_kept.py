@@ -1,6 +1,6 @@
 """Snapshots beside a fact log: what stands for a long history, so that recovery need not read it.
 
-A snapshot is a run of messages on `skep.v1.kept.<service>.piece` and one on `….whole` that names
+A snapshot is a run of messages on `skep.v1.kept.<stream>.piece` and one on `….whole` that names
 them, their hash, and the record of the log up to which they stand. It counts only if that record
 is in the log with that very hash. The log itself stays whole: whatever is wrong with a snapshot,
 it is passed over, and history is read instead.
@@ -61,12 +61,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class NatsSnapshots:
-    """The snapshots of `service`'s log; `entries` is the union of what its machine's consist of."""
+    """The snapshots of the log in `stream`; `entries` is the union of what its machine's consist of."""
 
-    def __init__(self, bus: NatsBus, service: str, entries: Any) -> None:
+    def __init__(self, bus: NatsBus, stream: str, entries: Any) -> None:
         self._bus = bus
-        self._piece = subjects.kept(service, "piece")
-        self._whole = subjects.kept(service, "whole")
+        self._piece = subjects.kept(stream, "piece")
+        self._whole = subjects.kept(stream, "whole")
         self._encoder = msgspec.json.Encoder()
         self._entries = msgspec.json.Decoder(list[entries])
         self._pieces = msgspec.json.Decoder(_Piece)
