@@ -130,7 +130,7 @@ async def test_the_latest_two_are_there_and_older_ones_make_room(world: NatsWorl
 @pytest.mark.parametrize("what", ["piece", "whole"])
 async def test_without_a_whole_snapshot_history_is_read(world: NatsWorld, what: str) -> None:
     await filled(world)
-    await world.api(f"STREAM.PURGE.{subjects.KEPT}", {"filter": subjects.kept("tester", what)})
+    await world.api(f"STREAM.PURGE.{subjects.KEPT}", {"filter": subjects.kept("FACTS", what)})
     assert [record.counter for record in await replayed(world)] == [1, 2, 3, 4]
 
 
@@ -151,7 +151,7 @@ async def test_a_snapshot_of_other_entries_is_passed_over(world: NatsWorld) -> N
 async def test_a_snapshot_that_is_no_snapshot_is_passed_over(world: NatsWorld) -> None:
     await filled(world)
     bus = await world.bus("b")
-    await bus.publish(subjects.kept("tester", "whole"), b"{", "k", {})
+    await bus.publish(subjects.kept("FACTS", "whole"), b"{", "k", {})
     assert [record.counter for record in await replayed(world)] == [1, 2, 3, 4]
 
 

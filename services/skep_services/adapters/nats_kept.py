@@ -61,7 +61,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class NatsSnapshots:
-    """The snapshots of the log in `stream`; `entries` is the union of what its machine's consist of."""
+    """The snapshots beside the log in `stream`; `entries` is the union of what they consist of."""
 
     def __init__(self, bus: NatsBus, stream: str, entries: Any) -> None:
         self._bus = bus
