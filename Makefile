@@ -20,8 +20,8 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check bench clean distclean format lint types imports tidy \
-	format-check proto proto-check bless seeds up down cov wheel image compose-up compose-down \
-	compose-test
+	format-check proto proto-check bless seeds planted up down cov wheel image compose-up \
+	compose-down compose-test
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -83,6 +83,9 @@ bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the dif
 
 seeds: $(READY) ## Run the protocol simulator over N seeds (make seeds N=20000)
 	@$(BIN)/python -m skep.sim.run --seeds $(N) $(ARGS)
+
+planted: $(READY) ## Plant bugs in the machines: the simulator must find each
+	@$(BIN)/python -m skep.sim.planted $(ARGS)
 
 up: $(READY) ## Start a cluster on this machine (ARGS="--nodes 2 --gpus 4")
 	@$(BIN)/skep up $(ARGS)

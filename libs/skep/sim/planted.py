@@ -1,0 +1,200 @@
+"""Bugs planted on purpose: each must be found, or a net has a hole.
+
+python -m skep.sim.planted              plant each in turn; exit 1 if one is not found
+python -m skep.sim.planted --json       the same as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from skep.cells.nodes import NodeState
+from skep.machines.admission import AdmissionMachine
+from skep.machines.agent import AgentMachine
+from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.base import Send
+from skep.sim.driver import Process
+from skep.sim.history import run_seed
+from skep.sim.world import Settings
+from skep.wire import codec
+from skep.wire.facts import MemberGone, StopTaken
+
+SEEDS_MAX = 60
+"""Within how many histories a planted bug must show."""
+
+
+class Plant(msgspec.Struct, frozen=True):
+    """A bug: what is put in whose place. `breaks` are the invariants it may show by."""
+
+    name: str
+    owner: Any
+    attribute: str
+    wrong: Any
+    breaks: tuple[str, ...]
+    unchecked: bool = False
+    """The machine's own `check` is taken away too, which would find it first."""
+
+
+class Finding(msgspec.Struct):
+    """In which history a bug was found, after how many, and what broke; all empty if it was not."""
+
+    bug: str
+    invariant: str = ""
+    seeds: int = 0
+    text: str = ""
+
+
+def _publishes_first(self: Process) -> None:
+    while self._effects:
+        effect = self._effects.popleft()
+        if isinstance(effect, Send):
+            payload = codec.encode(effect.message)
+            self._network.send(self, effect.subject, payload, effect.headers, "early")
+        else:
+            self.wiring.carry_out(self, effect.command)  # type: ignore[union-attr]
+    _append_next(self)
+
+
+def _acknowledges_first(self: Process, stream: str, message: Any) -> None:
+    self.positions[stream] = message.sequence
+    _read(self, stream, message)
+
+
+def _remembers_no_key(self: AdmissionMachine, job: str, vc: str, key: str) -> None:
+    del key
+    _answered(self, job, vc, "")
+
+
+def _frees_at_once(self: AllocatorMachine, fact: Any) -> None:
+    if isinstance(fact, MemberGone) and not fact.free:
+        fact = msgspec.structs.replace(fact, free=True)
+    _record(self, fact)
+
+
+def _keeps_no_floor(self: AgentMachine, command: Any) -> None:
+    floor, self.floor = self.floor, 0
+    _bind(self, command)
+    self.floor = max(floor, self.floor)
+
+
+def _stops_the_known_only(self: AgentMachine, command: Any, now: Any) -> None:
+    if (command.job, command.attempt) in self.parts:
+        _stop(self, command, now)
+
+
+def _forgets_stops(self: AgentMachine) -> list[Any]:
+    return [fact for fact in _agent_snapshot(self) if not isinstance(fact, StopTaken)]
+
+
+def _forgets_a_node(self: AllocatorMachine) -> list[Any]:
+    kept = _allocator_snapshot(self)
+    return [entry for entry in kept if entry is not kept[1]]
+
+
+def _does_nothing(*_: Any) -> None:
+    """Stand where something should be done."""
+
+
+_append_next, _read = Process._append_next, Process.read
+_answered, _record = AdmissionMachine._answered, AllocatorMachine.record
+_bind, _stop = AgentMachine._bind, AgentMachine._stop
+_agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
+
+PLANTS = (
+    Plant("publish before durable", Process, "_append_next", _publishes_first, ("I2", "I4", "I9")),
+    Plant("position acknowledged before the effect", Process, "read", _acknowledges_first,
+          ("I1", "I10", "I7")),
+    Plant("lost timer: commands not repeated", dispatch.Soft, "remind", _does_nothing, ("I10",)),
+    Plant("lost timer: commands forgotten in a restart", dispatch, "restarted", _does_nothing,
+          ("I10",)),
+    Plant("no deduplication of keys", AdmissionMachine, "_answered", _remembers_no_key, ("I9",)),
+    Plant("no floor at the agent", AgentMachine, "_bind", _keeps_no_floor, ("I0", "I2", "I4")),
+    Plant("GPUs of a lost node count as free", AllocatorMachine, "record", _frees_at_once,
+          ("I2", "I4")),
+    Plant("a name taken back is used before it is clear", NodeState, "usable",
+          property(lambda node: not (node.lost or node.drained)), ("I2",)),
+    Plant("a stop for an unknown attempt is not kept", AgentMachine, "_stop", _stops_the_known_only,
+          ("I10",)),
+    Plant("an agent's snapshot leaves something out", AgentMachine, "snapshot", _forgets_stops,
+          ("I0", "I7")),
+    Plant("the allocator's snapshot leaves a node out", AllocatorMachine, "snapshot",
+          _forgets_a_node, ("I0", "I7")),
+    Plant("GPUs counted in no quota", AllocatorMachine, "_count", _does_nothing, ("I8",),
+          unchecked=True),
+    Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
+)  # fmt: skip
+
+NO_FENCE = "no fence at the log"
+
+
+@contextmanager
+def planted(plant: Plant) -> Iterator[None]:
+    """Put a bug in place for a while."""
+    changes = [(plant.owner, plant.attribute, plant.wrong)]
+    if plant.unchecked:
+        changes.append((plant.owner, "check", _does_nothing))
+    right = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    try:
+        for owner, name, wrong in changes:
+            setattr(owner, name, wrong)
+        yield
+    finally:
+        for owner, name, value in right:
+            setattr(owner, name, value)
+
+
+def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX) -> Finding:
+    """Return the first history of at most `seeds_max` in which an invariant breaks."""
+    for seed in range(seeds_max):
+        result = run_seed(seed, settings)
+        if result.violation:
+            text = result.violation.strip().splitlines()[-1]
+            return Finding(bug, result.invariant, seed + 1, text)
+    return Finding(bug)
+
+
+def find_all(seeds_max: int, tell: Callable[[Finding], None]) -> list[Finding]:
+    """Plant every bug in turn, the missing fence first; `tell` hears of each."""
+    found = [find(NO_FENCE, Settings(fence=False), seeds_max)]
+    tell(found[0])
+    for plant in PLANTS:
+        with planted(plant):
+            found.append(find(plant.name, Settings(), seeds_max))
+        tell(found[-1])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit code: 0 if every bug was found."""
+    parser = argparse.ArgumentParser(prog="python -m skep.sim.planted",
+                                     description="Plant bugs, and find them.")  # fmt: skip
+    parser.add_argument("--seeds-max", type=int, default=SEEDS_MAX, metavar="N",
+                        help=f"histories to look through ({SEEDS_MAX})")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args(arguments)
+    found = find_all(options.seeds_max, _nothing if options.json else _tell)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    return 0 if all(finding.invariant for finding in found) else 1
+
+
+def _tell(finding: Finding) -> None:
+    if finding.invariant:
+        where = f"{finding.invariant:4} in history {finding.seeds:2}"
+        print(f"{finding.bug:48} {where}: {finding.text[:120]}", flush=True)
+    else:
+        print(f"{finding.bug:48} NOT FOUND", flush=True)
+
+
+def _nothing(_: Finding) -> None:
+    """Say nothing before the end."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
