@@ -32,8 +32,12 @@ SECRETS = ROOT / "compose" / "secrets"
 PROJECT = "skep"
 UP_WITHIN_S = 180.0
 """A loaded machine of two cores needs some 20 s."""
+RESTARTS_MAX = 4
+"""Of two that race for an epoch one starts again, once; more often is no coincidence."""
+KILLED = 128 + signal.SIGKILL
 LOOK_EVERY_S = 0.1
-LOG_LINES_SHOWN = 20
+LOG_LINES_SHOWN = 8
+ERROR_LINES_SHOWN = 4
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The gateway is on this machine: a proxy in the environment is not for it."""
 
@@ -83,13 +87,33 @@ class Deployment:
     def up(self) -> float:
         """Start everything; return after how many seconds it was well. Raises RuntimeError."""
         began = time.monotonic()
+        image = self._environment["SKEP_IMAGE"]
+        if subprocess.run(["docker", "image", "inspect", image], capture_output=True,
+                          check=False).returncode:  # fmt: skip
+            message = f"there is no image {image} here: `make image IMAGE={image}` builds it"
+            raise RuntimeError(message)
         try:
             self.compose("up", "--detach")
         except RuntimeError as error:
             message = f"{error}\n{self.last_words()}"
             raise RuntimeError(message) from error
-        until(self.is_well, "every service is well and both nodes are up", UP_WITHIN_S)
+        what = "every service is well and both nodes are up"
+        try:
+            until(self._is_up, what, UP_WITHIN_S)
+        except TimeoutError as error:
+            message = f"{error}\n{self.last_words()}"
+            raise RuntimeError(message) from error
         return time.monotonic() - began
+
+    def _is_up(self) -> bool:
+        """Return whether all is well. Raises RuntimeError if that will never be."""
+        if self.is_well():
+            return True
+        again = [name for name, one in self.containers().items() if _loops(one)]
+        if again:
+            text = f"ending again and again: {', '.join(sorted(again))}\n{self.last_words()}"
+            raise RuntimeError(text)
+        return False
 
     def down(self, *, wipe: bool) -> None:
         """Stop and remove the containers, with `wipe` the volumes too."""
@@ -141,6 +165,19 @@ class Deployment:
             _run(["docker", "start", container["Id"]], None)
         return str(container["State"]["StartedAt"])
 
+    def crash_all(self) -> dict[str, str]:
+        """SIGKILL everything in every container within some ms; return when each had started."""
+        containers = self.containers()
+        running = {name: one for name, one in containers.items() if one["State"]["Running"]}
+        try:
+            for container in running.values():
+                os.kill(container["State"]["Pid"], signal.SIGKILL)
+        except (PermissionError, ProcessLookupError):
+            ids = [container["Id"] for container in running.values()]
+            _run(["docker", "kill", *ids], None)
+            _run(["docker", "start", *ids], None)
+        return {name: str(container["State"]["StartedAt"]) for name, container in running.items()}
+
     def pause(self, name: str, for_s: float) -> str:
         """Freeze a container for a while; return when it had started."""
         container = self.containers()[name]
@@ -184,19 +221,30 @@ class Deployment:
             state = container["State"]
             health = state.get("Health", {}).get("Status", "")
             done = name == "bootstrap" and state["ExitCode"] == 0
-            if done or (state["Status"] == "running" and health != "unhealthy"):
+            well = state["Status"] == "running" and health != "unhealthy" and not _loops(container)
+            if done or well:
                 continue
-            lines.append(f"{name}: {state['Status']} {health}, exit code {state['ExitCode']}")
+            restarts = f"{container['RestartCount']} restarts"
+            lines.append(f"{name}: {state['Status']}, {health or 'no health'}, {restarts}, "
+                         f"exit code {state['ExitCode']}")  # fmt: skip
+            if state["OOMKilled"] or state["ExitCode"] == KILLED or _loops(container):
+                limit = container["HostConfig"]["Memory"] // 2**20
+                lines.append(f"    its limit of memory is {limit} MiB: less than it needs?")
             words = self.logs(name).splitlines()[-LOG_LINES_SHOWN:]
             lines += [f"    {line[:300]}" for line in words]
         return "\n".join(lines)
 
 
+def _loops(container: Any) -> bool:
+    return int(container["RestartCount"]) >= RESTARTS_MAX
+
+
 def _run(command: Sequence[str], environment: dict[str, str] | None) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        text = f"`{' '.join(command)}` returned {done.returncode}: {done.stderr.strip()[-2000:]}"
-        raise RuntimeError(text)
+        words = "\n  ".join(done.stderr.strip().splitlines()[-ERROR_LINES_SHOWN:])
+        message = f"`{' '.join(command)}` returned {done.returncode}:\n  {words}"
+        raise RuntimeError(message)
     return done.stdout
 
 

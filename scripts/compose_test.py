@@ -4,9 +4,10 @@
 
 A bare NATS client submits all the time while each of these is killed in turn: the active process of
 every service, the bus server that leads the allocator's log, an agent with jobs on it. An allocator
-is paused for longer than its standby waits. At last every container is restarted in good order,
-one after the other. Then every acknowledged job must have ended once, by the logs and by what the
-jobs noted themselves.
+is paused for longer than its standby waits. Every container is killed at once, the moment a burst
+of submissions is acknowledged. At last every container is restarted in good order, one after the
+other. Then every acknowledged job must have ended once, by the logs and by what the jobs noted
+themselves.
 Prints one line per check and a table of the kills; exits 1 if a check failed.
 """
 
@@ -56,6 +57,8 @@ PACE_S = 0.35
 """Between two submissions: below what eight slots and two cores can take."""
 JOB_S = 0.5
 GANG_EVERY = 8
+BURST = 50
+BURST_JOB_S = 0.05
 DRAIN_WITHIN_S = 120.0
 RECOVERY_WITHIN_S = 60.0
 ACKNOWLEDGED_WITHIN_S = 15.0
@@ -112,6 +115,7 @@ class Run:
             try:
                 await self.wait_bound_after(time.monotonic_ns())
                 await self.attack(operator)
+                await self.blackout(tenant)
                 if self.rolling:
                     await self.roll(operator)
             finally:
@@ -176,9 +180,13 @@ class Run:
 
     async def _submit(self, tenant: BareClient, number: int) -> None:
         gang = number % GANG_EVERY == 0
-        name = f"{'gang' if gang else 'job'}-{number}"
+        await self._hand_in(tenant, f"{'gang' if gang else 'job'}-{number}", JOB_S, gang=gang)
+
+    async def _hand_in(
+        self, tenant: BareClient, name: str, seconds: float, *, gang: bool = False
+    ) -> None:
         self.ranks[name] = 2 if gang else 1
-        spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % JOB_S],
+        spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % seconds],
                 "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1}}  # fmt: skip
         began = time.monotonic_ns()
         await tenant.publish(f"skep.v1.submit.{VC}", json.dumps(spec).encode(), name)
@@ -268,6 +276,18 @@ class Run:
         await asyncio.to_thread(self.deployment.wait_again, name, started)
         logs = await asyncio.to_thread(self.deployment.logs, name)
         self.check("superseded" in logs, f"{name} woke up, found itself superseded, and ended")
+
+    async def blackout(self, tenant: BareClient) -> None:
+        """Kill everything the moment a burst of submissions is acknowledged."""
+        names = [f"burst-{number}" for number in range(1, BURST + 1)]
+        await asyncio.gather(*(self._hand_in(tenant, name, BURST_JOB_S) for name in names))
+        at = time.monotonic_ns()
+        started = await asyncio.to_thread(self.deployment.crash_all)
+        await self.recovered(f"kill all {len(started)} containers at once", at)
+        for name, when in started.items():
+            await asyncio.to_thread(self.deployment.wait_again, name, when)
+        await asyncio.to_thread(until, self.deployment.is_well, "all is well after the blackout",
+                                RECOVERY_WITHIN_S)  # fmt: skip
 
     async def roll(self, operator: BareClient) -> None:
         """Restart every container in good order, each once all before it are well."""

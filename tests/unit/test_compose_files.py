@@ -75,7 +75,7 @@ def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["mem_limit"]
         assert service["pids_limit"]
-        assert service["restart"] == ("on-failure" if name == "bootstrap" else "unless-stopped")
+        assert service["restart"] == ("no" if name == "bootstrap" else "unless-stopped")
         assert ("healthcheck" in service) == (name != "bootstrap")
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")

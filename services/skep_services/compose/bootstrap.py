@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 
 from skep_services.adapters.nats_streams import DriftedStreamError
 from skep_services.compose.init import SERVERS
@@ -17,6 +18,10 @@ from skep_services.ports import MissingStreamError, RefusedError
 from skep_services.supervisor import boot
 from skep_services.supervisor.config import Cluster
 from skep_services.supervisor.run import say
+
+PATIENCE_S = 60.0
+"""An election takes 4 to 9 s; what is wrong after this stays wrong."""
+PAUSE_S = 1.0
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 64
@@ -42,16 +47,22 @@ def main() -> int:
 
 async def _prepare(state: str, cluster: Cluster) -> int:
     boot.marker_path(state).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        await boot.prepare(state, cluster, replicas=len(SERVERS))
-    except (MissingStreamError, DriftedStreamError) as error:
-        say("the streams are not as they should be", error=str(error))
-        return EXIT_LOG
-    except (RefusedError, ConnectionError) as error:
-        say("not prepared", error=str(error))
-        return EXIT_FAILED
-    say("prepared", replicas=len(SERVERS))
-    return 0
+    began = time.monotonic()
+    while True:
+        try:
+            await boot.prepare(state, cluster, replicas=len(SERVERS))
+        except (MissingStreamError, DriftedStreamError) as error:
+            say("the streams are not as they should be", error=str(error))
+            return EXIT_LOG
+        except (RefusedError, ConnectionError) as error:
+            # Servers that have only just met refuse a stream for want of three to place it on.
+            say("not prepared yet", error=str(error))
+            if time.monotonic() - began > PATIENCE_S:
+                return EXIT_FAILED
+            await asyncio.sleep(PAUSE_S)
+        else:
+            say("prepared", replicas=len(SERVERS))
+            return 0
 
 
 if __name__ == "__main__":
