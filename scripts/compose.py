@@ -143,6 +143,12 @@ class Deployment:
             return ""
         return str(services.get(service, {}).get("identity", ""))
 
+    def answers(self, name: str) -> bool:
+        """Return whether the process of a container answers over the bus."""
+        command = ["docker", "exec", self.containers()[name]["Id"], "python", "-m",
+                   "skep_services.compose.check"]  # fmt: skip
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
     # --- containers ----------------------------------------------------------------------------
 
     def containers(self) -> dict[str, Any]:
@@ -154,16 +160,20 @@ class Deployment:
         found = json.loads(_run(["docker", "inspect", *ids], None))
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
 
-    def crash(self, name: str) -> str:
-        """SIGKILL everything in a container; return when it had started. It starts by itself."""
+    def crash(self, name: str) -> tuple[str, int]:
+        """SIGKILL everything in a container; return when it had started, and when that was (ns).
+
+        It starts by itself.
+        """
         container = self.containers()[name]
+        at = time.monotonic_ns()
         try:
             os.kill(container["State"]["Pid"], signal.SIGKILL)
         except (PermissionError, ProcessLookupError):
             # An engine elsewhere, or no root: the engine does not start again what it kills.
             _run(["docker", "kill", container["Id"]], None)
             _run(["docker", "start", container["Id"]], None)
-        return str(container["State"]["StartedAt"])
+        return str(container["State"]["StartedAt"]), at
 
     def crash_all(self) -> dict[str, str]:
         """SIGKILL everything in every container within some ms; return when each had started."""

@@ -228,28 +228,43 @@ class Run:
         """Kill each in turn, waiting until it is back before the next."""
         for service in SERVICES:
             name = await self.active(service)
+            standby = f"{service}-{2 if name.endswith('1') else 1}"
+            await asyncio.to_thread(until, lambda one=standby: self.deployment.answers(one),
+                                    f"{standby} stands by", RECOVERY_WITHIN_S)  # fmt: skip
+            before = await self.takeovers(standby)
             await self.kill(f"{service}, active ({name})", name)
-            successor = await self.active(service, other_than=name)
-            self.check(True, f"{service}: {successor} took over from {name}")
+            self.check(await self.takeovers(standby) > before,
+                       f"{service}: {standby} took over from {name}",
+                       await asyncio.to_thread(self.story, service))  # fmt: skip
         leader = (await ask(operator, "STREAM.INFO.ALLOC", None))["cluster"]["leader"]
         await self.kill(f"bus server that leads ALLOC ({leader})", leader)
         await self.kill("agent with its jobs (agent-1)", "agent-1")
         await self.pause()
 
-    async def active(self, service: str, other_than: str = "") -> str:
-        """Return which process of a service is active, and not `other_than`."""
+    async def active(self, service: str) -> str:
+        """Return which process of a service is active."""
+        return await asyncio.to_thread(
+            until, lambda: self.deployment.identity_of(service), f"{service} is active",
+            RECOVERY_WITHIN_S)  # fmt: skip
 
-        def look() -> str:
-            found = self.deployment.identity_of(service)
-            return found if found != other_than else ""
+    async def takeovers(self, name: str) -> int:
+        """Return how often a process said that it became the active one."""
+        logs = await asyncio.to_thread(self.deployment.logs, name)
+        return logs.count('"event":"active"')
 
-        what = f"a process of {service} other than {other_than or 'none'} is active"
-        return await asyncio.to_thread(until, look, what, RECOVERY_WITHIN_S)
+    def story(self, service: str) -> str:
+        """Return what the processes of a service said of standing by and taking over."""
+        lines = [
+            f"\n       {name}: {line[:240]}"
+            for name in (f"{service}-1", f"{service}-2")
+            for line in self.deployment.logs(name).splitlines()
+            if '"decided"' not in line
+        ]
+        return "".join(lines)
 
     async def kill(self, what: str, name: str) -> None:
         """Crash a container; note how long new jobs waited, and wait until it is back."""
-        at = time.monotonic_ns()
-        started = await asyncio.to_thread(self.deployment.crash, name)
+        started, at = await asyncio.to_thread(self.deployment.crash, name)
         await self.recovered(f"kill {what}", at)
         await asyncio.to_thread(self.deployment.wait_again, name, started)
         await asyncio.to_thread(until, self.deployment.is_well, f"all is well after {name}",
