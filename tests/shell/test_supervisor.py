@@ -490,14 +490,16 @@ async def test_jobs_end_with_the_cluster_and_are_nobodys_failure(folder: Path) -
     async def on_exit(end: RunExited) -> None:
         ended.put_nowait(end)
 
-    agent = ProcessRuntime(folder)
+    agent, trapped = ProcessRuntime(folder), folder / "trapped"
+    os.mkfifo(trapped)
     await agent.open(on_exit)
     for token, script in [
         ("j1.1.0", "exit 3"),
         ("j2.1.0", "exec sleep 1000"),
-        ("j3.1.0", "trap 'exit 0' TERM; while :; do sleep 0.05; done"),
+        ("j3.1.0", f"trap 'exit 0' TERM; echo > {trapped}; while :; do sleep 0.05; done"),
     ]:
         assert not isinstance(await agent.start(run_plan(folder, token, script)), RunNotStarted)
+    await asyncio.to_thread(trapped.read_bytes)
     async with asyncio.timeout(DEADLINE_S):
         assert (await ended.get()).code == 3
     await agent.close()
