@@ -1,11 +1,17 @@
 """Acknowledge submissions, SIGKILL everything at once, start again: is every job known and ended?
 
-    python scripts/kill_all.py [--jobs 500] [--out FILE]
+    python scripts/kill_all.py [--jobs 500] [--times 1] [--power-cut] [--out FILE]
+    python scripts/kill_all.py --power-cut --unsynced [--times 5]
 
 A bare NATS client submits the jobs with many publishes in flight. The moment the last one is
 acknowledged, every service, both agents, the supervisor and the bus server are killed together.
 `skep up` on the same folder must then bring every job to exactly one end. What each job does is
 append a line to a file, so executions are counted as well. Exits 1 if a job is missing.
+
+A killed process leaves the page cache behind. With --power-cut it is lost too: the cluster lives on
+a disk of its own, and goes on with what had reached that disk. Jobs that had run may run again.
+--unsynced is the control: the same cut under a bus server with its own default of syncing, where
+acknowledged messages must be missing for the method to be worth anything.
 """
 
 from __future__ import annotations
@@ -27,8 +33,15 @@ if __name__ == "__main__":
 
 from scripts.bare_client import bare_client
 from scripts.embedded import Embedded, until
+from scripts.loop_store import LoopStore
 from skep.wire import subjects
 from skep.wire.facts import Admitted, JobEnded, Repeated
+from skep_services.adapters.nats_access import BOOTSTRAP, new_passwords, users
+from skep_services.adapters.nats_api import StreamInfo, ask
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_server import Server
+from skep_services.adapters.nats_streams import bootstrap_streams
 from skep_services.supervisor import home as folder
 
 JOBS = 500
@@ -37,17 +50,22 @@ ENDED_WITHIN_S = 120.0
 
 
 class KillAll:
-    """One run on a fresh cluster; the jobs write into `runs`."""
+    """One run on a fresh cluster; the jobs write into `runs`, and `disk` loses power, if any."""
 
-    def __init__(self, cluster: Embedded, runs: Path, jobs: int = JOBS) -> None:
+    def __init__(
+        self, cluster: Embedded, runs: Path, jobs: int = JOBS, disk: LoopStore | None = None
+    ) -> None:
         """Prepare."""
-        self.cluster, self.runs, self.jobs = cluster, runs, jobs
+        self.cluster, self.runs, self.jobs, self.disk = cluster, runs, jobs, disk
         self.entries: dict[str, dict[str, Any]] = {}
 
     def run(self) -> dict[str, Any]:
         """Do it all; return the report."""
         self.cluster.up(*OPTIONS)
-        submitted, acknowledged_s, killed_at = asyncio.run(self._submit_and_kill())
+        submitted, acknowledged_s, killed_at, kills_ms = asyncio.run(self._submit_and_kill())
+        if self.disk is not None:
+            self.disk.cut([*(entry["pid"] for entry in self.entries.values()),
+                           *self.cluster.processes()])  # fmt: skip
         until(self._all_gone, f"{self.entries} are gone")
         began = time.monotonic()
         self.cluster.up()
@@ -58,13 +76,14 @@ class KillAll:
             "acknowledged": len(submitted),
             "acknowledged_within_s": round(acknowledged_s, 3),
             "killed": list(self.entries),
+            "all_killed_within_ms": round(kills_ms, 2),
             **asyncio.run(self._account(submitted, killed_at)),
             "skep_up_s": round(up_s, 2),
             "all_ended_s": round(ended_s, 2),
         }
 
-    async def _submit_and_kill(self) -> tuple[list[str], float, int]:
-        """Return the jobs, how long their acknowledgements took, and when the kill came."""
+    async def _submit_and_kill(self) -> tuple[list[str], float, int, float]:
+        """Return the jobs, how long their acknowledgements took, when the kill came, its length."""
         command = f'echo "$SKEP_JOB $SKEP_GEN" >> {self.runs}'
         specs = [{"name": f"batch-{n}", "vc": "batch", "command": command}
                  for n in range(self.jobs)]  # fmt: skip
@@ -76,8 +95,10 @@ class KillAll:
             took_s = time.perf_counter() - began
             at = time.time_ns()
             for entry in self.entries.values():
-                os.kill(entry["pid"], signal.SIGKILL)
-        return submitted, took_s, at
+                # What is to lose its power must not have time to sync: it stands still at once.
+                os.kill(entry["pid"], signal.SIGKILL if self.disk is None else signal.SIGSTOP)
+            kills_ms = (time.time_ns() - at) / 1e6
+        return submitted, took_s, at, kills_ms
 
     def _all_gone(self) -> bool:
         return not any(folder.is_alive(entry) for entry in self.entries.values())
@@ -120,24 +141,89 @@ def is_good(report: dict[str, Any]) -> bool:
     return all(report[name] == wanted for name in ("known", "ended_once", "succeeded"))
 
 
+def run_once(jobs: int, *, power_cut: bool) -> dict[str, Any]:
+    """Return the report of one run in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="skep-kill-all-") as name:
+        disk = LoopStore(Path(name)) if power_cut else None
+        cluster = Embedded((disk.path if disk else Path(name)) / "home")
+        try:
+            return KillAll(cluster, Path(name) / "runs", jobs, disk).run()
+        finally:
+            cluster.down()
+            if disk is not None:
+                disk.close()
+
+
+class Unsynced(Server):
+    """A server that syncs when it sees fit."""
+
+    def config(self) -> str:
+        """Return the configuration without the line that everything rests on."""
+        return super().config().replace("  sync_interval: always\n", "")
+
+
+async def unsynced_once(jobs: int) -> dict[str, Any]:
+    """Return what a server that syncs now and then has of what it acknowledged, after a cut."""
+    with tempfile.TemporaryDirectory(prefix="skep-unsynced-") as name:
+        disk = LoopStore(Path(name))
+        passwords = new_passwords((), ("batch",))
+        server = Unsynced(disk.path / "nats", users(passwords, (), ("batch",)))
+        await server.start()
+        await server.wait_healthy(BOOTSTRAP)
+        options = {one: LinkOptions(servers=(server.url,), identity=one, password=passwords[one])
+                   for one in (BOOTSTRAP, "vc-batch")}  # fmt: skip
+        bus = await NatsBus.connect(options[BOOTSTRAP], _ignore)
+        await bootstrap_streams(bus, disk.path / "streams.json")
+        client = await NatsBus.connect(options["vc-batch"], _ignore)
+        publish = (
+            client.publish(subjects.submit("batch"), b"{}", f"k{n}", {}) for n in range(jobs)
+        )
+        acknowledged = len(await asyncio.gather(*publish))
+        await bus.close()
+        await client.close()
+        disk.cut([server.pid])
+        await server.kill()
+        await server.start()
+        await server.wait_healthy(BOOTSTRAP)
+        bus = await NatsBus.connect(options[BOOTSTRAP], _ignore)
+        info = await ask(bus.link, f"STREAM.INFO.{subjects.SUBMIT}", None, StreamInfo)
+        await bus.close()
+        await server.stop()
+        disk.close()
+    gone = info.error is not None
+    return {"acknowledged": acknowledged, "known": info.state.messages, "stream_gone": gone}
+
+
+def _ignore(_: Exception) -> None:
+    """Go on: connections break when the power is cut."""
+
+
 def main() -> int:
-    """Run it in a temporary folder."""
+    """Run it as often as asked for."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=JOBS)
-    parser.add_argument("--out", type=Path, help="write the report to a file as well")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--power-cut", action="store_true", help="lose the page cache as well")
+    parser.add_argument("--unsynced", action="store_true", help="the control: must lose some")
+    parser.add_argument("--out", type=Path, help="write the reports to a file as well")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="skep-kill-all-") as name:
-        cluster = Embedded(Path(name) / "home")
-        try:
-            report = KillAll(cluster, Path(name) / "runs", arguments.jobs).run()
-        finally:
-            cluster.down()
-    text = json.dumps(report, indent=1)
+    reports = []
+    for number in range(1, arguments.times + 1):
+        if arguments.unsynced:
+            report = asyncio.run(unsynced_once(arguments.jobs))
+        else:
+            report = run_once(arguments.jobs, power_cut=arguments.power_cut)
+        reports.append(report)
+        print(f"run {number}: known {report['known']} of {report['acknowledged']}",
+              file=sys.stderr, flush=True)  # fmt: skip
+    text = json.dumps(reports[0] if len(reports) == 1 else reports, indent=1)
     print(text)
     if arguments.out:
         arguments.out.write_text(text + "\n")
-    return 0 if is_good(report) else 1
+    if arguments.unsynced:
+        return 0 if any(report["known"] < report["acknowledged"] for report in reports) else 1
+    return 0 if all(is_good(report) for report in reports) else 1
 
 
 if __name__ == "__main__":

@@ -175,15 +175,18 @@ class Server:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    def config(self) -> str:
+        """Return the configuration it is started with."""
+        return config_text(port=self.port, store_dir=self.folder / "store", users=self._users)
+
     async def start(self) -> None:
         """Start the process; `wait_healthy` tells when it is of use."""
         assert self._process is None or self._process.returncode is not None, "already running"
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "nats-server.conf"
-        text = config_text(port=self.port, store_dir=self.folder / "store", users=self._users)
         config.unlink(missing_ok=True)
         config.touch(mode=0o600)
-        config.write_text(text, encoding="utf-8")
+        config.write_text(self.config(), encoding="utf-8")
         # Its own session: an interrupt from the terminal reaches the services first.
         with self.log_path.open("ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(

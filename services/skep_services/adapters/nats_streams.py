@@ -7,7 +7,6 @@ with the marker there, a missing stream is an error that an operator has to look
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 
 from skep.units import GIB, KIB, Duration, seconds
 from skep.wire import subjects
+from skep_services import durable
 from skep_services.adapters.nats_api import (
     STREAM_NOT_FOUND,
     Answer,
@@ -144,7 +144,8 @@ async def bootstrap_streams(
         _check_drift(plan.name, config, info.config)
     names = [plan.name for plan in plans]
     if not set(names) <= set(created):
-        _write_marker(marker, [*created, *(name for name in names if name not in created)])
+        every = [*created, *(name for name in names if name not in created)]
+        durable.write(str(marker), msgspec.json.encode(every))
 
 
 def _check_drift(name: str, planned: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -176,18 +177,3 @@ def _read_marker(marker: Path) -> list[str]:
     except msgspec.MsgspecError as error:
         message = f"{marker}: not a list of streams ({error}); restore it from a backup"
         raise ValueError(message) from error
-
-
-def _write_marker(marker: Path, streams: list[str]) -> None:
-    """Replace the marker durably: the file first, then its name."""
-    written = marker.with_name(f"{marker.name}.part")
-    with written.open("wb") as file:
-        file.write(msgspec.json.encode(streams))
-        file.flush()
-        os.fsync(file.fileno())
-    written.replace(marker)
-    folder = os.open(marker.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from skep.units import MIB, Instant
 from skep.wire import subjects
 from skep.wire.facts import AgentFact
 from skep.wire.node import NodeJoined
+from skep_services import durable
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
 from skep_services.adapters.journal import JournalFactLog
@@ -25,6 +27,7 @@ from skep_services.agent.logs import LogPieces
 from skep_services.ports import LogRecord
 from skep_services.service import ConfigurationError, Fatal, Settings, run
 
+IDENTITY = re.compile("[0-9a-f]{32}")
 COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
@@ -73,13 +76,20 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 def _identity(state: Path) -> str:
-    """Return the name this state folder has for ever; two folders never share one."""
+    """Return the name this state folder has for ever; two folders never share one.
+
+    Where it got lost, a fresh one is safe: the allocator then takes this for another machine and
+    has it end whatever runs here.
+    """
     path = state / "identity"
-    if not path.exists():
-        fresh = path.with_suffix(".part")
-        fresh.write_text(uuid.uuid4().hex)
-        fresh.replace(path)
-    return path.read_text().strip()
+    try:
+        known = path.read_text().strip()
+    except FileNotFoundError:
+        known = ""
+    if not IDENTITY.fullmatch(known):
+        known = uuid.uuid4().hex
+        durable.write(str(path), known.encode())
+    return known
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -9,6 +9,8 @@ import json
 import os
 from typing import Any
 
+from skep_services import durable as files
+
 CLUSTER_VERSION = 1
 """Of `cluster.json`. A file of another version is refused, not guessed at."""
 
@@ -89,13 +91,13 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
 
 def write_text(path: str, text: str, *, durable: bool = True) -> None:
     """Replace a file atomically, readable by its owner only; `durable`: also on disk on return."""
+    if durable:
+        files.write(path, text.encode(), FILE_MODE)
+        return
     draft = f"{path}.{os.getpid()}.draft"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
     os.replace(draft, path)
 
 
