@@ -6,10 +6,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import pytest
+
+from skep_services.adapters.docker_engine import Engine
+from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.process_runtime import INTERPRETER, ProcessRuntime
 from skep_services.ports import NodeRuntime, RunExited, RunNotStarted, RunPlan, RunStarted
 
@@ -17,6 +22,11 @@ DEADLINE_SECONDS = 120.0
 """Far more than anything here takes, even on a machine that is busy with other things."""
 
 PATH = os.environ["PATH"]
+
+NODE_VARIABLE = "NODE_UNDER_TEST"
+
+IMAGES = ("skep-base:bookworm", "python:3.11-slim-bookworm")
+"""Images that have what the tests' jobs need: a shell, its usual tools and Python."""
 
 
 def interpreter() -> tuple[str, ...]:
@@ -31,11 +41,16 @@ def process_runtime(state: Path, idle_s: float = 10.0) -> ProcessRuntime:
 
 
 class Node:
-    """One node: its state folder, and the agent (a runtime and what it was told)."""
+    """One node: its state folder, and the agent (a runtime and what it was told).
 
-    def __init__(self, folder: Path, make: Callable[[Path], NodeRuntime]) -> None:
+    With an `image` every plan is a container of it.
+    """
+
+    def __init__(self, folder: Path, make: Callable[[Path], NodeRuntime], image: str = "") -> None:
         self.folder = folder
         self.state = folder / "state"
+        self.image = image
+        self.number = 10**9 + uuid.uuid4().int % 10**9
         self.ends: dict[str, list[RunExited]] = {}
         self._make = make
         self._told = asyncio.Condition()
@@ -72,10 +87,11 @@ class Node:
         return RunPlan(
             token=token,
             argv=argv,
-            env={"PATH": PATH} if env is None else env,
+            env={"PATH": PATH, NODE_VARIABLE: str(self.number)} if env is None else env,
             workdir=str(workdir or self.folder),
             log_path=str(self.log_path(token)),
             log_bytes_max=log_bytes_max,
+            image=self.image,
         )
 
     def shell(self, token: str, script: str) -> RunPlan:
@@ -84,7 +100,26 @@ class Node:
 
     def python(self, token: str, script: str) -> RunPlan:
         """Return a plan that runs a Python script."""
-        return self.plan(token, sys.executable, "-I", "-S", "-c", script)
+        program = "python3" if self.image else sys.executable
+        return self.plan(token, program, "-I", "-S", "-c", script)
+
+    def leftovers(self, count: int) -> int:
+        """Return how many leftovers are told where there are `count`."""
+        return 0 if self.image else count
+
+    def sleeper(self, name: int) -> str:
+        """Return a command that sleeps, told from all others by its arguments."""
+        return f"sleep 1000 {self.number}{name}"
+
+    def sleeps(self, name: int) -> bool:
+        """Tell whether the sleeper of that name is there, in whatever namespace."""
+        word = f"{self.number}{name}".encode()
+        return any(word in words for _, words in _proc("cmdline"))
+
+    def marked_with(self, token: str) -> list[int]:
+        """Return the living processes that carry a run's token and this node's mark."""
+        marks = {f"SKEP_TOKEN={token}".encode(), f"{NODE_VARIABLE}={self.number}".encode()}
+        return [pid for pid, words in _proc("environ") if marks <= words]
 
     def log_path(self, token: str) -> Path:
         """Return where a run's log is."""
@@ -117,6 +152,52 @@ async def process_node(folder: Path) -> AsyncIterator[Node]:
         shutil.rmtree(node.state)
 
 
+def skip_without_engine() -> str:
+    """Return an image to test with; skip the test where there is no engine or none of them."""
+    import docker
+
+    try:
+        client = docker.from_env()
+    except docker.errors.DockerException as error:
+        pytest.skip(f"no container engine answers (scripts/engine.py up): {error}")
+    with closing(client):
+        there = [tag for image in client.images.list() for tag in image.tags]
+    chosen = [name for name in IMAGES if name in there]
+    if not chosen:
+        pytest.skip(f"no image to test with: one of {IMAGES} (scripts/engine.py base)")
+    return chosen[0]
+
+
+def docker_runtime(state: Path) -> DockerRuntime:
+    """Return a runtime of containers, not opened; the names of its containers say `skep-test`."""
+    owner = state / "containers" / "owner"
+    if not owner.exists():
+        owner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner.write_text(f"test-{uuid.uuid4().hex}")
+    return DockerRuntime(state)
+
+
+@asynccontextmanager
+async def docker_node(folder: Path) -> AsyncIterator[Node]:
+    """A node of containers; whatever is left of it is removed in the end."""
+    node = Node(folder, docker_runtime, skip_without_engine())
+    try:
+        yield node
+    finally:
+        for runtime in node.opened:
+            await runtime.close()
+        engine = engine_of(node)
+        for token in engine.tokens():
+            engine.remove(token)
+        engine.close()
+        shutil.rmtree(node.state)
+
+
+def engine_of(node: Node) -> Engine:
+    """Return the engine as a node's runtime uses it."""
+    return Engine((node.state / "containers" / "owner").read_text())
+
+
 async def started(runtime: NodeRuntime, plan: RunPlan) -> RunStarted:
     """Start a run that must start."""
     answer = await runtime.start(plan)
@@ -139,6 +220,22 @@ async def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline, "waited in vain"
         # tidy: allow sleep because files and processes of others have no event to wait on
         await asyncio.sleep(0.005)
+
+
+def _proc(name: str) -> Iterator[tuple[int, set[bytes]]]:
+    """Yield the words of a file of every process there is."""
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        try:
+            yield int(path.parent.name), set(path.read_bytes().split(b"\0"))
+        except OSError:
+            continue
+
+
+def suspended(pid: int) -> bool:
+    """Tell whether a process, or a child of it, is stopped by a signal."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    stats = [Path(f"/proc/{one}/stat").read_text() for one in (pid, *children)]
+    return any(") T " in stat for stat in stats)
 
 
 def alive(pid: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from skep.wire.message import Message
 
 AGENT_PYTHON = "@python"
-"""As the first word of `argv`: the interpreter the agent itself runs on."""
+"""As the first word of `argv`: the interpreter the agent itself runs on, or the image's."""
 
 
 class RankPlan(Message, frozen=True):
@@ -22,7 +22,7 @@ class RankPlan(Message, frozen=True):
 
 
 class BindJob(Message, frozen=True, tag="bind-job"):
-    """Start this node's ranks of one attempt of a job."""
+    """Start this node's ranks of one attempt of a job: as containers if there is an `image`."""
 
     order: int
     epoch: int
@@ -43,6 +43,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     env: dict[str, str] = {}
     workdir: str = ""
     trace: str = ""
+    image: str = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -17,6 +17,7 @@ from skep.wire.spec import (
     ENV_MAX,
     GANG_GPUS_MAX,
     GPUS_PER_WORKER_MAX,
+    IMAGE_CHARS_MAX,
     LABELS_MAX,
     NOT_BUILT,
     PRIORITY_MAX,
@@ -43,6 +44,7 @@ TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
 MEMORY_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
                 "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 COUNT_MAX = 2**53
 """Counts beyond this are not exact in every JSON reader."""
 
@@ -222,12 +224,18 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
         yield _bad("$.args", "given only with `script`; put them into `command`")
     if spec.workdir is not None and not spec.workdir.startswith("/"):
         yield _bad("$.workdir", "an absolute path")
+    if spec.runtime is not None and not _is_image(spec.runtime.image):
+        yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
     if not 0 <= spec.priority <= PRIORITY_MAX:
         yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
     yield from _texts(spec)
     yield from _resources(spec.resources)
     yield from _limits(spec.limits)
     yield from _size(spec.size)
+
+
+def _is_image(name: str) -> bool:
+    return len(name) <= IMAGE_CHARS_MAX and IMAGE.fullmatch(name) is not None
 
 
 def _texts(spec: JobSpec) -> Iterator[Problem]:

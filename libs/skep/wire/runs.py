@@ -14,6 +14,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `token` identifies it for ever on this node (job, attempt and rank are in it). `env` is the
     whole environment. `log_path` receives stdout and stderr, appended, `log_bytes_max` at most.
+
+    With an `image` it is a container: `env` comes on top of what the image sets, and `gpus` are
+    the vendor's names of the devices that the container is given.
     """
 
     token: str
@@ -22,10 +25,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str
     log_path: str
     log_bytes_max: int
+    image: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 class RunStarted(msgspec.Struct, frozen=True):
-    """The process was executed. `start_ticks` (from /proc/PID/stat) makes `pid` an identity."""
+    """The process was executed. `start_ticks` (from /proc/PID/stat) makes `pid` an identity.
+
+    Both are 0 where they cannot be known any more. A container's is its first process.
+    """
 
     token: str
     pid: int
@@ -44,8 +52,9 @@ class RunExited(msgspec.Struct, frozen=True):
     """The process and everything it started are gone.
 
     `code` is the exit status, or minus the signal's number, or None where nobody saw it end.
-    `leftovers` counts descendants that outlived the process and were killed. `asked`: it had been
-    told to end before it did, so `code` says nothing about its work.
+    `leftovers` counts descendants that outlived the process and were killed; those of a container
+    die with it, uncounted. `asked`: it had been told to end before it did, so `code` says nothing
+    about its work.
     """
 
     token: str

@@ -22,6 +22,8 @@ PRIORITY_MAX = 1000
 RETRIES_MAX = 100
 TIME_S_MAX = 365 * 24 * 3600
 ENV_MAX = 1024
+IMAGE_CHARS_MAX = 512
+"""Registry, path, tag and digest: names are at most 255 characters, a digest adds 72."""
 LABELS_MAX = 64
 
 
@@ -89,12 +91,19 @@ class SizeHint(_Part, frozen=True):
         return None
 
 
+class Runtime(_Part, frozen=True):
+    """What the processes run in: containers of `image`, which must be on the nodes already."""
+
+    image: str
+
+
 class JobSpec(_Part, frozen=True):
     """One job. Exactly one of `command` and `script` is given.
 
     `command` is an argument list, or one line for `/bin/sh -c`. `script` is a Python file, run
     observed through `python -m skep_job` with `args`. `guaranteed` jobs use their VC's quota;
-    `opportunistic` ones run on what is idle and yield.
+    `opportunistic` ones run on what is idle and yield. Without a `runtime` the workers are plain
+    processes of the agent's user.
     """
 
     name: str
@@ -113,6 +122,7 @@ class JobSpec(_Part, frozen=True):
     limits: Limits = Limits()
     size: SizeHint = SizeHint()
     labels: dict[str, str] = {}
+    runtime: Runtime | None = None
 
     @property
     def gpus(self) -> int:
@@ -134,8 +144,6 @@ NOT_BUILT: dict[str, str] = {
     "finish_by": "finish-by times",
     "checkpoint": "checkpoint modes",
     "multi_job": "multi-jobs",
-    "runtime": "runtimes other than a process",
-    "image": "container images",
 }
 """Keys of the schema to come. They are refused as such: a wish ignored is worse than refused."""
 

@@ -36,6 +36,14 @@ class Devices(Protocol):
         """Return the variables that make a process see these devices and no others."""
         ...
 
+    def in_container(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Return the same variables for a container that was given these devices only."""
+        ...
+
+    def names(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return what a container engine knows these devices by; nothing if it need not."""
+        ...
+
     def utilisation(self) -> Mapping[int, int]:
         """Return thousandths of each device in use over the last moment; empty if unknown."""
         ...
@@ -59,6 +67,14 @@ class CpuSlots:
     def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
         """Name the slots; hide any real GPU, which nobody allocated."""
         return {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": ",".join(map(str, devices))}
+
+    def in_container(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the slots as everywhere."""
+        return self.visible(devices)
+
+    def names(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return nothing: a slot is no device that could be handed out."""
+        return ()
 
     def utilisation(self) -> Mapping[int, int]:
         """Return nothing: a slot is not a device that could tell."""
@@ -113,6 +129,17 @@ class NvmlGpus:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "SKEP_DEVICES": chosen,
         }
+
+    def in_container(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the devices by their place among those the container sees, which begins at 0."""
+        inside = sorted(devices)
+        chosen = ",".join(str(inside.index(device)) for device in devices)
+        return {**self.visible(devices), "CUDA_VISIBLE_DEVICES": chosen}
+
+    def names(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return the driver's UUIDs."""
+        uuids = {gpu.index: gpu.uuid for gpu in self.gpus()}
+        return tuple(uuids[device] for device in devices)
 
     def utilisation(self) -> Mapping[int, int]:
         """Return what the driver sampled: time with any kernel running, not how full it was."""

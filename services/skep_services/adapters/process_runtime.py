@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.units import Instant
+from skep_services.adapters.ends import Ends
 from skep_services.agent import runner, runner_process
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
 
@@ -47,9 +48,6 @@ SHORT_LIFE_SECONDS = 1.0
 
 LAUNCH_SECONDS_MAX = 30.0
 """How long a runner may take to start: it takes 0.1 s on an idle machine."""
-
-TELL_AGAIN_SECONDS = 1.0
-"""When an end is told once more to a listener that failed on it."""
 
 COMPLAINT_BYTES = 2000
 """How much of the runner's stderr an error quotes: the end of a traceback."""
@@ -84,8 +82,7 @@ class ProcessRuntime:
         self._pending: dict[int, tuple[bytes, asyncio.Future[dict[str, Any]]]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._lost: Exception | None = None
-        self._ends: asyncio.Queue[RunExited] = asyncio.Queue()
-        self._told: dict[str, bool] = {}
+        self._ends = Ends()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
@@ -94,7 +91,7 @@ class ProcessRuntime:
         reader = await self._connect()
         self._tasks = [
             asyncio.create_task(self._keep_connected(reader)),
-            asyncio.create_task(self._tell(on_exit)),
+            asyncio.create_task(self._ends.tell(on_exit)),
         ]
 
     async def runs(self) -> list[RunStarted | RunExited]:
@@ -123,7 +120,7 @@ class ProcessRuntime:
 
     async def forget(self, token: str) -> None:
         await self._ask({"do": "forget", "token": token})
-        self._told.pop(token, None)
+        self._ends.forget(token)
 
     async def ping(self) -> int:
         """Return the runner's pid, having heard from it."""
@@ -169,36 +166,15 @@ class ProcessRuntime:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "exited" in message:
-            self._heard(_exited(message["exited"]))
+            self._ends.heard(_exited(message["exited"]))
             return
         for run in message.get("runs", ()):
             if "code" in run:
-                self._heard(_exited(run))
+                self._ends.heard(_exited(run))
         if message["id"] in self._pending:
             _, future = self._pending[message["id"]]
             if not future.done():
                 future.set_result(message)
-
-    # --- ends -------------------------------------------------------------------------------------
-
-    def _heard(self, end: RunExited) -> None:
-        if end.token not in self._told:
-            self._told[end.token] = True
-            # As many as there are runs, which the runner bounds.
-            self._ends.put_nowait(end)
-
-    async def _tell(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
-        while True:
-            end = await self._ends.get()
-            # Whoever asked for the start has its answer before the end is told: the answer came
-            # first, but its task may still have to take its turn.
-            await asyncio.sleep(0)
-            try:
-                await on_exit(end)
-            except Exception:
-                log.exception("the end of run %s was not taken; it is told again", end.token)
-                self._ends.put_nowait(end)
-                await asyncio.sleep(TELL_AGAIN_SECONDS)
 
     # --- the connection ---------------------------------------------------------------------------
 

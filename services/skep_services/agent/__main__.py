@@ -17,7 +17,9 @@ from skep.wire.node import NodeJoined
 from skep_services import durable
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
+from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.journal import JournalFactLog
+from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
@@ -103,7 +105,7 @@ async def main(chosen: Settings, log: Any) -> None:
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
-    runtime = ProcessRuntime(chosen.state)
+    runtime = NodeRuntimes(ProcessRuntime(chosen.state), DockerRuntime(chosen.state))
     calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
     journal = AgentJournal(chosen.state / "journal", machine)
 

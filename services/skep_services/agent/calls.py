@@ -13,7 +13,7 @@ from skep.machines import agent as machine
 from skep.wire import codec, subjects
 from skep.wire.runs import RunExited, RunNotStarted
 from skep_services.adapters.devices import Devices
-from skep_services.agent.environment import run_plan
+from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.ports import Bus, NodeRuntime
 from skep_services.service import NameTakenError
 from skep_services.tracing import trace_of
@@ -103,6 +103,13 @@ class AgentCalls:
             text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
             await answer(RunNotStarted(command.token, text))
             return
+        if plan.image:
+            try:
+                provide_job_library(self._state)
+            except OSError as error:
+                text = f"{error.filename or self._state} cannot be written: {error.strerror}"
+                await answer(RunNotStarted(command.token, text))
+                return
         await answer(await self._runtime.start(plan))
 
     async def _publish_in_order(self) -> None:

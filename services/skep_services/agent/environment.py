@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +25,10 @@ flooding ranks cannot fill a usual disk."""
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR",
              "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")  # fmt: skip
 """Variables of the agent that jobs see. Everything else, credentials above all, stays here."""
+CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
+"""Those that containers see too: paths are the image's own."""
+IMAGE_PYTHON = "python3"
+JOB_LIBRARY = "skep_job"
 
 
 def log_path(state: Path, job: str, attempt: int, rank: int) -> Path:
@@ -40,21 +50,29 @@ def log_bytes_max(environment: Mapping[str, str]) -> int:
 def run_plan(
     start: StartRank, state: Path, devices: Devices, inherited: Mapping[str, str]
 ) -> RunPlan:
-    """Return the process to execute for one rank of a gang."""
+    """Return the process to execute for one rank of a gang, or the container."""
     command, plan = start.command, start.plan
-    argv = tuple(command.argv)
+    image, argv = command.image, tuple(command.argv)
+    library = {}
     if argv[0] == AGENT_PYTHON:
-        argv = (sys.executable, *argv[1:])
+        argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
+        if image:
+            theirs = command.env.get("PYTHONPATH")
+            path = str(job_library_path(state))
+            library = {"PYTHONPATH": f"{path}:{theirs}" if theirs else path}
     return RunPlan(
         token=start.token,
         argv=argv,
         env={
-            **_base(inherited),
+            **(_container_base(inherited) if image else _base(inherited)),
             "OMP_NUM_THREADS": "1",
             **command.env,
+            **library,
             **_rank_variables(start, state),
-            **devices.visible(plan.devices),
+            **(devices.in_container if image else devices.visible)(plan.devices),
         },
+        image=image,
+        gpus=devices.names(plan.devices) if image else (),
         workdir=command.workdir or str(state),
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
@@ -67,6 +85,51 @@ def _base(inherited: Mapping[str, str]) -> dict[str, str]:
     own = str(Path(sys.executable).parent)
     kept["PATH"] = f"{own}:{kept.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
     return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def _container_base(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what a container gets beside what its image sets, paths above all.
+
+    The agent's user need not exist in the image: then it has no home there, and no name.
+    """
+    kept = {name: inherited[name] for name in CONTAINER_INHERITED if name in inherited}
+    home = {} if os.getuid() == 0 else {"HOME": "/tmp"}  # noqa: S108 - the container's own
+    return {"USER": "skep", "LOGNAME": "skep", **home, **kept, "PYTHONUNBUFFERED": "1"}
+
+
+def job_library_path(state: Path) -> Path:
+    """Return the folder, mounted in every container, that has a copy of `skep_job`."""
+    return state / "lib" / _job_library_version()
+
+
+def provide_job_library(state: Path) -> None:
+    """Copy `skep_job` to where containers find it, unless it is there. Raises OSError."""
+    wanted = job_library_path(state)
+    if wanted.exists():
+        return
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
+        copy = Path(folder, "copy")
+        for path in _job_library_files():
+            (copy / JOB_LIBRARY).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy / JOB_LIBRARY / path.name)
+        copy.rename(wanted)
+
+
+@functools.cache
+def _job_library_version() -> str:
+    digest = hashlib.sha256()
+    for path in _job_library_files():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _job_library_files() -> list[Path]:
+    # Found, not imported: it is for the job's process, and hooks into what it finds there.
+    spec = importlib.util.find_spec(JOB_LIBRARY)
+    assert spec is not None, f"{JOB_LIBRARY} is part of this distribution"
+    assert spec.origin is not None, f"{JOB_LIBRARY} is a package"
+    return sorted(Path(spec.origin).parent.glob("*.py"))
 
 
 def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:

@@ -53,12 +53,13 @@ def explain(error: OSError, program: str, env: Mapping[str, str], workdir: str) 
         case errno.E2BIG:
             return "the arguments and the environment are together too large to execute"
         case errno.ENOENT | errno.ENOTDIR | errno.EACCES | errno.ENOEXEC | errno.ELOOP:
-            return _workdir_trouble(workdir) or _program_trouble(error, program, env, workdir)
+            return workdir_trouble(workdir) or _program_trouble(error, program, env, workdir)
         case _:
             return f"executing {program} failed: {error.strerror}"
 
 
-def _workdir_trouble(workdir: str) -> str | None:
+def workdir_trouble(workdir: str) -> str | None:
+    """Return what keeps processes from working in a folder, or None."""
     if not os.path.exists(workdir):
         return f"workdir {workdir} does not exist on this node"
     if not os.path.isdir(workdir):

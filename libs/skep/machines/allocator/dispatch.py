@@ -365,6 +365,7 @@ def _bind_command(machine: AllocatorMachine, job: JobState, name: str) -> BindJo
         env=job.spec.env,
         workdir=job.spec.workdir or "",
         trace=job.trace,
+        image=job.spec.runtime.image if job.spec.runtime is not None else "",
     )
 
 

@@ -1,0 +1,325 @@
+"""The container engine, by the Docker SDK: blocking calls, for threads.
+
+The containers of a state folder carry its name as a label, and have names made of it and their
+token. They get the agent's user, the host's network and shared memory, and the folders they need
+at the paths these have on the host; images need nothing but a /bin/sh.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from skep.units import Instant
+from skep.wire.runs import RunPlan
+from skep_services.adapters.docker_entry import entrypoint
+
+OWNER_LABEL = "skep.owner"
+TOKEN_LABEL = "skep.token"  # noqa: S105 - a name of a run, not a secret
+TOKEN_VARIABLE = "SKEP_TOKEN"  # noqa: S105
+
+CALL_SECONDS_MAX = 60
+"""What an engine may take to answer: it takes 0.2 s to start a container on an idle machine."""
+
+CALLS_MAX = 16
+"""Calls under way at once; more wait."""
+
+OWNER_CHARS = 12
+"""How much of the owner is in names: they are for people, and only need to differ on one host."""
+
+INSTALL = "install the `docker` extra (pip install 'skep[docker]')"
+NO_IMAGE_STATUS, GONE_STATUS, CONFLICT_STATUS, BUSY_STATUS = 404, 404, 409, 503
+
+
+class EngineGoneError(Exception):
+    """No engine answers. The text says where it was looked for and what would help."""
+
+
+class EngineRefusedError(Exception):
+    """The engine will not do this. The text says why and what would help."""
+
+
+class Container(msgspec.Struct, frozen=True):
+    """What the engine says of one container. `pid` is 0 unless it runs; times wall-clock ns."""
+
+    status: str
+    pid: int
+    code: int
+    started_at: Instant
+    finished_at: Instant
+    error: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it may still do something."""
+        return self.status in {"running", "paused", "restarting", "removing"}
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """News: a container ended with this status, or is gone (None)."""
+
+    token: str
+    code: int | None
+
+
+class News(Protocol):
+    """What the engine says from now on, until `close` or its own end."""
+
+    def __iter__(self) -> Iterator[Ended]:
+        """Yield each end."""
+        ...
+
+    def close(self) -> None:
+        """Let the iteration end, from another thread."""
+        ...
+
+
+class Engine:
+    """The engine DOCKER_HOST names, or that of the machine, as `owner` uses it.
+
+    Every call may raise EngineGoneError.
+    """
+
+    def __init__(self, owner: str) -> None:
+        """Connect to nothing yet."""
+        self.owner = owner
+        self._lock = threading.Lock()
+        self._connected: Any = None
+
+    def name(self, token: str) -> str:
+        """Return the name of a run's container."""
+        return f"skep-{self.owner[:OWNER_CHARS]}-{token}"
+
+    def ping(self) -> None:
+        """Return if an engine answers."""
+        self._do(lambda api: api.ping())
+
+    def tokens(self) -> list[str]:
+        """Return the tokens of all containers of this owner."""
+        wanted = {"label": f"{OWNER_LABEL}={self.owner}"}
+        found = self._do(lambda api: api.containers(all=True, filters=wanted))
+        return [one["Labels"][TOKEN_LABEL] for one in found]
+
+    def look(self, token: str) -> Container | None:
+        """Return a container, or None if there is none."""
+        found = self._unless_gone(lambda api: api.inspect_container(self.name(token)))
+        if found is None:
+            return None
+        state = found["State"]
+        return Container(
+            status=state["Status"],
+            pid=state["Pid"],
+            code=state["ExitCode"],
+            started_at=_instant(state["StartedAt"]),
+            finished_at=_instant(state["FinishedAt"]),
+            error=state.get("Error") or "",
+        )
+
+    def create(self, plan: RunPlan, said_path: str, folders: Sequence[str]) -> None:
+        """Make a run's container, `folders` in it. Raises EngineRefusedError."""
+        docker = _sdk()
+
+        def create(api: Any) -> None:
+            types = docker.types
+            mounts = [types.Mount(target=each, source=each, type="bind") for each in folders]
+            requests = [types.DeviceRequest(device_ids=list(plan.gpus), capabilities=[["gpu"]])]
+            host = api.create_host_config(
+                init=True,
+                mounts=mounts,
+                network_mode="host",
+                ipc_mode="host",
+                group_add=[str(group) for group in os.getgroups()],
+                # An image's setuid programs give a job no rights that its agent lacks.
+                security_opt=["no-new-privileges"],
+                device_requests=requests if plan.gpus else None,
+                log_config={"type": "none"},
+            )
+            # The init process passes signals on to the command's whole process group.
+            env = {**plan.env, TOKEN_VARIABLE: plan.token, "TINI_KILL_PROCESS_GROUP": "1"}
+            api.create_container(
+                plan.image,
+                list(plan.argv),
+                entrypoint=list(entrypoint(plan.log_path, said_path)),
+                name=self.name(plan.token),
+                environment=env,
+                working_dir=plan.workdir,
+                user=f"{os.getuid()}:{os.getgid()}",
+                labels={OWNER_LABEL: self.owner, TOKEN_LABEL: plan.token},
+                host_config=host,
+            )
+
+        self._order(create, plan.image)
+
+    def start(self, token: str) -> None:
+        """Start a container that was created. Raises EngineRefusedError."""
+        self._order(lambda api: api.start(self.name(token)), "")
+
+    def kill(self, token: str, signal: int) -> bool:
+        """Signal a container's first process; return whether it runs."""
+        docker = _sdk()
+
+        try:
+            self._do(lambda api: api.kill(self.name(token), signal))
+        except docker.errors.APIError:
+            # Gone or ended; what it is, is seen by looking.
+            return False
+        return True
+
+    def remove(self, token: str) -> None:
+        """Remove a container, killing it if it runs. Idempotent."""
+        docker = _sdk()
+
+        try:
+            self._unless_gone(
+                lambda api: api.remove_container(self.name(token), force=True, v=True)
+            )
+        except docker.errors.APIError as error:
+            if error.status_code != CONFLICT_STATUS:
+                raise
+            # Somebody else is removing it.
+
+    def news(self) -> News:
+        """Return what happens to this owner's containers from now on."""
+        wanted = {
+            "type": "container",
+            "event": ["die", "destroy"],
+            "label": f"{OWNER_LABEL}={self.owner}",
+        }
+        return _Events(self._do(lambda api: api.events(decode=True, filters=wanted)))
+
+    # --- how it is asked --------------------------------------------------------------------------
+
+    def _order(self, call: Any, image: str) -> None:
+        docker = _sdk()
+
+        try:
+            self._do(call)
+        except docker.errors.APIError as error:
+            raise EngineRefusedError(_explained(error, image)) from error
+
+    def _unless_gone(self, call: Any) -> Any:
+        docker = _sdk()
+
+        try:
+            return self._do(call)
+        except docker.errors.NotFound:
+            return None
+
+    def _do(self, call: Any) -> Any:
+        """Return what `call` returns of the API; raises APIError for what the engine refuses."""
+        docker, requests = _sdk(), _requests()
+
+        try:
+            return call(self._api())
+        except docker.errors.APIError as error:
+            if error.status_code == BUSY_STATUS:
+                raise EngineGoneError(_gone(error)) from error
+            raise
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            raise EngineGoneError(_gone(error)) from error
+
+    def _api(self) -> Any:
+        docker = _sdk()
+
+        with self._lock:
+            if self._connected is None:
+                client = docker.from_env(timeout=CALL_SECONDS_MAX, max_pool_size=CALLS_MAX)
+                self._connected = client.api
+            return self._connected
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        with self._lock:
+            if self._connected is not None:
+                self._connected.close()
+                self._connected = None
+
+
+def sdk_missing() -> str:
+    """Return an empty text if the SDK is installed, else what to do."""
+    try:
+        _sdk()
+    except EngineGoneError as error:
+        return str(error)
+    return ""
+
+
+class _Events:
+    """The engine's events as news."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Ended]:
+        docker, requests = _sdk(), _requests()
+
+        try:
+            for event in self._stream:
+                about = event["Actor"]["Attributes"]
+                code = about.get("exitCode") if event["Action"] == "die" else None
+                yield Ended(about[TOKEN_LABEL], None if code is None else int(code))
+        except (docker.errors.DockerException, requests.RequestException, OSError, ValueError):
+            return  # The engine is gone, or `close` was called.
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _sdk() -> Any:
+    try:
+        import docker  # noqa: PLC0415  # Present only where jobs are containers.
+    except ImportError as error:
+        text = f"the Docker SDK is not installed beside the agent: {INSTALL}"
+        raise EngineGoneError(text) from error
+    return docker
+
+
+def _requests() -> Any:
+    import requests  # noqa: PLC0415  # What the SDK itself depends on.
+
+    return requests
+
+
+def _explained(error: Any, image: str) -> str:
+    """Return in words why the engine refused a container."""
+    text = str(error.explanation or error).strip()
+    if image and error.status_code == NO_IMAGE_STATUS:
+        return (
+            f"image {image} is not on this node, and is not fetched for a job: docker pull {image}"
+        )
+    if "argument list too long" in text:
+        return "the arguments and the environment are together too large to execute"
+    if "could not select device driver" in text:
+        return f"the engine cannot hand out GPUs ({text}): install nvidia-container-toolkit"
+    if image and error.status_code == CONFLICT_STATUS:
+        return f"the container's name is taken: {text}"
+    return f"the engine refused the container: {text}"
+
+
+def _gone(error: Exception) -> str:
+    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    return (
+        f"no container engine answers at {where} ({_innermost(error)}): start it, or let the "
+        "agent's user use it (group docker)"
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the words of the cause; those of the layers above are long and say nothing more."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _instant(text: str) -> Instant:
+    """Return an RFC 3339 time with up to nine digits after the point; 0 for "never"."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    if whole.startswith("0001-"):
+        return Instant(0)
+    at = datetime.fromisoformat(whole + "+00:00")
+    return Instant(int(at.timestamp()) * 10**9 + int(fraction.ljust(9, "0") or 0))

@@ -1,0 +1,535 @@
+"""The node runtime for containers: the engine holds them, so that they survive the agent.
+
+    begun -> executed -> ended --forget--> (unknown)
+
+What the engine cannot tell is in small files (see `docker_records`): what was asked of a run, that
+its command was executed, and its end, which is written before the container is removed. Ends are
+heard as the engine's events; whenever those break off, and when the agent begins, every container
+is looked at instead.
+
+An engine that goes away stops its containers, as jobs asked to end by nobody that Skep knows. So
+what has ended when it is back, or after a reboot, counts as told to end, whatever its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from skep.units import Instant
+from skep_services.adapters.docker_engine import (
+    CALLS_MAX,
+    Container,
+    Ended,
+    Engine,
+    EngineGoneError,
+    EngineRefusedError,
+    News,
+    sdk_missing,
+)
+from skep_services.adapters.docker_entry import EXECUTED, NOT_FOUND, REFUSED, UNUSABLE
+from skep_services.adapters.docker_records import TOKEN, End, Kept, Records
+from skep_services.adapters.ends import Ends
+from skep_services.agent import proc
+from skep_services.agent.runner_launch import workdir_trouble
+from skep_services.agent.runner_log import RunLog
+from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+
+log = logging.getLogger(__name__)
+
+LOG_CHECK_SECONDS = 0.25
+LOG_CHECK_FLOOD_SECONDS = 0.05
+"""How often logs are measured, and how often while one of them outgrows its bound."""
+
+KILL_AGAIN_SECONDS = 1.0
+"""Between two attempts to kill a container: a process in uninterruptible sleep takes its time."""
+
+ENGINE_PAUSE_SECONDS = 0.1
+ENGINE_PAUSE_SECONDS_MAX = 5.0
+"""Between two attempts to reach an engine that is gone, doubled up to its bound."""
+
+BEGIN_SECONDS_MAX = 60.0
+"""From a container's start to its command's: some milliseconds on an idle machine."""
+
+SAID_SECONDS = 0.005
+SAID_SECONDS_MAX = 0.1
+"""How often a container that just started is looked at, doubled up to its bound."""
+
+EXEC_TEXT_BYTES_MAX = 128 * 1024
+ENTRY_BYTES = 1024
+"""Linux's bound of one argument or variable, and room for a variable's name. The engine says of a
+longer one only that the container ended.
+"""
+
+SIGNALS_ABOVE = 128
+SIGNALS_MAX = 64
+"""An exit status above the first says which signal ended it: there is no other way to tell."""
+
+
+class _Run:
+    """One container. `kept` is None before its start; `starting` until that is answered.
+
+    `kill_at` is monotonic seconds. `lock` is held by whoever changes the container.
+    """
+
+    def __init__(self) -> None:
+        self.kept: Kept | None = None
+        self.starting = False
+        self.lock = asyncio.Lock()
+        self.log: RunLog | None = None
+        self.kill_at = math.inf
+        self.killer: asyncio.Task[None] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Return whether it has begun and not ended."""
+        return self.kept is not None and self.kept.end is None
+
+
+class DockerRuntime:
+    """The containers of the node whose state folder is `state`.
+
+    Nothing is asked of an engine before there is a container, so a node without one may have this
+    too: what it cannot start is answered so. The folder must have the same path for the engine.
+    While no agent is there, a log may outgrow its bound; it is cut when one is back.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._records = Records(state)
+        self._state = state
+        self._boot = proc.boot_id()
+        self._runs: dict[str, _Run] = {}
+        self._ends = Ends()
+        self._engine = Engine("")
+        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="docker")
+        self._needed = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._connected = False
+        self._news: News | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
+        assert not self._tasks, "open is called once"
+        self._engine = Engine(self._records.open())
+        for kept in self._records.every():
+            self._runs[kept.token] = run = _Run()
+            run.kept = kept
+            if kept.end is not None:
+                self._ends.heard(_exited(kept))
+        self._spawn(self._ends.tell(on_exit))
+        self._spawn(self._follow())
+        self._spawn(self._keep_logs())
+        if self._runs:
+            self._needed.set()
+            await self._looked.wait()
+
+    async def runs(self) -> list[RunStarted | RunExited]:
+        found: list[RunStarted | RunExited] = []
+        for run in self._runs.values():
+            if run.kept is None or run.starting:
+                continue
+            if run.live and not self._records.executed(run.kept):
+                # Begun by an earlier agent, and no engine tells whether it came to more.
+                run.kept.started_at = Instant(time.time_ns())
+                self._write(run.kept)
+            found.append(_started(run.kept) if run.kept.end is None else _exited(run.kept))
+        return found
+
+    async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
+        assert plan.image, f"run {plan.token} has no image"
+        assert plan.argv, f"run {plan.token} has no command"
+        assert TOKEN.fullmatch(plan.token), f"token {plan.token!r}: {TOKEN.pattern}"
+        while True:
+            run = self._find(plan.token) or self._runs.setdefault(plan.token, _Run())
+            async with run.lock:
+                if self._runs.get(plan.token) is run:
+                    return await self._start(run, plan)
+
+    async def stop(self, token: str, grace_s: float) -> None:
+        if not TOKEN.fullmatch(token):
+            return
+        run = self._find(token)
+        if run is None:
+            return
+        async with run.lock:
+            if run.kept is None or run.kept.end is not None:
+                return
+            if run.kept.asked_at == 0:
+                run.kept.asked_at = Instant(time.time_ns())
+                self._write(run.kept)
+            at = time.monotonic()
+            again = run.kill_at < math.inf
+            run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
+            if not again and run.kill_at > at:
+                await self._terminate(token)
+            if run.killer is not None:
+                run.killer.cancel()
+            run.killer = self._spawn(self._kill(token, run))
+
+    async def forget(self, token: str) -> None:
+        run = self._runs.get(token)
+        if run is None or run.live or run.starting:
+            return
+        del self._runs[token]
+        self._records.drop(token)
+        self._ends.forget(token)
+
+    async def close(self) -> None:
+        if self._news is not None:
+            self._news.close()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for run in self._runs.values():
+            _close_log(run)
+        self._engine.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def _find(self, token: str) -> _Run | None:
+        """Return a run that was begun, also if another agent of this folder did."""
+        run = self._runs.get(token)
+        if run is None and (kept := self._records.read(token)) is not None:
+            run = self._runs[token] = _Run()
+            run.kept = kept
+        return run
+
+    async def _start(self, run: _Run, plan: RunPlan) -> RunStarted | RunNotStarted:
+        earlier = run.kept
+        if earlier is not None:
+            return _started(earlier)
+        run.starting = True
+        try:
+            trouble = await self._begin(run, plan)
+        finally:
+            run.starting = False
+        if run.kept is not None:
+            return _started(run.kept)
+        self._runs.pop(plan.token, None)
+        return RunNotStarted(plan.token, trouble)
+
+    async def _begin(self, run: _Run, plan: RunPlan) -> str:
+        """Start a container; `run.kept` is set if its command may run, else return why not."""
+        trouble = _trouble(plan)
+        if trouble:
+            return trouble
+        try:
+            await self._call(self._engine.ping)
+        except EngineGoneError as error:
+            return f"image {plan.image}: {error}"
+        try:
+            run.log = RunLog(plan.log_path, plan.log_bytes_max)
+        except OSError as error:
+            return f"log {plan.log_path} cannot be written: {error.strerror}"
+        self._needed.set()
+        kept = Kept(token=plan.token, boot=self._boot, log=run.log.path,
+                    log_bytes_max=run.log.bytes_max, began_at=Instant(time.time_ns()))  # fmt: skip
+        try:
+            self._records.drop(plan.token)
+            self._records.write(kept)
+            trouble = await self._execute(run, plan, kept)
+        except OSError as error:
+            trouble = f"{error.filename or self._state} cannot be written: {error.strerror}"
+        except (EngineGoneError, EngineRefusedError) as error:
+            trouble = str(error)
+        if run.kept is None:
+            _close_log(run)
+            await self._discard(plan.token)
+        return trouble
+
+    async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
+        said_path = str(self._records.said_path(plan.token))
+        folders = _folders(str(self._state), plan.workdir, str(Path(plan.log_path).parent))
+        # A container of that name has no record: it is the rest of one that never came to run.
+        await self._call(self._engine.remove, plan.token)
+        await self._call(self._engine.create, plan, said_path, folders)
+        try:
+            await self._call(self._engine.start, plan.token)
+            trouble = await self._said(plan)
+            found = None if trouble else await self._call(self._engine.look, plan.token)
+        except EngineGoneError:
+            # It may run: whether it does is seen once the engine is back.
+            trouble, found = "", None
+        if trouble:
+            return trouble
+        if found is not None:
+            kept.pid, kept.ticks = found.pid, proc.start_ticks(found.pid) or 0
+            kept.started_at = found.started_at
+        kept.started_at = kept.started_at or Instant(time.time_ns())
+        run.kept = kept
+        self._write(kept)
+        if found is None or not found.alive:
+            # Its event may have come while nothing was known of it.
+            self._spawn(self._settle(plan.token))
+        return ""
+
+    async def _said(self, plan: RunPlan) -> str:
+        """Return an empty text once a container executes its command, or why it does not."""
+        pause, deadline = SAID_SECONDS, time.monotonic() + BEGIN_SECONDS_MAX
+        while not (said := self._records.said(plan.token)):
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, SAID_SECONDS_MAX)
+            if pause < SAID_SECONDS_MAX:
+                continue
+            found = await self._call(self._engine.look, plan.token)
+            if (found is None or not found.alive) and not self._records.said(plan.token):
+                return _silence(plan, found)
+            if time.monotonic() > deadline:
+                return f"the container of {plan.image} did nothing for {BEGIN_SECONDS_MAX:.0f} s"
+        return "" if said == EXECUTED else said.removeprefix(REFUSED)
+
+    async def _discard(self, token: str) -> None:
+        """Remove what never came to run; without an engine that is done once it is back."""
+        try:
+            self._records.drop(token)
+            await self._call(self._engine.remove, token)
+        except EngineGoneError:
+            pass
+        except OSError as error:
+            log.warning("the record of %s cannot be removed: %s", token, error)
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    async def _terminate(self, token: str) -> None:
+        try:
+            if await self._call(self._engine.kill, token, signal.SIGTERM):
+                # A suspended process acts on SIGTERM only once it goes on.
+                await self._call(self._engine.kill, token, signal.SIGCONT)
+        except EngineGoneError:
+            pass  # Whoever looks at it once the engine is back kills it at the end of its grace.
+
+    async def _kill(self, token: str, run: _Run) -> None:
+        """Kill a container when its grace is over, until it is gone."""
+        await asyncio.sleep(run.kill_at - time.monotonic())
+        while run.live:
+            try:
+                if not await self._call(self._engine.kill, token, signal.SIGKILL):
+                    await self._settle(token)
+            except EngineGoneError:
+                pass  # Tried again until it is back.
+            await asyncio.sleep(KILL_AGAIN_SECONDS)
+
+    async def _settle(self, token: str, news: int | None = None, *, lost: bool = False) -> None:
+        """Look at a container and draw the consequences.
+
+        `news` is the exit status it is known to have had, `lost` whether the engine was away.
+        """
+        run = self._find(token)
+        if run is None:
+            return
+        async with run.lock:
+            if run.kept is None or run.kept.end is not None:
+                return
+            found = await self._call(self._engine.look, token)
+            if found is not None and found.alive:
+                self._adopt(run)
+            elif self._records.executed(run.kept):
+                await self._finish(run, found, news, lost=lost)
+            else:
+                # Nothing of it ever ran: it may be started anew.
+                run.kept = None
+                self._runs.pop(token, None)
+                await self._discard(token)
+
+    def _adopt(self, run: _Run) -> None:
+        assert run.kept is not None
+        if run.log is None:
+            try:
+                run.log = RunLog(run.kept.log, run.kept.log_bytes_max)
+            except OSError as error:
+                log.warning("log %s cannot be kept within its bound: %s", run.kept.log, error)
+
+    async def _finish(
+        self, run: _Run, found: Container | None, news: int | None, *, lost: bool
+    ) -> None:
+        kept = run.kept
+        assert kept is not None
+        # Another agent of this folder may have asked it to end, or may have seen it end.
+        latest = self._records.read(kept.token) or kept
+        at = Instant(time.time_ns())
+        code = news
+        if found is not None:
+            at = found.finished_at or at
+            code = None if found.error else found.code
+        if code is not None and SIGNALS_ABOVE < code <= SIGNALS_ABOVE + SIGNALS_MAX:
+            code = SIGNALS_ABOVE - code
+        asked_at = kept.asked_at or latest.asked_at
+        asked = 0 < asked_at <= at or lost or kept.boot != self._boot
+        kept.end = latest.end or End(code, at, asked)
+        self._write(kept)
+        _close_log(run)
+        try:
+            await self._call(self._engine.remove, kept.token)
+        except EngineGoneError:
+            pass  # Whoever looks at everything once it is back removes it.
+        self._ends.heard(_exited(kept))
+
+    # --- the engine -------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Hear of ends for ever, from the first container on."""
+        await self._needed.wait()
+        pause, lost = ENGINE_PAUSE_SECONDS, False
+        while True:
+            try:
+                await self._hear(lost=lost)
+                pause = ENGINE_PAUSE_SECONDS
+            except EngineGoneError as error:
+                if pause == ENGINE_PAUSE_SECONDS:
+                    log.warning("containers are out of sight: %s", error)
+                pause = min(pause * 2, ENGINE_PAUSE_SECONDS_MAX)
+            lost = True
+            self._looked.set()
+            await asyncio.sleep(pause)
+
+    async def _hear(self, *, lost: bool) -> None:
+        """Look at everything, and hear what happens until the engine is gone."""
+        self._news = news = await self._call(self._engine.news)
+        loop, heard = asyncio.get_running_loop(), asyncio.Queue[Ended | None]()
+
+        def listen() -> None:
+            for one in news:
+                loop.call_soon_threadsafe(heard.put_nowait, one)
+            loop.call_soon_threadsafe(heard.put_nowait, None)
+
+        listening = loop.run_in_executor(self._threads, listen)
+        try:
+            await self._look_at_everything(lost=lost)
+            self._looked.set()
+            while (one := await heard.get()) is not None:
+                self._spawn(self._settle_or_wait(one))
+        finally:
+            news.close()
+            await listening
+
+    async def _settle_or_wait(self, one: Ended) -> None:
+        try:
+            await self._settle(one.token, one.code)
+        except EngineGoneError:
+            pass  # Everything is looked at when it is back.
+
+    async def _look_at_everything(self, *, lost: bool) -> None:
+        there = await self._call(self._engine.tokens)
+        for token in there:
+            run = self._find(token)
+            if run is None or not (run.live or run.starting):
+                # Its end is on record, or it never came to run.
+                await self._call(self._engine.remove, token)
+        live = [token for token, run in self._runs.items() if run.live or run.starting]
+        await asyncio.gather(*(self._settle(token, lost=lost) for token in live))
+
+    async def _keep_logs(self) -> None:
+        """Keep logs within their bounds."""
+        while True:
+            await self._needed.wait()
+            flood = False
+            for run in self._runs.values():
+                flood = _check_log(run) or flood
+            await asyncio.sleep(LOG_CHECK_FLOOD_SECONDS if flood else LOG_CHECK_SECONDS)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _write(self, kept: Kept) -> None:
+        """Remember where failing to must not fail the run.
+
+        What is missing shows after the agent's death only, as an end that is less exact.
+        """
+        try:
+            self._records.write(kept)
+        except OSError as error:
+            log.warning("the record of %s cannot be written: %s", kept.token, error)
+
+    async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks[id(task)] = task
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[id(task)]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("containers: %r", error, exc_info=error)
+
+
+def _started(kept: Kept) -> RunStarted:
+    return RunStarted(kept.token, kept.pid, kept.ticks, kept.started_at)
+
+
+def _exited(kept: Kept) -> RunExited:
+    assert kept.end is not None
+    return RunExited(kept.token, kept.end.code, kept.end.at, asked=kept.end.asked)
+
+
+def _trouble(plan: RunPlan) -> str:
+    """Return what keeps a plan from being a container, or an empty text."""
+    sdk = sdk_missing()
+    if sdk:
+        return f"image {plan.image}: {sdk}"
+    texts = (*plan.argv, plan.workdir, *plan.env, *plan.env.values())
+    if any("\0" in text or not _is_utf8(text) for text in texts):
+        return "the command, its environment or workdir cannot be passed to exec: NUL or no UTF-8"
+    if any(not name or "=" in name for name in plan.env):
+        return "the environment cannot be passed to exec: a name that is empty or has a `=`"
+    if max(len(os.fsencode(text)) for text in texts) >= EXEC_TEXT_BYTES_MAX - ENTRY_BYTES:
+        return "the arguments and the environment are together too large to execute"
+    if Path(plan.workdir) == Path("/"):
+        return "workdir / cannot be the folder of a container: name another"
+    return workdir_trouble(plan.workdir) or ""
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _folders(*wanted: str) -> Sequence[str]:
+    """Return the folders to mount: none within another."""
+    paths = sorted({Path(each) for each in wanted})
+    return [str(path) for path in paths if not any(above in path.parents for above in paths)]
+
+
+def _silence(plan: RunPlan, found: Container | None) -> str:
+    """Return in words why a container ended before it came to its command."""
+    if found is None:
+        return f"the container of {plan.image} was removed before it came to its command"
+    if found.code == NOT_FOUND:
+        return f"image {plan.image} has no /bin/sh, which starts the command"
+    if found.code == UNUSABLE:
+        return (
+            f"the container of {plan.image} cannot write its log {plan.log_path}: "
+            "its folder needs the same path for the agent and for the engine"
+        )
+    detail = f": {found.error}" if found.error else ""
+    return f"the container of {plan.image} ended with status {found.code} at once{detail}"
+
+
+def _check_log(run: _Run) -> bool:
+    """Keep a run's log within its bound; return whether it had outgrown it."""
+    try:
+        return run.log is not None and run.log.check()
+    except OSError as error:
+        log.warning("log %s cannot be kept within its bound: %s", run.log and run.log.path, error)
+        return False
+
+
+def _close_log(run: _Run) -> None:
+    if run.log is not None:
+        _check_log(run)
+        run.log.close()
+        run.log = None
