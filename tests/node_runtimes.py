@@ -168,19 +168,18 @@ def skip_without_engine() -> str:
     return chosen[0]
 
 
-def docker_runtime(state: Path) -> DockerRuntime:
-    """Return a runtime of containers, not opened; the names of its containers say `skep-test`."""
+def name_owner(state: Path) -> None:
+    """Have the names of a folder's containers begin with `skep-test`."""
     owner = state / "containers" / "owner"
-    if not owner.exists():
-        owner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner.write_text(f"test-{uuid.uuid4().hex}")
-    return DockerRuntime(state)
+    owner.parent.mkdir(mode=0o700, parents=True)
+    owner.write_text(f"test-{uuid.uuid4().hex}")
 
 
 @asynccontextmanager
 async def docker_node(folder: Path) -> AsyncIterator[Node]:
     """A node of containers; whatever is left of it is removed in the end."""
-    node = Node(folder, docker_runtime, skip_without_engine())
+    node = Node(folder, DockerRuntime, skip_without_engine())
+    name_owner(node.state)
     try:
         yield node
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skep_services.adapters import ends
 from skep_services.adapters import process_runtime as adapter
 from skep_services.adapters.process_runtime import ProcessRuntime, RunnerLostError
 from skep_services.agent import runner
@@ -350,7 +351,7 @@ async def test_shutdown_stops_every_run_and_refuses_others(node: Node) -> None:
 async def test_end_that_was_not_taken_is_told_again(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(adapter, "TELL_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(ends, "TELL_AGAIN_SECONDS", 0.01)
     heard: asyncio.Queue[RunExited] = asyncio.Queue()
 
     async def forgetful(end: RunExited) -> None:

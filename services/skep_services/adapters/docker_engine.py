@@ -8,6 +8,7 @@ at the paths these have on the host; images need nothing but a /bin/sh.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -32,8 +33,9 @@ CALLS_MAX = 16
 OWNER_CHARS = 12
 """How much of the owner is in names: they are for people, and only need to differ on one host."""
 
+DEFAULT_HOST = "unix:///var/run/docker.sock"
 INSTALL = "install the `docker` extra (pip install 'skep[docker]')"
-NO_IMAGE_STATUS, GONE_STATUS, CONFLICT_STATUS, BUSY_STATUS = 404, 404, 409, 503
+NO_IMAGE_STATUS, GONE_STATUS, CONFLICT_STATUS = 404, 404, 409
 
 
 class EngineGoneError(Exception):
@@ -47,7 +49,6 @@ class EngineRefusedError(Exception):
 class Container(msgspec.Struct, frozen=True):
     """What the engine says of one container. `pid` is 0 unless it runs; times wall-clock ns."""
 
-    status: str
     pid: int
     code: int
     started_at: Instant
@@ -57,7 +58,7 @@ class Container(msgspec.Struct, frozen=True):
     @property
     def alive(self) -> bool:
         """Return whether it may still do something."""
-        return self.status in {"running", "paused", "restarting", "removing"}
+        return self.pid > 0
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -88,6 +89,8 @@ class Engine:
     def __init__(self, owner: str) -> None:
         """Connect to nothing yet."""
         self.owner = owner
+        self._environment = {k: v for k, v in os.environ.items() if k.startswith("DOCKER_")}
+        self._host = self._environment.get("DOCKER_HOST") or DEFAULT_HOST
         self._lock = threading.Lock()
         self._connected: Any = None
 
@@ -97,22 +100,21 @@ class Engine:
 
     def ping(self) -> None:
         """Return if an engine answers."""
-        self._do(lambda api: api.ping())
+        self._ask(lambda api: api.ping())
 
     def tokens(self) -> list[str]:
         """Return the tokens of all containers of this owner."""
         wanted = {"label": f"{OWNER_LABEL}={self.owner}"}
-        found = self._do(lambda api: api.containers(all=True, filters=wanted))
-        return [one["Labels"][TOKEN_LABEL] for one in found]
+        found = self._ask(lambda api: api.containers(all=True, filters=wanted))
+        return [one["Labels"][TOKEN_LABEL] for one in found or ()]
 
     def look(self, token: str) -> Container | None:
         """Return a container, or None if there is none."""
-        found = self._unless_gone(lambda api: api.inspect_container(self.name(token)))
+        found = self._ask(lambda api: api.inspect_container(self.name(token)))
         if found is None:
             return None
         state = found["State"]
         return Container(
-            status=state["Status"],
             pid=state["Pid"],
             code=state["ExitCode"],
             started_at=_instant(state["StartedAt"]),
@@ -172,16 +174,7 @@ class Engine:
 
     def remove(self, token: str) -> None:
         """Remove a container, killing it if it runs. Idempotent."""
-        docker = _sdk()
-
-        try:
-            self._unless_gone(
-                lambda api: api.remove_container(self.name(token), force=True, v=True)
-            )
-        except docker.errors.APIError as error:
-            if error.status_code != CONFLICT_STATUS:
-                raise
-            # Somebody else is removing it.
+        self._ask(lambda api: api.remove_container(self.name(token), force=True, v=True))
 
     def news(self) -> News:
         """Return what happens to this owner's containers from now on."""
@@ -190,7 +183,7 @@ class Engine:
             "event": ["die", "destroy"],
             "label": f"{OWNER_LABEL}={self.owner}",
         }
-        return _Events(self._do(lambda api: api.events(decode=True, filters=wanted)))
+        return _Events(self._ask(lambda api: api.events(decode=True, filters=wanted)))
 
     # --- how it is asked --------------------------------------------------------------------------
 
@@ -202,33 +195,39 @@ class Engine:
         except docker.errors.APIError as error:
             raise EngineRefusedError(_explained(error, image)) from error
 
-    def _unless_gone(self, call: Any) -> Any:
+    def _ask(self, call: Any) -> Any:
+        """Return what `call` returns, None for what is not there or on its way out."""
         docker = _sdk()
-
         try:
             return self._do(call)
-        except docker.errors.NotFound:
-            return None
+        except docker.errors.APIError as error:
+            if error.status_code in {GONE_STATUS, CONFLICT_STATUS}:
+                return None
+            # Such an answer is to nothing that was wrong here: asked again later.
+            raise EngineGoneError(_gone(self._host, error)) from error
 
     def _do(self, call: Any) -> Any:
-        """Return what `call` returns of the API; raises APIError for what the engine refuses."""
+        """Return what `call` returns of the API; raises APIError for any other answer than yes."""
         docker, requests = _sdk(), _requests()
 
         try:
+            _knock(self._host)
             return call(self._api())
-        except docker.errors.APIError as error:
-            if error.status_code == BUSY_STATUS:
-                raise EngineGoneError(_gone(error)) from error
+        except docker.errors.APIError:
             raise
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineGoneError(_gone(error)) from error
+            raise EngineGoneError(_gone(self._host, error)) from error
 
     def _api(self) -> Any:
         docker = _sdk()
 
         with self._lock:
             if self._connected is None:
-                client = docker.from_env(timeout=CALL_SECONDS_MAX, max_pool_size=CALLS_MAX)
+                client = docker.from_env(
+                    environment=self._environment,
+                    timeout=CALL_SECONDS_MAX,
+                    max_pool_size=CALLS_MAX,
+                )
                 self._connected = client.api
             return self._connected
 
@@ -265,9 +264,15 @@ class _Events:
                 yield Ended(about[TOKEN_LABEL], None if code is None else int(code))
         except (docker.errors.DockerException, requests.RequestException, OSError, ValueError):
             return  # The engine is gone, or `close` was called.
+        finally:
+            # The SDK closes the connection, but not what holds it.
+            self._stream._response.close()
 
     def close(self) -> None:
-        self._stream.close()
+        try:
+            self._stream.close()
+        except (AttributeError, OSError):
+            pass  # It has ended by itself: there is no socket left, or not a connected one.
 
 
 def _sdk() -> Any:
@@ -283,6 +288,15 @@ def _requests() -> Any:
     import requests  # noqa: PLC0415  # What the SDK itself depends on.
 
     return requests
+
+
+def _knock(host: str) -> None:
+    """Raise OSError where nobody listens: the SDK would leave a socket open for each attempt."""
+    scheme, _, path = host.partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(CALL_SECONDS_MAX)
+            probe.connect(path)
 
 
 def _explained(error: Any, image: str) -> str:
@@ -301,10 +315,9 @@ def _explained(error: Any, image: str) -> str:
     return f"the engine refused the container: {text}"
 
 
-def _gone(error: Exception) -> str:
-    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+def _gone(host: str, error: Exception) -> str:
     return (
-        f"no container engine answers at {where} ({_innermost(error)}): start it, or let the "
+        f"no container engine answers at {host} ({_innermost(error)}): start it, or let the "
         "agent's user use it (group docker)"
     )
 

@@ -59,7 +59,7 @@ if [ -r "$path" ]; then
   *) no "$path is neither a program nor a script with a #! line" ;;
   esac
 fi
-printf 'ok\n' >"$said" || exit 125
+{ printf 'ok\n' >"$said"; } 2>/dev/null || exit 125
 exec "$@"
 """
 

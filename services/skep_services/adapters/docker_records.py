@@ -114,6 +114,11 @@ class Records:
         return kept.started_at > 0 or self.said(kept.token) == EXECUTED
 
 
+def has_containers(state: Path) -> bool:
+    """Return whether a container of this state folder has begun and is not known to have ended."""
+    return any(kept.end is None for kept in Records(state).every())
+
+
 def _replace(path: Path, content: bytes) -> None:
     aside = path.with_name(path.name + ".tmp")
     aside.write_bytes(content)

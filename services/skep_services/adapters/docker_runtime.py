@@ -14,6 +14,7 @@ what has ended when it is back, or after a reboot, counts as told to end, whatev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -52,6 +53,9 @@ LOG_CHECK_FLOOD_SECONDS = 0.05
 KILL_AGAIN_SECONDS = 1.0
 """Between two attempts to kill a container: a process in uninterruptible sleep takes its time."""
 
+NEWS_SECONDS_MAX = 1.0
+"""How long the news of an end may take that has happened: some milliseconds."""
+
 ENGINE_PAUSE_SECONDS = 0.1
 ENGINE_PAUSE_SECONDS_MAX = 5.0
 """Between two attempts to reach an engine that is gone, doubled up to its bound."""
@@ -77,7 +81,8 @@ SIGNALS_MAX = 64
 class _Run:
     """One container. `kept` is None before its start; `starting` until that is answered.
 
-    `kill_at` is monotonic seconds. `lock` is held by whoever changes the container.
+    `kill_at` is monotonic seconds; `status` is what it is heard to have `died` with. `lock` is held
+    by whoever changes the container.
     """
 
     def __init__(self) -> None:
@@ -87,6 +92,8 @@ class _Run:
         self.log: RunLog | None = None
         self.kill_at = math.inf
         self.killer: asyncio.Task[None] | None = None
+        self.status: int | None = None
+        self.died = asyncio.Event()
 
     @property
     def live(self) -> bool:
@@ -202,6 +209,7 @@ class DockerRuntime:
         if run is None and (kept := self._records.read(token)) is not None:
             run = self._runs[token] = _Run()
             run.kept = kept
+            self._needed.set()
         return run
 
     async def _start(self, run: _Run, plan: RunPlan) -> RunStarted | RunNotStarted:
@@ -319,11 +327,8 @@ class DockerRuntime:
                 pass  # Tried again until it is back.
             await asyncio.sleep(KILL_AGAIN_SECONDS)
 
-    async def _settle(self, token: str, news: int | None = None, *, lost: bool = False) -> None:
-        """Look at a container and draw the consequences.
-
-        `news` is the exit status it is known to have had, `lost` whether the engine was away.
-        """
+    async def _settle(self, token: str, *, lost: bool = False) -> None:
+        """Look at a container and draw the consequences; `lost`: the engine was away."""
         run = self._find(token)
         if run is None:
             return
@@ -334,7 +339,7 @@ class DockerRuntime:
             if found is not None and found.alive:
                 self._adopt(run)
             elif self._records.executed(run.kept):
-                await self._finish(run, found, news, lost=lost)
+                await self._finish(run, found, lost=lost)
             else:
                 # Nothing of it ever ran: it may be started anew.
                 run.kept = None
@@ -349,15 +354,16 @@ class DockerRuntime:
             except OSError as error:
                 log.warning("log %s cannot be kept within its bound: %s", run.kept.log, error)
 
-    async def _finish(
-        self, run: _Run, found: Container | None, news: int | None, *, lost: bool
-    ) -> None:
+    async def _finish(self, run: _Run, found: Container | None, *, lost: bool) -> None:
         kept = run.kept
         assert kept is not None
+        if found is None:
+            # Removed by somebody; how it ended may be on its way.
+            await _within(NEWS_SECONDS_MAX, run.died.wait())
         # Another agent of this folder may have asked it to end, or may have seen it end.
         latest = self._records.read(kept.token) or kept
         at = Instant(time.time_ns())
-        code = news
+        code = run.status
         if found is not None:
             at = found.finished_at or at
             code = None if found.error else found.code
@@ -368,11 +374,8 @@ class DockerRuntime:
         kept.end = latest.end or End(code, at, asked)
         self._write(kept)
         _close_log(run)
-        try:
-            await self._call(self._engine.remove, kept.token)
-        except EngineGoneError:
-            pass  # Whoever looks at everything once it is back removes it.
         self._ends.heard(_exited(kept))
+        await self._call(self._engine.remove, kept.token)
 
     # --- the engine -------------------------------------------------------------------------------
 
@@ -404,21 +407,29 @@ class DockerRuntime:
 
         listening = loop.run_in_executor(self._threads, listen)
         try:
-            await self._look_at_everything(lost=lost)
-            self._looked.set()
+            looking = self._spawn(self._look_at_everything(lost=lost))
             while (one := await heard.get()) is not None:
-                self._spawn(self._settle_or_wait(one))
+                self._take(one)
+            await looking
         finally:
             news.close()
             await listening
 
-    async def _settle_or_wait(self, one: Ended) -> None:
-        try:
-            await self._settle(one.token, one.code)
-        except EngineGoneError:
-            pass  # Everything is looked at when it is back.
+    def _take(self, one: Ended) -> None:
+        run = self._find(one.token)
+        if run is not None:
+            if one.code is not None:
+                run.status = one.code
+                run.died.set()
+            self._spawn(self._settle(one.token))
 
     async def _look_at_everything(self, *, lost: bool) -> None:
+        try:
+            await self._look(lost=lost)
+        finally:
+            self._looked.set()
+
+    async def _look(self, *, lost: bool) -> None:
         there = await self._call(self._engine.tokens)
         for token in there:
             run = self._find(token)
@@ -460,8 +471,19 @@ class DockerRuntime:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[id(task)]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EngineGoneError):
+            # What was not seen or done now is, once everything is looked at again.
+            if self._news is not None:
+                self._news.close()
+        elif error is not None:
             log.error("containers: %r", error, exc_info=error)
+
+
+async def _within(seconds: float, event: Awaitable[object]) -> None:
+    """Wait for an event, but not longer."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event, seconds)
 
 
 def _started(kept: Kept) -> RunStarted:

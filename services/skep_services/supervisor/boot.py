@@ -17,9 +17,12 @@ from skep.wire.admin import SetVcs
 from skep.wire.codec import encode
 from skep.wire.runs import RunExited, RunStarted
 from skep_services.adapters import nats_access, nats_server
+from skep_services.adapters.docker_records import has_containers
+from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import bootstrap_streams
+from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import Cluster
@@ -102,13 +105,15 @@ def _lost(error: Exception) -> None:
 
 
 def node_folders(home: str) -> list[str]:
-    """Return the state folders of nodes in which a runner ever was, of former nodes too."""
+    """Return the state folders of nodes in which a job ever was, of former nodes too."""
     try:
         names = sorted(os.listdir(home))
     except FileNotFoundError:
         return []
     folders = [os.path.join(home, name) for name in names]
-    return [path for path in folders if os.path.exists(os.path.join(path, "runner.lock"))]
+    signs = "runner.lock", os.path.join("containers", "owner")
+    return [path for path in folders
+            if any(os.path.exists(os.path.join(path, sign)) for sign in signs)]  # fmt: skip
 
 
 async def stop_jobs(states: Sequence[str]) -> list[str]:
@@ -130,7 +135,8 @@ async def _stop_jobs_of(state: str) -> None:
         ends[end.token] = end
         changed.set()
 
-    runtime = ProcessRuntime(Path(state))
+    processes = ProcessRuntime(Path(state))
+    runtime = NodeRuntimes(processes, DockerRuntime(Path(state)))
     await runtime.open(ended)
     try:
         live = [run.token for run in await runtime.runs() if isinstance(run, RunStarted)]
@@ -138,7 +144,7 @@ async def _stop_jobs_of(state: str) -> None:
         while not all(token in ends for token in live):
             await changed.wait()
             changed.clear()
-        await runtime.shutdown(0.0)
+        await processes.shutdown(0.0)
     finally:
         await runtime.close()
     # It answers before it is gone; what is left of the folder's processes is then nothing.
@@ -147,8 +153,8 @@ async def _stop_jobs_of(state: str) -> None:
 
 
 def has_jobs(state: str) -> bool:
-    """Return whether a node's runner is alive, or may have left jobs running."""
-    if _runner_alive(state):
+    """Return whether a node's runner is alive, or it or the engine may hold jobs."""
+    if _runner_alive(state) or has_containers(Path(state)):
         return True
     began: dict[str, bool] = {}
     try:

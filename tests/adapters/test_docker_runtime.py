@@ -1,0 +1,411 @@
+"""What only containers can run into: images, the engine's absences, and other people's hands."""
+
+import contextlib
+import io
+import itertools
+import signal
+import socket
+import sys
+import tarfile
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import pytest_asyncio
+
+from skep_services.adapters.docker_engine import Ended, Engine
+from skep_services.adapters.docker_runtime import DockerRuntime
+from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from tests.node_runtimes import (
+    Node,
+    alive,
+    docker_node,
+    engine_of,
+    refused,
+    started,
+    until,
+)
+
+pytestmark = [pytest.mark.adapters, pytest.mark.docker]
+
+ABSENT = "skep-test-absent:never"
+UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
+
+
+@pytest_asyncio.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with docker_node(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def engine(node: Node) -> Iterator[Engine]:
+    one = engine_of(node)
+    one.ping()  # Connected before a test makes the engine of the agent another.
+    yield one
+    one.close()
+
+
+class Link:
+    """A way to the engine that can be cut: a socket of its own, and what connects to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "engine.sock"
+        self._listener: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+
+    def join(self) -> None:
+        """Let the engine be reached."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        self._run(self._accept, self._listener)
+
+    def cut(self) -> None:
+        """Let it be gone, for those too who are connected."""
+        if self._listener is None:
+            return
+        self.path.unlink()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for pair in self._pairs:
+            _end(*pair)
+        for thread in self._threads[1:]:
+            thread.join()
+        for one in itertools.chain(*self._pairs):
+            one.close()
+        self._threads, self._pairs, self._listener = [], [], None
+
+    def _run(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            far.connect("/var/run/docker.sock")
+            self._pairs.append((near, far))
+            self._run(_pump, near, far)
+            self._run(_pump, far, near)
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65536):
+            target.sendall(piece)
+    _end(source, target)
+
+
+def _end(*ends: socket.socket) -> None:
+    for one in ends:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest_asyncio.fixture
+async def link(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Link]:
+    one = Link(tmp_path)
+    one.join()
+    with monkeypatch.context() as patch:
+        patch.setenv("DOCKER_HOST", f"unix://{one.path}")
+        yield one
+        for runtime in node.opened:
+            await runtime.close()
+        node.opened.clear()
+    one.cut()
+
+
+# --- what cannot be started -----------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_absent_image_is_named_with_the_command_that_fetches_it(node: Node) -> None:
+    runtime = await node.open()
+    node.image = ABSENT
+    text = f"image {ABSENT} is not on this node, and is not fetched for a job: docker pull {ABSENT}"
+    assert await refused(runtime, node.plan("a", "true")) == text
+    assert list(await runtime.runs()) == []
+
+
+@pytest.mark.asyncio
+async def test_name_that_is_no_image_is_refused_in_the_engines_words(node: Node) -> None:
+    runtime = await node.open()
+    node.image = "UPPER/case"
+    assert "invalid reference format" in await refused(runtime, node.plan("a", "true"))
+
+
+@pytest.mark.asyncio
+async def test_image_without_a_shell_is_said_to_have_none(node: Node) -> None:
+    empty = io.BytesIO()
+    tarfile.open(fileobj=empty, mode="w").close()
+    client = docker.from_env()
+    name = f"skep-test-empty:{uuid.uuid4().hex[:8]}"
+    repository, _, tag = name.partition(":")
+    client.api.import_image_from_data(empty.getvalue(), repository=repository, tag=tag)
+    try:
+        runtime = await node.open()
+        node.image = name
+        text = f"image {name} has no /bin/sh, which starts the command"
+        assert await refused(runtime, node.plan("a", "true")) == text
+    finally:
+        client.images.remove(name)
+        client.close()
+
+
+@pytest.mark.asyncio
+async def test_text_the_engine_cannot_take_is_refused(node: Node) -> None:
+    runtime = await node.open()
+    odd = b"\xff".decode(errors="surrogateescape")
+    assert "no UTF-8" in await refused(runtime, node.plan("a", "true", odd))
+    assert "name another" in await refused(runtime, node.plan("a", "true", workdir=Path("/")))
+
+
+@pytest.mark.asyncio
+async def test_devices_are_asked_of_the_engine_by_name(node: Node) -> None:
+    runtime = await node.open()
+    plan = node.plan("a", "true")
+    wanted = RunPlan(**{**_fields(plan), "gpus": ("GPU-5f3b",)})
+    answer = await runtime.start(wanted)
+    assert isinstance(answer, RunNotStarted), "no such device is here"
+    assert "GPU" in answer.detail
+
+
+def _fields(plan: RunPlan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}
+
+
+# --- no engine ------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_node_without_an_engine_refuses_and_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = f"unix://{tmp_path}/nothing.sock"
+    monkeypatch.setenv("DOCKER_HOST", where)
+    node = Node(tmp_path, DockerRuntime, "any")
+    runtime = await node.open()
+    assert list(await runtime.runs()) == []
+    detail = await refused(runtime, node.plan("a", "true"))
+    assert detail.startswith(f"image any: no container engine answers at {where} (No such file")
+    assert list(await runtime.runs()) == []
+    await runtime.stop("a", 0.0)
+    await runtime.forget("a")
+    await runtime.close()
+
+
+@pytest.mark.asyncio
+async def test_agent_without_the_sdk_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    node = Node(tmp_path, DockerRuntime, "any")
+    runtime = await node.open()
+    assert "pip install 'skep[docker]'" in await refused(runtime, node.plan("a", "true"))
+    await runtime.close()
+
+
+@pytest.mark.asyncio
+async def test_run_lives_through_an_absence_of_the_engine(node: Node, link: Link) -> None:
+    runtime = await node.open()
+    run = await started(runtime, node.shell("a", f"{UNTIL_GO}; exit 3"))
+    link.cut()
+    assert list(await runtime.runs()) == [run]
+    assert "no container engine answers" in await refused(runtime, node.plan("b", "true"))
+    link.join()
+    (node.folder / "go").touch()
+    end = await node.end_of("a")
+    # Whether it ended before the engine was back or after, its status is known.
+    assert end.code == 3
+
+
+@pytest.mark.asyncio
+async def test_what_ends_with_the_engine_counts_as_told_to_end(
+    node: Node, engine: Engine, link: Link
+) -> None:
+    runtime = await node.open()
+    # What an engine does that is stopped: it asks its containers to end, and takes no question.
+    await started(
+        runtime, node.shell("a", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    )
+    await node.words("a")
+    link.cut()
+    news = engine.news()
+    assert engine.kill("a", signal.SIGTERM)
+    assert next(iter(news)) == Ended("a", 0)
+    news.close()
+    link.join()
+    assert (await node.end_of("a")).code == 0
+    assert node.ends["a"][0].asked, "it was not Skep, but its work is not done"
+
+
+@pytest.mark.asyncio
+async def test_stop_without_an_engine_is_carried_out_when_it_is_back(
+    node: Node, link: Link
+) -> None:
+    runtime = await node.open()
+    await started(runtime, node.plan("a", "sleep", "1000"))
+    link.cut()
+    await runtime.stop("a", 0.2)
+    link.join()
+    end = await node.end_of("a")
+    assert (end.code, end.asked) == (-signal.SIGKILL, True)
+
+
+@pytest.mark.asyncio
+async def test_agent_that_begins_without_an_engine_believes_its_record(
+    node: Node, link: Link
+) -> None:
+    first = await node.open()
+    run = await started(first, node.plan("stays", "sleep", "1000"))
+    await started(first, node.shell("ended", "exit 4"))
+    ended = await node.end_of("ended")
+    await first.close()
+    link.cut()
+    second = await node.open()
+    assert list(await second.runs()) == [run, ended]
+    assert await second.start(node.plan("stays", "true")) == run
+    link.join()
+    await second.stop("stays", 5.0)
+    assert (await node.end_of("stays")).asked
+
+
+# --- other people's hands -------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_container_removed_behind_our_back_has_ended(node: Node, engine: Engine) -> None:
+    runtime = await node.open()
+    run = await started(runtime, node.plan("a", "sleep", "1000"))
+    engine.remove("a")
+    end = await node.end_of("a")
+    assert end == RunExited("a", -signal.SIGKILL, end.at)
+    assert not alive(run.pid)
+    assert await runtime.start(node.plan("a", "true")) == run
+
+
+@pytest.mark.asyncio
+async def test_container_removed_while_no_agent_was_there_was_seen_by_nobody(
+    node: Node, engine: Engine
+) -> None:
+    first = await node.open()
+    run = await started(first, node.plan("a", "sleep", "1000"))
+    await first.close()
+    engine.remove("a")
+    second = await node.open()
+    end = await node.end_of("a")
+    assert end == RunExited("a", None, end.at)
+    assert await second.start(node.plan("a", "true")) == run, "it is not started again"
+
+
+@pytest.mark.asyncio
+async def test_end_is_on_record_and_its_container_gone(node: Node, engine: Engine) -> None:
+    first = await node.open()
+    await started(first, node.shell("a", "exit 3"))
+    end = await node.end_of("a")
+    await until(lambda: engine.look("a") is None)
+    await first.close()
+    second = await node.open()
+    assert list(await second.runs()) == [end]
+    await second.forget("a")
+    await second.close()
+    assert list(await (await node.open()).runs()) == []
+
+
+@pytest.mark.asyncio
+async def test_containers_without_a_record_are_removed(node: Node, engine: Engine) -> None:
+    first = await node.open()
+    await started(first, node.plan("lost", "sleep", "1000"))
+    await started(first, node.plan("kept", "sleep", "1000"))
+    await first.close()
+    (node.state / "containers" / "lost.run").unlink()
+    second = await node.open()
+    assert [run.token for run in await second.runs()] == ["kept"]
+    await until(lambda: engine.tokens() == ["kept"])
+
+
+# --- the agent's death ----------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_end_after_a_stop_of_an_agent_that_died_was_asked_for(node: Node) -> None:
+    first = await node.open()
+    script = "trap 'sleep 0.2; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    await started(first, node.shell("a", script))
+    await started(first, node.shell("b", f"echo ready; {UNTIL_GO}"))
+    await node.words("a")
+    await first.stop("a", 30.0)
+    await first.close()
+    (node.folder / "go").touch()
+    await node.open()
+    asked, by_itself = await node.end_of("a"), await node.end_of("b")
+    assert (asked.code, asked.asked) == (0, True)
+    assert (by_itself.code, by_itself.asked) == (0, False)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("created", [True, False])
+async def test_run_whose_agent_died_while_beginning_it_begins_once(
+    node: Node, engine: Engine, created: bool
+) -> None:
+    first = await node.open()
+    plan = node.shell("a", "echo once")
+    await started(first, plan)
+    await node.end_of("a")
+    await until(lambda: engine.look("a") is None)
+    await first.close()
+    records = node.state / "containers"
+    text = (records / "a.run").read_text()
+    before_it_ran = text[: text.index(',"pid"')] + "}"
+    (records / "a.run").write_text(before_it_ran)
+    (records / "a.said").unlink()
+    node.log_path("a").unlink()
+    if created:
+        engine.create(plan, str(records / "a.said"), [str(node.folder)])
+    second = await node.open()
+    assert list(await second.runs()) == []
+    assert isinstance(await second.start(plan), RunStarted)
+    await until(lambda: len(node.ends["a"]) == 2)
+    assert node.log("a") == "once\n"
+
+
+@pytest.mark.asyncio
+async def test_command_runs_once_however_often_its_container_is_started(
+    node: Node, engine: Engine
+) -> None:
+    first = await node.open()
+    plan = node.shell("a", "echo once")
+    await started(first, plan)
+    await node.end_of("a")
+    await until(lambda: engine.look("a") is None)
+    await first.close()
+    engine.create(plan, str(node.state / "containers" / "a.said"), [str(node.folder)])
+    engine.start("a")
+    await until(lambda: (found := engine.look("a")) is not None and not found.alive)
+    assert node.log("a") == "once\n"
+
+
+@pytest.mark.asyncio
+async def test_flood_while_no_agent_was_there_is_cut_when_one_is_back(node: Node) -> None:
+    bound = 64 * 1024
+    first = await node.open()
+    script = f"{UNTIL_GO}; head -c 1000000 /dev/zero; echo done; sleep 1000"
+    plan = node.plan("a", "sh", "-c", script, log_bytes_max=bound)
+    await started(first, plan)
+    await first.close()
+    (node.folder / "go").touch()
+    await until(lambda: node.log_path("a").stat().st_size > 1_000_000)
+    await node.open()
+    await until(lambda: node.log_path("a").stat().st_size <= bound)
+    assert node.log("a").endswith("done\n")
