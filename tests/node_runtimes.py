@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skep_services.adapters.docker_engine import Engine
+from skep_services.adapters.docker_engine import Engine, EngineGoneError
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.process_runtime import INTERPRETER, ProcessRuntime
 from skep_services.ports import NodeRuntime, RunExited, RunNotStarted, RunPlan, RunStarted
@@ -154,17 +154,14 @@ async def process_node(folder: Path) -> AsyncIterator[Node]:
 
 def skip_without_engine() -> str:
     """Return an image to test with; skip the test where there is no engine or none of them."""
-    import docker
-
-    try:
-        client = docker.from_env()
-    except docker.errors.DockerException as error:
-        pytest.skip(f"no container engine answers (scripts/engine.py up): {error}")
-    with closing(client):
-        there = [tag for image in client.images.list() for tag in image.tags]
-    chosen = [name for name in IMAGES if name in there]
+    engine = Engine("test")
+    with closing(engine):
+        try:
+            chosen = [name for name in IMAGES if engine.has_image(name)]
+        except EngineGoneError as error:
+            pytest.skip(f"{error}")
     if not chosen:
-        pytest.skip(f"no image to test with: one of {IMAGES} (scripts/engine.py base)")
+        pytest.skip(f"no image to test with: neither of {', '.join(IMAGES)} is here")
     return chosen[0]
 
 

@@ -232,7 +232,7 @@ async def test_run_lives_through_an_absence_of_the_engine(node: Node, link: Link
 
 @pytest.mark.asyncio
 async def test_what_ends_with_the_engine_counts_as_told_to_end(
-    node: Node, engine: Engine, link: Link
+    node: Node, engine: Engine, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = await node.open()
     # What an engine does that is stopped: it asks its containers to end, and takes no question.
@@ -241,6 +241,7 @@ async def test_what_ends_with_the_engine_counts_as_told_to_end(
     )
     await node.words("a")
     link.cut()
+    await until(lambda: "out of sight" in caplog.text)
     news = engine.news()
     assert engine.kill("a", signal.SIGTERM)
     assert next(iter(news)) == Ended("a", 0)

@@ -102,6 +102,10 @@ class Engine:
         """Return if an engine answers."""
         self._ask(lambda api: api.ping())
 
+    def has_image(self, image: str) -> bool:
+        """Return whether containers can be made of an image without fetching it."""
+        return self._ask(lambda api: api.inspect_image(image)) is not None
+
     def tokens(self) -> list[str]:
         """Return the tokens of all containers of this owner."""
         wanted = {"label": f"{OWNER_LABEL}={self.owner}"}

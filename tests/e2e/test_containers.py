@@ -1,0 +1,124 @@
+"""Jobs whose spec names an image, on a real engine: submitted, run as containers, and adopted."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.embedded import Embedded, until
+from tests.e2e.conftest import Gate, Tenant
+from tests.node_runtimes import skip_without_engine
+
+pytestmark = [pytest.mark.e2e, pytest.mark.docker]
+
+OBSERVED = """
+import sys
+from pathlib import Path
+
+here = not Path("/proc/1/comm").read_text().startswith(("init", "systemd"))
+print("skep_job" in sys.modules, here, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    return skip_without_engine()
+
+
+def contained(
+    tenant: Tenant, image: str, folder: Path, command: Any, **more: Any
+) -> dict[str, Any]:
+    """Return the spec of a job in a container that works in `folder`."""
+    return tenant.spec(command, runtime={"image": image}, workdir=str(folder), **more)
+
+
+def containers_of(job: str) -> list[str]:
+    """Return the names of a job's containers, ended ones included."""
+    words = ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", f"name={job}."]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_gang_of_containers_meets_writes_and_succeeds(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    tell = (
+        'cat /proc/1/comm; echo "$RANK $WORLD_SIZE $SKEP_DEVICES $COLOUR"; echo "$RANK" > "$RANK"'
+    )
+    more = {"resources": {"workers": 2, "gpus": 1}, "env": {"COLOUR": "green"}}
+    document = cluster.ended(nlp.accepted(contained(nlp, image, tmp_path, tell, **more)))
+    assert (document["state"], document["why"]) == ("succeeded", "succeeded")
+    for rank in range(2):
+        init, words = cluster.log(document["job"], rank).splitlines()
+        assert init == "docker-init", "it is the first process of a container of its own"
+        assert words.split() == [str(rank), "2", words.split()[2], "green"]
+        assert (tmp_path / str(rank)).read_text() == f"{rank}\n"
+    until(lambda: not containers_of(document["job"]), "the removal of the containers")
+
+
+def test_an_observed_script_finds_skep_job_in_any_image(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OBSERVED)
+    spec = contained(nlp, image, tmp_path, None, script=str(script))
+    document = cluster.ended(nlp.accepted({k: v for k, v in spec.items() if v is not None}))
+    log = cluster.log(document["job"])
+    assert (document["state"], log) == ("succeeded", "True True\n"), log
+
+
+def test_an_image_that_does_not_exist_is_named_with_what_to_do(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    absent = "skep-test-absent:never"
+    document = cluster.ended(nlp.accepted(contained(nlp, absent, tmp_path, ["true"])))
+    assert (document["state"], document["why"]) == ("failed", "not-started")
+    assert f"image {absent} is not on this node" in str(document)
+    assert f"docker pull {absent}" in str(document)
+
+
+def test_a_container_that_ignores_sigterm_is_cancelled_all_the_same(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    command = "trap '' TERM; : > here; while :; do sleep 0.1; done"
+    job = nlp.accepted(contained(nlp, image, tmp_path, command))
+    until((tmp_path / "here").exists, "the job")
+    nlp.cancel(job)
+    assert cluster.ended(job)["state"] == "cancelled"
+    until(lambda: not containers_of(job), "the removal of the container")
+
+
+def test_a_container_outlives_its_agent_and_is_adopted(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path)
+    job = nlp.accepted(contained(nlp, image, tmp_path, gate.wait))
+    document = cluster.started(job)
+    gate.reached()
+    (member,) = document["attempts"][0]["members"]
+    before = containers_of(job)
+    agent = cluster.entry(member["node"])["pid"]
+    cluster.kill(member["node"])
+    cluster.wait_back(member["node"], agent)
+    assert containers_of(job) == before
+    assert len(before) == 1
+    gate.open()
+    document = cluster.ended(job)
+    assert (document["state"], len(document["attempts"])) == ("succeeded", 1)
+    assert cluster.log(job) == "here\n"
+
+
+def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path)
+    job = nlp.accepted(contained(nlp, image, tmp_path, gate.wait))
+    document = cluster.started(job)
+    gate.reached()
+    (member,) = document["attempts"][0]["members"]
+    gate.open()
+    cluster.kill(member["node"])
+    document = cluster.ended(job)
+    assert (document["state"], len(document["attempts"])) == ("succeeded", 1)
