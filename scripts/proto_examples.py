@@ -7,7 +7,7 @@ import msgspec
 from skep.units import Duration, Instant
 from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Limits, Problem, Resources, SizeHint, Topology
+from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT = Instant(1_760_000_000_000_000_000)
@@ -33,6 +33,7 @@ SPEC = JobSpec(
     limits=Limits(time=7200, retries=2),
     size=SizeHint(epochs=10, mini_batches_per_epoch=90, batch_size=16, family="digits"),
     labels={"paper": "yes"},
+    runtime=Runtime(image="pytorch/pytorch:2.9.0"),
 )
 SMALL = JobSpec(name="hello", vc="nlp", command=("hostname",))
 PROBLEM = Problem(path="$.resources.gpu", reason=Reason.UNKNOWN_KEY, text="unknown key `gpu`",
@@ -53,7 +54,7 @@ BIND = commands.BindJob(
     ranks=(commands.RankPlan(rank=0, local_rank=0, devices=(0,)),
            commands.RankPlan(rank=1, local_rank=1, devices=(1,))),
     world=2, node_rank=0, nodes=1, master_address="10.0.0.1", master_port=20000,
-    env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE,
+    env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE, image="pytorch/pytorch:2.9.0",
 )  # fmt: skip
 MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
 

@@ -20,6 +20,7 @@ import pytest_asyncio
 from skep_services.adapters.docker_engine import Ended, Engine
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.supervisor import boot
 from tests.node_runtimes import (
     Node,
     alive,
@@ -179,6 +180,21 @@ async def test_devices_are_asked_of_the_engine_by_name(node: Node) -> None:
     answer = await runtime.start(wanted)
     assert isinstance(answer, RunNotStarted), "no such device is here"
     assert "GPU" in answer.detail
+
+
+@pytest.mark.asyncio
+async def test_containers_end_with_the_cluster_and_are_nobodys_failure(node: Node) -> None:
+    agent = await node.open()
+    await started(agent, node.plan("a", "sleep", "1000"))
+    await agent.close()
+    state = str(node.state)
+    assert boot.node_folders(str(node.folder)) == [state]
+    assert boot.has_jobs(state)
+    assert await boot.stop_jobs([state]) == [state]
+    assert not boot.has_jobs(state)
+    (end,) = await (await node.open()).runs()
+    assert isinstance(end, RunExited)
+    assert (end.code, end.asked) == (-signal.SIGTERM, True)
 
 
 def _fields(plan: RunPlan) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
     document = cluster.started(job)
     gate.reached()
     (member,) = document["attempts"][0]["members"]
-    gate.open()
     cluster.kill(member["node"])
+    gate.open()
     document = cluster.ended(job)
     assert (document["state"], len(document["attempts"])) == ("succeeded", 1)

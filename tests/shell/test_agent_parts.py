@@ -7,12 +7,14 @@ import json
 import os
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.machines import agent as machine
@@ -23,8 +25,9 @@ from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.adapters import devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
+from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.agent.calls import AgentCalls, port_is_taken
-from skep_services.agent.environment import log_path, run_plan
+from skep_services.agent.environment import log_path, provide_job_library, run_plan
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
 from skep_services.service import NameTakenError
@@ -57,6 +60,8 @@ class TestDevices:
         assert [gpu.index for gpu in slots.gpus()] == [0, 1, 2, 3]
         assert sum(gpu.memory for gpu in slots.gpus()) <= devices.host_memory()
         assert slots.visible((1, 2)) == {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": "1,2"}
+        assert slots.in_container((1, 2)) == slots.visible((1, 2))
+        assert slots.names((1, 2)) == ()
         assert slots.utilisation() == {}
 
     def test_a_containers_memory_is_its_limit(
@@ -125,6 +130,11 @@ class TestDevices:
         ]  # fmt: skip
         assert found.utilisation() == {0: 500, 1: 510}
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
+        assert found.names((1,)) == ("GPU-1",)
+        # A container sees the devices it was given, and counts them from 0.
+        inside = found.in_container((1,))
+        assert (inside["CUDA_VISIBLE_DEVICES"], inside["SKEP_DEVICES"]) == ("0", "1")
+        assert found.in_container((7, 2, 5))["CUDA_VISIBLE_DEVICES"] == "2,0,1"
 
 
 class TestEnvironment:
@@ -151,12 +161,40 @@ class TestEnvironment:
         assert plan.workdir == "/w"
         assert "TRACEPARENT" not in plan.env
 
+    def test_container_has_its_images_paths_and_what_was_asked_for(self, tmp_path: Path) -> None:
+        inherited = {"PATH": "/bin", "HOME": "/h", "TZ": "UTC", "SKEP_NATS_PASSWORD": "secret"}
+        plan = run_plan(start(image="a:1"), tmp_path, devices.CpuSlots(4, "cpu"), inherited)
+        assert (plan.image, plan.gpus, plan.argv) == ("a:1", (), ("prog", "arg"))
+        assert plan.log_path == str(log_path(tmp_path, "j7", 2, 2))
+        wanted = {"RANK": "2", "LR": "0.1", "SKEP_DEVICES": "0,3", "TZ": "UTC", "USER": "skep"}
+        assert {name: plan.env.get(name) for name in wanted} == wanted
+        assert "PATH" not in plan.env
+        assert plan.env.get("HOME") != "/h"
+        assert "secret" not in plan.env.values()
+
+    def test_script_in_a_container_runs_on_the_images_python(self, tmp_path: Path) -> None:
+        command = start(
+            argv=(AGENT_PYTHON, "-m", "skep_job", "t.py"), image="a:1", env={"PYTHONPATH": "/mine"}
+        )
+        plan = run_plan(command, tmp_path, devices.CpuSlots(4, "cpu"), {})
+        assert plan.argv == ("python3", "-m", "skep_job", "t.py")
+        library, mine = plan.env["PYTHONPATH"].split(":")
+        assert mine == "/mine"
+        provide_job_library(tmp_path)
+        provide_job_library(tmp_path)
+        command_line = [sys.executable, "-I", "-S", "-c",
+                        f"import sys; sys.path[:] = [*sys.path, {library!r}]; "
+                        "import skep_job; print(skep_job.__file__)"]  # fmt: skip
+        printed = subprocess.run(command_line, capture_output=True, text=True, check=True).stdout
+        assert printed.strip() == f"{library}/skep_job/__init__.py"
+
 
 class Runtime:
     """A runtime that remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.plans: list[RunPlan] = []
         self.on_exit: Callable[[RunExited], Awaitable[None]] | None = None
 
     async def open(self, on_exit: Callable[[RunExited], Awaitable[None]]) -> None:
@@ -167,6 +205,7 @@ class Runtime:
 
     async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
         self.asked.append(("start", plan.token))
+        self.plans.append(plan)
         return RunStarted(plan.token, 1, 2, Instant(3))
 
     async def stop(self, token: str, grace_s: float) -> None:
@@ -197,6 +236,38 @@ class Hands:
     async def ask(self, command: Any) -> Any:
         self.calls.start(command, self.answers.put)
         return await asyncio.wait_for(self.answers.get(), DEADLINE_S)
+
+
+@pytest.mark.asyncio
+async def test_library_that_cannot_be_copied_starts_no_container(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    (tmp_path / "lib").write_text("a file where the folder should be")
+    answer = await hands.ask(start(image="a:1"))
+    assert isinstance(answer, RunNotStarted)
+    assert answer.detail.startswith(f"{tmp_path}/lib")
+    assert hands.runtime.plans == []
+
+
+@pytest.mark.asyncio
+async def test_a_plan_with_an_image_goes_to_the_containers() -> None:
+    processes, containers = Runtime(), Runtime()
+    both = NodeRuntimes(processes, containers)
+
+    async def ended(run: RunExited) -> None:
+        raise AssertionError(run)
+
+    await both.open(ended)
+    assert processes.on_exit is containers.on_exit is ended
+    plain = RunPlan(token="p", argv=("a",), env={}, workdir="/", log_path="/l", log_bytes_max=1)
+    await both.start(plain)
+    await both.start(msgspec.structs.replace(plain, token="c", image="a:1"))
+    await both.stop("c", 1.0)
+    await both.forget("p")
+    assert len(await both.runs()) == 2
+    await both.close()
+    asked = [("stop", "c", 1.0), ("forget", "p"), "close"]
+    assert processes.asked == [("start", "p"), *asked]
+    assert containers.asked == [("start", "c"), *asked]
 
 
 @pytest.mark.asyncio

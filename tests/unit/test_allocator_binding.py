@@ -23,7 +23,7 @@ from skep.wire.facts import (
 )
 from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX
+from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX, Runtime
 from skep_services.shell import RECORD_BYTES
 from tests.kit import (
     T0,
@@ -124,6 +124,14 @@ def test_a_gang_over_two_nodes_meets_at_its_first() -> None:
         Send("skep.v1.cmd.node-1",
              bind(node="node-1", node_rank=1, ranks=plans((0, 1), first_rank=2), **told)),
     ]  # fmt: skip
+
+
+def test_an_image_goes_with_the_command() -> None:
+    decide = allocator(joined())
+    effects = decide(admitted(1, command=("prog",), runtime=Runtime(image="a/b:1")))
+    assert effects[2:] == [
+        Send("skep.v1.cmd.node-1", bind(argv=("prog",), image="a/b:1")),
+    ]
 
 
 def test_a_line_for_the_shell() -> None:

@@ -208,6 +208,23 @@ def test_inference_is_not_built_yet() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "image", ["a", "pytorch/pytorch:2.9", "host.example:5000/A/b@sha256:" + "0" * 64]
+)
+def test_a_runtime_is_an_image(image: str) -> None:
+    spec = parse_tree(with_("runtime", {"image": image}))
+    assert isinstance(spec, JobSpec)
+    assert spec.runtime is not None
+    assert spec.runtime.image == image
+    assert msgspec.convert(msgspec.to_builtins(spec), JobSpec) == spec
+
+
+def test_a_runtime_without_an_image() -> None:
+    assert problems(with_("runtime", {})) == [
+        ("$.runtime.image", Reason.MISSING_KEY, "`image` is required", "")
+    ]
+
+
 # --- refused for types and values ---------------------------------------------------------------
 
 
@@ -228,6 +245,8 @@ def test_inference_is_not_built_yet() -> None:
         ("service_class", "best-effort", "Invalid enum value 'best-effort'"),
         ("over_quota", "steal", "Invalid enum value 'steal'"),
         ("limits.retry_on", ["oom"], "Invalid enum value 'oom' - at `$.limits.retry_on[0]`"),
+        ("runtime", "docker", "Expected `object | null`, got `str`"),
+        ("runtime.image", 7, "Expected `str`, got `int`"),
         ("labels", [], "Expected `object`, got `array`"),
     ],
 )
@@ -274,6 +293,14 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("size.mini_batches_per_epoch", 0, "`mini_batches_per_epoch` must be 1 or more"),
         ("size.batch_size", 2**53 + 1, "`batch_size` must be 1 or more"),
         ("size.family", "", "`family` must be 1 to 128 characters"),
+        ("runtime.image", "",
+         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
+        ("runtime.image", "a b",
+         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
+        ("runtime.image", "--privileged",
+         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
+        ("runtime.image", "a" * 513,
+         "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
         ("env", {"": "1"}, "`` must be a name that is not empty and has no `=`"),
     ],
 )  # fmt: skip
