@@ -398,6 +398,18 @@ async def test_run_whose_agent_died_while_beginning_it_begins_once(
 
 
 @pytest.mark.asyncio
+async def test_run_whose_agent_died_before_the_answer_is_adopted(node: Node) -> None:
+    first = await node.open()
+    run = await started(first, node.plan("a", "sleep", "1000"))
+    await first.close()
+    record = node.state / "containers" / "a.run"
+    text = record.read_text()
+    record.write_text(text[: text.index(',"pid"')] + "}")
+    second = await node.open()
+    assert list(await second.runs()) == [run]
+
+
+@pytest.mark.asyncio
 async def test_command_runs_once_however_often_its_container_is_started(
     node: Node, engine: Engine
 ) -> None:

@@ -312,6 +312,8 @@ def _explained(error: Any, image: str) -> str:
         )
     if "argument list too long" in text:
         return "the arguments and the environment are together too large to execute"
+    if "bind source path does not exist" in text:
+        return f"the engine does not see a folder of the agent at the same path: {text}"
     if "could not select device driver" in text:
         return f"the engine cannot hand out GPUs ({text}): install nvidia-container-toolkit"
     if image and error.status_code == CONFLICT_STATUS:

@@ -53,6 +53,9 @@ LOG_CHECK_FLOOD_SECONDS = 0.05
 KILL_AGAIN_SECONDS = 1.0
 """Between two attempts to kill a container: a process in uninterruptible sleep takes its time."""
 
+OPEN_SECONDS_MAX = 10.0
+"""How long an agent's start may wait for the engine: far below the silence that loses a node."""
+
 NEWS_SECONDS_MAX = 1.0
 """How long the news of an end may take that has happened: some milliseconds."""
 
@@ -136,14 +139,15 @@ class DockerRuntime:
         self._spawn(self._keep_logs())
         if self._runs:
             self._needed.set()
-            await self._looked.wait()
+            # Processes must not wait for an engine that hangs; records are believed meanwhile.
+            await _within(OPEN_SECONDS_MAX, self._looked.wait())
 
     async def runs(self) -> list[RunStarted | RunExited]:
         found: list[RunStarted | RunExited] = []
         for run in self._runs.values():
             if run.kept is None or run.starting:
                 continue
-            if run.live and not self._records.executed(run.kept):
+            if run.live and run.kept.started_at == 0:
                 # Begun by an earlier agent, and no engine tells whether it came to more.
                 run.kept.started_at = Instant(time.time_ns())
                 self._write(run.kept)
@@ -270,12 +274,8 @@ class DockerRuntime:
             trouble, found = "", None
         if trouble:
             return trouble
-        if found is not None:
-            kept.pid, kept.ticks = found.pid, proc.start_ticks(found.pid) or 0
-            kept.started_at = found.started_at
-        kept.started_at = kept.started_at or Instant(time.time_ns())
         run.kept = kept
-        self._write(kept)
+        self._note_start(kept, found)
         if found is None or not found.alive:
             # Its event may have come while nothing was known of it.
             self._spawn(self._settle(plan.token))
@@ -336,6 +336,9 @@ class DockerRuntime:
             if run.kept is None or run.kept.end is not None:
                 return
             found = await self._call(self._engine.look, token)
+            if run.kept.started_at == 0 and self._records.executed(run.kept):
+                # Its agent died before it had an answer.
+                self._note_start(run.kept, found)
             if found is not None and found.alive:
                 self._adopt(run)
             elif self._records.executed(run.kept):
@@ -449,6 +452,13 @@ class DockerRuntime:
             await asyncio.sleep(LOG_CHECK_FLOOD_SECONDS if flood else LOG_CHECK_SECONDS)
 
     # --- small things -----------------------------------------------------------------------------
+
+    def _note_start(self, kept: Kept, found: Container | None) -> None:
+        if found is not None:
+            kept.pid, kept.ticks = found.pid, proc.start_ticks(found.pid) or 0
+            kept.started_at = found.started_at
+        kept.started_at = kept.started_at or Instant(time.time_ns())
+        self._write(kept)
 
     def _write(self, kept: Kept) -> None:
         """Remember where failing to must not fail the run.
