@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import os
 import signal
 import socket
 import sys
@@ -199,6 +200,29 @@ async def test_containers_end_with_the_cluster_and_are_nobodys_failure(node: Nod
 
 def _fields(plan: RunPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in plan.__struct_fields__}
+
+
+@pytest.mark.asyncio
+async def test_container_has_the_agents_user_and_no_way_to_more(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make an agent's folders for another user")
+    nobody = 65534
+    node.folder.chmod(0o755)
+    node.log_path("a").parent.mkdir()
+    node.log_path("a").touch()
+    for path in (node.state, node.state / "containers", node.log_path("a")):
+        os.chown(path, nobody, nobody)
+    monkeypatch.setattr(os, "getuid", lambda: nobody)
+    monkeypatch.setattr(os, "getgid", lambda: nobody)
+    monkeypatch.setattr(os, "getgroups", lambda: [nobody])
+    runtime = await node.open()
+    script = "id -u; id -G; grep -E 'CapEff|NoNewPrivs' /proc/self/status"
+    await started(runtime, node.shell("a", script))
+    assert (await node.end_of("a")).code == 0
+    words = node.log("a").split()
+    assert words == ["65534", "65534", "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
 
 
 # --- no engine ------------------------------------------------------------------------------------

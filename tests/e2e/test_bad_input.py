@@ -73,7 +73,7 @@ def beside(cluster: Embedded, vision: Tenant, gates: Callable[[str], Gate]) -> I
         (b'{"name": "a", "vc": "nlp", "command": []}', "$.command", "bad-value"),
         (b'{"name": "a", "vc": "nlp"}', "$.command", "missing-key"),
         (b'{"name": "a", "vc": "nlp", "command": "x", "version": 2}', "$.version", "wrong-version"),
-        (b'{"name": "a", "vc": "nlp", "command": "x", "image": "b"}', "$.image", "not-built"),
+        (b'{"name": "a", "vc": "nlp", "command": "x", "roles": {}}', "$.roles", "not-built"),
     ],
 )
 def test_a_malformed_spec_is_refused_and_says_where(

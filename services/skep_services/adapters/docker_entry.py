@@ -22,7 +22,8 @@ write. The second is also how a container ends that somebody starts once more by
 # The arguments are the log, the file `said`, and the command. `said` is created, never
 # overwritten: a command is executed once however often its container is started.
 _SCRIPT = r"""
-exec </dev/null >>"$1" 2>&1 || exit 125
+{ true >>"$1"; } 2>/dev/null || exit 125
+exec </dev/null >>"$1" 2>&1
 said=$2
 shift 2
 set -Cf
