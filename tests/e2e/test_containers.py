@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ print("skep_job" in sys.modules, here, flush=True)
 @pytest.fixture(scope="module")
 def image() -> str:
     return skip_without_engine()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Embedded]:
+    """A cluster whose agent may be killed."""
+    cluster = Embedded(tmp_path / "home")
+    try:
+        cluster.up("--nodes", "1", "--gpus", "1", "--vc", "nlp=1", "--port", "0")
+        yield cluster
+    finally:
+        cluster.down()
 
 
 def contained(
@@ -91,9 +103,9 @@ def test_a_container_that_ignores_sigterm_is_cancelled_all_the_same(
 
 
 def test_a_container_outlives_its_agent_and_is_adopted(
-    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+    own: Embedded, image: str, tmp_path: Path
 ) -> None:
-    gate = Gate(tmp_path)
+    cluster, nlp, gate = own, Tenant(own, "nlp"), Gate(tmp_path)
     job = nlp.accepted(contained(nlp, image, tmp_path, gate.wait))
     document = cluster.started(job)
     gate.reached()
@@ -111,9 +123,9 @@ def test_a_container_outlives_its_agent_and_is_adopted(
 
 
 def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
-    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+    own: Embedded, image: str, tmp_path: Path
 ) -> None:
-    gate = Gate(tmp_path)
+    cluster, nlp, gate = own, Tenant(own, "nlp"), Gate(tmp_path)
     job = nlp.accepted(contained(nlp, image, tmp_path, gate.wait))
     document = cluster.started(job)
     gate.reached()
