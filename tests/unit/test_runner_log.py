@@ -52,6 +52,23 @@ def test_writer_goes_on_where_the_log_was_cut(log: RunLog) -> None:
     assert Path(log.path).read_bytes().endswith(b"aaaand on")
 
 
+def test_what_is_written_while_the_end_is_read_is_kept(
+    log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(log, b"flood " * BOUND)
+    read, late = os.pread, [b"almost\n", b"last line\n"]
+
+    def slowly(file: int, size: int, at: int) -> bytes:
+        found = read(file, size, at)
+        if late:
+            write(log, late.pop(0))
+        return found
+
+    monkeypatch.setattr(os, "pread", slowly)
+    assert log.check()
+    assert Path(log.path).read_bytes().endswith(b"almost\nlast line\n")
+
+
 def test_bytes_dropped_add_up(log: RunLog) -> None:
     total = 0
     for _ in range(3):

@@ -14,6 +14,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `token` identifies it for ever on this node (job, attempt and rank are in it). `env` is the
     whole environment. `log_path` receives stdout and stderr, appended, `log_bytes_max` at most.
+    Without the file `script` (absolute, or in `workdir`), if one is named, nothing is executed.
 
     With an `image` it is a container: `env` comes on top of what the image sets, and `gpus` are
     the vendor's names of the devices that the container is given.
@@ -27,6 +28,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes_max: int
     image: str = ""
     gpus: tuple[str, ...] = ()
+    script: str = ""
 
 
 class RunStarted(msgspec.Struct, frozen=True):

@@ -109,6 +109,7 @@ class ProcessRuntime:
             "workdir": plan.workdir,
             "log_path": plan.log_path,
             "log_bytes_max": plan.log_bytes_max,
+            "script": plan.script,
         }
         answer = await self._ask({"do": "start", "plan": asked})
         if "not_started" in answer:

@@ -22,6 +22,8 @@ from skep_services.service import ConfigurationError
 LOG_BYTES_MAX = 64 * 1024 * 1024
 """One rank's log, unless SKEP_LOG_BYTES_MAX says otherwise: enough for a million lines, and 16
 flooding ranks cannot fill a usual disk."""
+SCRIPT_AT = 3
+"""Where the script is in the allocator's `@python -m skep_job SCRIPT ...`."""
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR",
              "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")  # fmt: skip
 """Variables of the agent that jobs see. Everything else, credentials above all, stays here."""
@@ -53,8 +55,9 @@ def run_plan(
     """Return the process to execute for one rank of a gang, or the container."""
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
-    library = {}
+    library, script = {}, ""
     if argv[0] == AGENT_PYTHON:
+        script = "" if image else argv[SCRIPT_AT]
         argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
         if image:
             theirs = command.env.get("PYTHONPATH")
@@ -76,6 +79,7 @@ def run_plan(
         workdir=command.workdir or str(state),
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
+        script=script,
     )
 
 

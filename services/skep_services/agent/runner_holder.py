@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skep_services.agent import proc
-from skep_services.agent.runner_launch import launch
+from skep_services.agent.runner_launch import launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
 
@@ -385,6 +385,9 @@ class Holder:
         self._marks[run.known.mark] = run
 
     def _launch(self, plan: dict[str, Any], known: Known, log: RunLog) -> int | str:
+        trouble = script_trouble(plan["script"], plan["workdir"])
+        if trouble is not None:
+            return trouble
         env = {**plan["env"], TOKEN_VARIABLE: plan["token"], NODE_VARIABLE: self.state}
         output = log.open_for_process()
         try:

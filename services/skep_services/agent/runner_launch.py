@@ -69,6 +69,21 @@ def workdir_trouble(workdir: str) -> str | None:
     return None
 
 
+def script_trouble(script: str, workdir: str) -> str | None:
+    """Return what is wrong with a script that an interpreter is to read, or None.
+
+    Its interpreter would say so too, but in the log, and with a status that any script may have.
+    """
+    path = os.path.normpath(os.path.join(workdir, script))
+    if not script or workdir_trouble(workdir):
+        return None
+    if not os.path.exists(path):
+        return f"script {path} does not exist on this node"
+    if not os.access(path, os.R_OK):
+        return f"script {path} may not be read by this user"
+    return None
+
+
 def _program_trouble(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:
     if "/" in program:
         candidates = [os.path.normpath(os.path.join(workdir, program))]

@@ -17,6 +17,9 @@ import os
 LOG_TAIL_BYTES = 64 * 1024
 """What is kept of the end: a Python traceback with its context fits many times over."""
 
+LOOKS_MAX = 5
+"""How often the end is read again because it moved on: in a flood it always does."""
+
 LOG_BYTES_MIN = 4096
 """The smallest bound: below it head, note and tail would leave no room to grow."""
 
@@ -42,6 +45,13 @@ class RunLog:
         head = self.bytes_max // 2
         tail_bytes = min(LOG_TAIL_BYTES, self.bytes_max // 4)
         tail = os.pread(self._file, tail_bytes, size - tail_bytes)
+        for _ in range(LOOKS_MAX):
+            # A flood's last line may have come meanwhile, and is what its reader looks for.
+            grown = os.fstat(self._file).st_size
+            if grown == size:
+                break
+            size = grown
+            tail = os.pread(self._file, tail_bytes, size - tail_bytes)
         self.bytes_dropped += size - head - len(tail)
         os.ftruncate(self._file, head)
         note = f"\n[skep] log limit reached: {self.bytes_dropped} bytes dropped\n"
