@@ -1,0 +1,98 @@
+"""Connections of plain NATS clients that come back by themselves, wherever the bus is by then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+Hear = Callable[[Msg], Awaitable[None]]
+ACK_WITHIN_S = 1.0
+"""Many times a synced write: a publish that waits longer is repeated with the same key."""
+CONNECT_WITHIN_S = 2.0
+PAUSE_S = 0.1
+
+
+class Links:
+    """One connection for each user. `about` returns the cluster's addresses as they are now."""
+
+    def __init__(self, about: Callable[[], Any]) -> None:
+        """Connect at first use."""
+        self._about = about
+        self._clients: dict[str, tuple[str, Client]] = {}
+        self._heard: dict[str, tuple[str, Hear]] = {}
+        self._lock = asyncio.Lock()
+
+    def listen(self, user: str, subject: str, hear: Hear) -> None:
+        """Have every connection of `user` hear a subject."""
+        self._heard[user] = subject, hear
+
+    async def client(self, user: str) -> Client:
+        """Return a connection of `user`; raises while there is none to be had."""
+        async with self._lock:
+            about = self._about()
+            url = about["nats"]["url"]
+            known = self._clients.get(user)
+            if known is not None and known[0] == url and not known[1].is_closed:
+                return known[1]
+            if known is not None:
+                await known[1].close()
+            client = await nats.connect(
+                url, user=user, password=about["nats"]["users"][user],
+                inbox_prefix=f"_INBOX.{user}".encode(), error_cb=_ignore,
+                reconnect_time_wait=0.1, max_reconnect_attempts=-1,
+                connect_timeout=CONNECT_WITHIN_S, ping_interval=2, max_outstanding_pings=2,
+                allow_reconnect=True,
+            )  # fmt: skip
+            if user in self._heard:
+                subject, hear = self._heard[user]
+                await client.subscribe(subject, cb=hear)
+            self._clients[user] = url, client
+            return client
+
+    async def publish(
+        self, user: str, subject: str, payload: bytes, headers: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """Publish to a stream once; return its acknowledgement, None if none came."""
+        try:
+            async with asyncio.timeout(ACK_WITHIN_S + CONNECT_WITHIN_S):
+                client = await self.client(user)
+                answer = await client.request(subject, payload, ACK_WITHIN_S, headers=dict(headers))
+        except (NatsError, OSError, TimeoutError, KeyError, ValueError):
+            return None
+        acknowledged: dict[str, Any] = json.loads(answer.data)
+        return None if "error" in acknowledged else acknowledged
+
+    async def say(
+        self, user: str, subject: str, payload: bytes, headers: Mapping[str, str] | None
+    ) -> bool:
+        """Publish a core message; return whether it was handed over."""
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                client = await self.client(user)
+                await client.publish(subject, payload, headers=dict(headers or {}) or None)
+        except (NatsError, OSError, TimeoutError, KeyError, ValueError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for _, client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+
+def fresh_key() -> str:
+    """Return a key that nobody has used."""
+    return uuid.uuid4().hex
+
+
+async def _ignore(error: Exception) -> None:
+    """Take what the client library reports of a bus under attack: the callers see it too."""
