@@ -51,7 +51,7 @@ check: format-check lint types imports tidy proto-check ## Everything but the te
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
 	@$(BIN)/python -m scripts.bench $(ARGS)
 
-chaos: $(READY) ## Attack a cluster with random faults and check every promise (ARGS="--seed 2 --minutes 4")
+chaos: $(READY) ## Attack a cluster with random faults, check every promise (ARGS="--seed 2")
 	@$(BIN)/python -m scripts.chaos $(ARGS)
 
 format: $(READY) ## Format the code and fix what can be fixed

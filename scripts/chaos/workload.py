@@ -138,7 +138,7 @@ class Workload:
             f"{wish.told.key} ({wish.told.kind}) was "
             + ("never acknowledged" if not wish.told.acks else "acknowledged without a verdict")
             for wish in self.wishes
-            if not wish.told.acks or not wish.told.verdicts
+            if not wish.told.verdicts
         ]
 
     async def _carry_out(self, wish: Wish) -> None:
