@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Injector:
         }  # fmt: skip
         try:
             done.done = await acts[fault.kind](fault)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             done.detail = repr(error)
             self.problems.append(f"{fault.kind} of {fault.component}: {error!r}")
         done.ended = time.monotonic_ns()

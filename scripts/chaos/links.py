@@ -18,6 +18,9 @@ ACK_WITHIN_S = 1.0
 """Many times a synced write: a publish that waits longer is repeated with the same key."""
 CONNECT_WITHIN_S = 2.0
 PAUSE_S = 0.1
+MISSES_MAX = 3
+"""Publishes in a row without an answer, after which a connection is not trusted any more: the
+client library may believe itself connected long after it has stopped to read."""
 
 
 class Links:
@@ -28,6 +31,8 @@ class Links:
         self._about = about
         self._clients: dict[str, tuple[str, Client]] = {}
         self._heard: dict[str, tuple[str, Hear]] = {}
+        self._misses: dict[str, int] = {}
+        self._closing: list[asyncio.Task[None]] = []
         self._lock = asyncio.Lock()
 
     def listen(self, user: str, subject: str, hear: Hear) -> None:
@@ -42,8 +47,7 @@ class Links:
             known = self._clients.get(user)
             if known is not None and known[0] == url and not known[1].is_closed:
                 return known[1]
-            if known is not None:
-                await known[1].close()
+            self._drop(user)
             client = await nats.connect(
                 url, user=user, password=about["nats"]["users"][user],
                 inbox_prefix=f"_INBOX.{user}".encode(), error_cb=_ignore,
@@ -66,7 +70,11 @@ class Links:
                 client = await self.client(user)
                 answer = await client.request(subject, payload, ACK_WITHIN_S, headers=dict(headers))
         except (NatsError, OSError, TimeoutError, KeyError, ValueError):
+            self._misses[user] = self._misses.get(user, 0) + 1
+            if self._misses[user] % MISSES_MAX == 0:
+                self._drop(user)
             return None
+        self._misses[user] = 0
         acknowledged: dict[str, Any] = json.loads(answer.data)
         return None if "error" in acknowledged else acknowledged
 
@@ -82,11 +90,18 @@ class Links:
             return False
         return True
 
+    def _drop(self, user: str) -> None:
+        """Let a connection go, without waiting for it."""
+        known = self._clients.pop(user, None)
+        if known is not None:
+            self._closing.append(asyncio.create_task(known[1].close()))
+
     async def close(self) -> None:
         """Close every connection."""
-        for _, client in self._clients.values():
-            await client.close()
-        self._clients.clear()
+        for user in list(self._clients):
+            self._drop(user)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CONNECT_WITHIN_S)
 
 
 def fresh_key() -> str:

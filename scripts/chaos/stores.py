@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Store:
         """Make and mount it; raises subprocess.CalledProcessError without the right to."""
         self.folder, self.image = folder, image
         self._frozen = False
+        self._lock = threading.Lock()
         with image.open("wb") as file:
             file.truncate(size)
         _run("mkfs.ext4", "-q", "-m", "0", str(image))
@@ -37,6 +39,11 @@ class Store:
 
     def fill(self) -> int:
         """Leave no byte free; return how many were."""
+        with self._lock:
+            # Without the mount it would be the machine's own disk that is filled.
+            return self._fill() if os.path.ismount(self.folder) else 0
+
+    def _fill(self) -> int:
         ballast = os.open(self.folder / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         begin, size = os.fstat(ballast).st_size, STEP_BYTES
         try:
@@ -56,11 +63,17 @@ class Store:
 
     def freeze(self) -> None:
         """Have every write wait until `thaw`."""
-        _run("fsfreeze", "-f", str(self.folder))
-        self._frozen = True
+        with self._lock:
+            if not self._frozen and os.path.ismount(self.folder):
+                _run("fsfreeze", "-f", str(self.folder))
+                self._frozen = True
 
     def thaw(self) -> None:
         """Let writes go on; harmless if they do."""
+        with self._lock:
+            self._thaw()
+
+    def _thaw(self) -> None:
         if self._frozen:
             _run("fsfreeze", "-u", str(self.folder))
             self._frozen = False
@@ -71,9 +84,11 @@ class Store:
 
     def restore(self) -> None:
         """Mount what `snap` copied instead. Nothing may use the folder any more."""
-        self.unmount()
-        shutil.move(f"{self.image}.cut", self.image)
-        self._mount()
+        with self._lock:
+            self._thaw()
+            self.unmount()
+            shutil.move(f"{self.image}.cut", self.image)
+            self._mount()
 
     def unmount(self) -> None:
         """Take it away; raises RuntimeError if a process stays on it."""

@@ -29,6 +29,7 @@ GPUS = 4
 VCS = {"red": 6, "blue": 4}
 SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
 STORE_MIB = {"nats": 96, "node-1": 32, "node-2": 32}
+RUNNER = b"/skep_services/agent/runner_process.py"
 CLOCK_SOURCE = Path(__file__).with_name("clock.c")
 
 
@@ -224,9 +225,7 @@ class Processes:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            ours = b"skep_services.agent.runner" in b" ".join(words) or any(
-                word.endswith(b"/runner.py") for word in words
-            )
+            ours = any(word.endswith(RUNNER) for word in words)
             if ours and state in words:
                 return {"pid": pid, "start_ticks": folder.start_ticks(pid)}
         return {}
