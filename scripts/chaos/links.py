@@ -94,7 +94,7 @@ class Links:
         """Let a connection go, without waiting for it."""
         known = self._clients.pop(user, None)
         if known is not None:
-            self._closing.append(asyncio.create_task(known[1].close()))
+            self._closing.append(asyncio.create_task(_close(known[1])))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -107,6 +107,13 @@ class Links:
 def fresh_key() -> str:
     """Return a key that nobody has used."""
     return uuid.uuid4().hex
+
+
+async def _close(client: Client) -> None:
+    try:
+        await client.close()
+    except (NatsError, OSError):
+        pass  # It was broken: that is why it is closed.
 
 
 async def _ignore(error: Exception) -> None:
