@@ -42,7 +42,7 @@ class Network:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         self._root = Path(tempfile.mkdtemp(prefix="skep-chaos-net-"))
         self._groups: dict[str, Path] = {}
-        self._rules: dict[str, list[str]] = {}
+        self._rules: dict[str, list[list[str]]] = {}
         mounted = subprocess.run(
             ["mount", "-t", "cgroup", "-o", "net_cls", "none", str(self._root)],
             check=False, capture_output=True,
@@ -62,12 +62,18 @@ class Network:
         self.move(name, pid)
         if name in self._rules:
             return
-        chain = "INPUT" if how == "deaf" else "OUTPUT"
         chance = ["-m", "statistic", "--mode", "random", "--probability", LOSS]
-        rule = [chain, "-m", "cgroup", "--cgroup", hex(number),
-                *(chance if how == "lossy" else []), "-j", "DROP"]  # fmt: skip
-        subprocess.run(["iptables", "-w", "-I", *rule], check=True, capture_output=True)
-        self._rules[name] = rule
+        group_of = ["-m", "cgroup", "--cgroup", hex(number)]
+        rules = [["OUTPUT", *group_of, *(chance if how == "lossy" else []), "-j", "DROP"]]
+        if how == "deaf":
+            # A packet carries the class of its sender: the connections of a process are marked as
+            # it speaks, and what comes back on them is dropped.
+            rules = [["OUTPUT", *group_of, "-j", "CONNMARK", "--set-mark", str(number)],
+                     ["INPUT", "-m", "connmark", "--mark", str(number), "-m", "conntrack",
+                      "--ctdir", "REPLY", "-j", "DROP"]]  # fmt: skip
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-I", *rule], check=True, capture_output=True)
+        self._rules[name] = rules
 
     def move(self, name: str, pid: int) -> None:
         """Put a process (one that was started again, too) behind the cut."""
@@ -78,8 +84,7 @@ class Network:
 
     def heal(self, name: str) -> None:
         """Let it speak and hear again; harmless if it does."""
-        rule = self._rules.pop(name, None)
-        if rule is not None:
+        for rule in self._rules.pop(name, []):
             subprocess.run(["iptables", "-w", "-D", *rule], check=True, capture_output=True)
 
     def close(self) -> None:
