@@ -19,8 +19,8 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench clean distclean format lint types imports tidy \
-	format-check proto proto-check bless seeds planted up down cov wheel image compose-up \
+.PHONY: help setup demo test check bench chaos clean distclean format lint types imports \
+	tidy format-check proto proto-check bless seeds planted up down cov wheel image compose-up \
 	compose-down compose-test
 
 help: ## List the targets
@@ -50,6 +50,9 @@ check: format-check lint types imports tidy proto-check ## Everything but the te
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
 	@$(BIN)/python -m scripts.bench $(ARGS)
+
+chaos: $(READY) ## Attack a cluster with random faults, check every promise (ARGS="--seed 2")
+	@$(BIN)/python -m scripts.chaos $(ARGS)
 
 format: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format .

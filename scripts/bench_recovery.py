@@ -104,7 +104,8 @@ class Bench:
         """Write a history of this many facts, with snapshots when the service would keep one."""
         bus = await self.bus(ALLOCATOR)
         log = NatsFactLog(bus, stream=subjects.ALLOC, subject=subjects.ALLOC_FACTS,
-                          service=ALLOCATOR, facts=AllocatorFact, kept=Kept)  # fmt: skip
+                          service=ALLOCATOR, facts=AllocatorFact, kept=Kept,
+                          end=self.server.folder / "log-end")  # fmt: skip
         async for _ in log.replay():
             pass
         await log.begin_epoch("history", NOW)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from skep.units import KIB, Instant
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.journal import JournalFactLog
+from skep_services.adapters.log_end import LogEnd
 from skep_services.adapters.nats_api import PubAck, publish_once
 from skep_services.adapters.nats_facts import EXPECTED_SEQUENCE
 from skep_services.adapters.records import RECORD_BYTES_MAX, Chain
@@ -258,6 +259,55 @@ async def test_a_log_that_lost_its_end_is_corrupt(nats: NatsWorld) -> None:
     await nats.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
     with pytest.raises(CorruptLogError, match="ends at 0"):
         await log.append([Placed("b")], {}, AT)
+
+
+async def cut_short(nats: NatsWorld, end: Path, *, written_on: bool) -> None:
+    """Store three records with `end` kept, and have the bus lose the last one, or all of them."""
+    log = await nats.fact_log_on(await nats.bus("a"), end=end)
+    await replayed(log)
+    await log.begin_epoch("o1", AT)
+    await log.append([Placed("a")], {}, AT)
+    await log.append([Placed("b")], {}, AT)
+    await nats.drop_stream("FACTS")
+    await nats.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+    other = await nats.fact_log()
+    await replayed(other)
+    await other.begin_epoch("o1", AT)
+    await other.append([Placed("a")], {}, AT)
+    if written_on:
+        await other.append([Placed("c")], {}, AT)
+        await other.append([Placed("d")], {}, AT)
+
+
+@pytest.mark.adapters
+async def test_a_log_cut_short_is_told_from_one_that_never_was_longer(
+    nats: NatsWorld, tmp_path: Path
+) -> None:
+    await cut_short(nats, tmp_path / "end", written_on=False)
+    assert len(await replayed(await nats.fact_log())) == 2
+    with pytest.raises(CorruptLogError, match=r"ends at sequence 2, and 3 was stored.*remove"):
+        await replayed(await nats.fact_log_on(await nats.bus("b"), end=tmp_path / "end"))
+
+
+@pytest.mark.adapters
+async def test_a_log_cut_short_and_written_on_is_told_by_its_hash(
+    nats: NatsWorld, tmp_path: Path
+) -> None:
+    await cut_short(nats, tmp_path / "end", written_on=True)
+    with pytest.raises(CorruptLogError, match="record 3 is another"):
+        await replayed(await nats.fact_log_on(await nats.bus("b"), end=tmp_path / "end"))
+
+
+@pytest.mark.parametrize("text", [b"", b"12", b"x" * 86, b"1 2\n"])
+async def test_a_torn_note_of_a_logs_end_says_nothing(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "end").write_bytes(text)
+    assert LogEnd(tmp_path / "end").missing(0) == ""
+
+
+async def test_a_note_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    end = LogEnd(tmp_path / "nowhere" / "end")
+    end.note(7, "0" * 64)
+    assert end.missing(0) == ""
 
 
 @pytest.mark.adapters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ async def world(tmp_path: Path) -> AsyncIterator[NatsWorld]:
 
 async def log(world: NatsWorld, kept: Any = Holds) -> NatsFactLog:
     return NatsFactLog(await world.bus(), stream="FACTS", subject=FACT_SUBJECT, service="tester",
-                       facts=Placed | Freed, kept=kept)  # fmt: skip
+                       facts=Placed | Freed, kept=kept,
+                       end=world.server.folder / uuid.uuid4().hex)  # fmt: skip
 
 
 async def replayed(world: NatsWorld, kept: Any = Holds) -> list[LogRecord]:

@@ -221,11 +221,12 @@ EVERY_LISTEN = sorted(
     (ADMISSION_SERVICE, subjects.ADMISSION, subjects.ADMISSION_FACTS),
 ])  # fmt: skip
 async def test_who_writes_a_log_may_keep_snapshots_beside_it(
-    cluster: Cluster, service: str, stream: str, subject: str
+    cluster: Cluster, tmp_path: Path, service: str, stream: str, subject: str
 ) -> None:
     for owner in ("o1", "o2"):
         log = NatsFactLog(await cluster.bus(service), stream=stream, subject=subject,
-                          service=service, facts=VcsSet, kept=VcsSet)  # fmt: skip
+                          service=service, facts=VcsSet, kept=VcsSet,
+                          end=tmp_path / "log-end")  # fmt: skip
         found = [record.stands_for async for record in log.replay()]
         await log.begin_epoch(owner, Instant(1))
         for _ in range(3):  # From the third on, old ones are dropped.
@@ -286,7 +287,7 @@ async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster
             await bus.listen(subject, Inbox().deliver)
 
 
-async def test_the_ring_runs_under_these_permissions(cluster: Cluster) -> None:
+async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path: Path) -> None:
     """Submit, decide, command, report, answer: each by the identity that does it."""
     tenant, admission, allocator, agent, gateway = [
         await cluster.bus(name) for name in (VC_ML, ADMISSION_SERVICE, ALLOCATOR, NODE_1, GATEWAY)
@@ -306,6 +307,7 @@ async def test_the_ring_runs_under_these_permissions(cluster: Cluster) -> None:
         subject=subjects.ADMISSION_FACTS,
         service=ADMISSION_SERVICE,
         facts=Placed,
+        end=tmp_path / "log-end",
     )
     assert [record async for record in log.replay()] == []
     await log.begin_epoch("o1", submitted.got[0].at)

@@ -135,6 +135,7 @@ class NatsWorld:
         self.server = Server(folder, users)
         self._buses: list[NatsBus] = []
         self._has_fact_stream = False
+        self._logs = 0
 
     async def start(self) -> None:
         await self.server.start()
@@ -180,11 +181,16 @@ class NatsWorld:
     async def fact_log_of(self, identity: str) -> NatsFactLog:
         return await self.fact_log_on(await self.bus(identity))
 
-    async def fact_log_on(self, bus: NatsBus, facts: Any = Placed | Freed) -> NatsFactLog:
+    async def fact_log_on(
+        self, bus: NatsBus, facts: Any = Placed | Freed, end: Path | None = None
+    ) -> NatsFactLog:
+        """Return a log whose host remembers nothing of it, or what is in `end`."""
         if not self._has_fact_stream:
             await self.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
             self._has_fact_stream = True
-        return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts)
+        self._logs += 1
+        return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts,
+                           end=end or self.server.folder / f"end-{self._logs}")  # fmt: skip
 
     async def close(self) -> None:
         for bus in self._buses:

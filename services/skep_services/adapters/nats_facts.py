@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from skep.units import MIB, Instant
 from skep.wire.facts import EpochBegan
 from skep.wire.subjects import KEY_HEADER
+from skep_services.adapters.log_end import LogEnd
 from skep_services.adapters.nats_api import (
     MESSAGE_NOT_FOUND,
     STREAM_NOT_FOUND,
@@ -28,6 +31,7 @@ from skep_services.adapters.nats_api import (
     Pauses,
     PubAck,
     StoredMessage,
+    StreamInfo,
     ask,
     missing,
     publish_once,
@@ -50,6 +54,10 @@ from skep_services.ports import (
 
 APPEND_TIMEOUT_S = 2.0
 """How long one append waits for its acknowledgement before it is sent again; 0.5 ms is usual."""
+STALE_S = 20.0
+"""How long a replica that was cut off from the others may answer with a state of the past: it takes
+the server 10 s to notice, and an election 4 to 9 s."""
+STALE_LOOK_S = 0.5
 REPLAY_BATCH = Batch(messages=2048, size=8 * MIB)
 """Large, because replay is recovery time, and the log is read by this process alone."""
 REPLAY_WAITING_MAX = 4096
@@ -94,8 +102,9 @@ class NatsFactLog:
     """The fact log of `service` in `stream`, written on `subject`.
 
     `facts` is the union of its fact classes; EpochBegan need not be in it. `kept` is that of what
-    its machine's snapshots consist of; without it none is read or kept. One process uses one
-    instance: `replay` to its end, `begin_epoch`, then `append`, never two at once.
+    its machine's snapshots consist of; without it none is read or kept. `end` is the file in
+    which this host's processes remember how far the log reaches. One process uses one instance:
+    `replay` to its end, `begin_epoch`, then `append`, never two at once.
     """
 
     def __init__(
@@ -106,6 +115,7 @@ class NatsFactLog:
         subject: str,
         service: str,
         facts: Any,
+        end: Path,
         kept: Any = None,
     ) -> None:
         self._snapshots = NatsSnapshots(bus, stream, kept) if kept is not None else None
@@ -114,6 +124,7 @@ class NatsFactLog:
         self._subject = subject
         self._service = service
         self._chain = Chain(f"fact log {stream}", facts)
+        self._end = LogEnd(end)
         self._sequence = 0
         self._owner = ""
         self._reader: _Reader | None = None
@@ -128,10 +139,7 @@ class NatsFactLog:
         MissingStreamError).
         """
         assert not self._owner, "what this process appends it has applied"
-        try:
-            info = await stream_info(self._link, self._stream)
-        except MissingStreamError as error:
-            raise MissingFactStreamError(*error.args) from error
+        info = await self._look()
         target = info.state.last_seq
         if info.state.messages and info.state.first_seq > 1:
             message = f"{self._chain.name} begins at sequence {info.state.first_seq}, not at 1"
@@ -147,8 +155,34 @@ class NatsFactLog:
             delivery = await self._reader.next()
             record = self._chain.read(delivery.payload, f"sequence {delivery.sequence}")
             self._sequence = delivery.sequence
+            self._refuse(self._end.contradicts(self._sequence, self._chain.hash))
             yield record
+        self._end.note(self._sequence, self._chain.hash)
         self._replayed = True
+
+    async def _look(self) -> StreamInfo:
+        """Return the stream's state; raises CorruptLogError if it ends before what was stored."""
+        deadline = time.monotonic() + STALE_S
+        while True:
+            try:
+                info = await stream_info(self._link, self._stream)
+            except MissingStreamError as error:
+                raise MissingFactStreamError(*error.args) from error
+            missing = self._end.missing(info.state.last_seq)
+            stale = info.config.get("num_replicas", 1) > 1 and time.monotonic() < deadline
+            if not missing or not stale:
+                self._refuse(missing)
+                return info
+            await asyncio.sleep(STALE_LOOK_S)
+
+    def _refuse(self, wrong: str) -> None:
+        """Raise CorruptLogError if anything is wrong."""
+        if wrong:
+            message = (
+                f"{self._chain.name}: {wrong}: the bus lost acknowledged records. Restore it from "
+                f"a backup; if that is older on purpose, remove {self._end.path} first"
+            )
+            raise CorruptLogError(message)
 
     async def _kept(self, target: int) -> AsyncIterator[LogRecord]:
         """Yield the latest snapshot, if there is one of this log; go on behind it."""
@@ -209,6 +243,7 @@ class NatsFactLog:
             payload, f"{self._service}-{epoch}-{record.counter}-{self._owner}"
         )
         self._chain.advance(record, payload)
+        self._end.note(self._sequence, self._chain.hash)
         # Left set by an exception on purpose: what is in the log is unknown then, so this
         # process must not append again.
         self._appending = False

@@ -118,7 +118,15 @@ authorization {{
 {users_text}
   ]
 }}
-{_cluster_text(cluster) if cluster else ""}"""
+{_cluster_text(cluster) if cluster else _alone_text(store_dir)}"""
+
+
+def _alone_text(store_dir: Path) -> str:
+    # Any port that is free: it is told in a file beside the store, named after the pid.
+    return f"""\
+http: "127.0.0.1:-1"
+ports_file_dir: {json.dumps(str(store_dir.parent))}
+"""
 
 
 def _cluster_text(cluster: Membership) -> str:

@@ -61,7 +61,7 @@ async def serve(
     if keeps is not None:
         facts = NatsFactLog(bus, stream=keeps.stream, subject=keeps.subject,
                             service=chosen.service, facts=keeps.facts,
-                            kept=keeps.kept)  # fmt: skip
+                            end=chosen.state / "log-end", kept=keeps.kept)  # fmt: skip
     await drive(
         chosen,
         log,

@@ -81,6 +81,11 @@ class Child:
         if self._task is not None:
             await self._task
 
+    def kill(self) -> None:
+        """Have it start anew: kill the process, if there is one."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
     def facts(self) -> dict[str, Any]:
         """Return what `pids.json` says of it."""
         return {

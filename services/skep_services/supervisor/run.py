@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from skep_services.supervisor import bus_watch
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.children import Child, bound_log, stop_all
 from skep_services.supervisor.table import ClusterPlan
@@ -26,6 +27,9 @@ Step = Callable[[], Awaitable[object]]
 
 LOG_CHECK_EVERY_S = 10.0
 """A service that writes 100 lines of 500 bytes a millisecond is at most half a gigabyte over."""
+
+BUS_CHECK_EVERY_S = 2.0
+"""The bus is asked how it is: soon enough that clients who repeat for half a minute succeed."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -57,6 +61,7 @@ class Supervisor:
         write_state(self._home, "starting")
         say("supervisor started", pid=os.getpid(), home=self._home)
         logs = asyncio.create_task(self._bound_logs())
+        watch = asyncio.create_task(self._watch_bus())
         up = asyncio.create_task(self._up())
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((up, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -67,9 +72,9 @@ class Supervisor:
             say("cluster not started", error=text)
             write_state(self._home, "failed", text)
         await stop
-        for task in (up, logs):
+        for task in (up, logs, watch):
             task.cancel()
-        await asyncio.gather(up, logs, return_exceptions=True)
+        await asyncio.gather(up, logs, watch, return_exceptions=True)
         await self._down()
         return EXIT_OK if failure is None else EXIT_FAILED
 
@@ -82,6 +87,18 @@ class Supervisor:
         for child in (*self._services, *self._agents):
             child.start()
         write_state(self._home, "running")
+
+    async def _watch_bus(self) -> None:
+        """Start a bus anew that has given up to store, as soon as there is room again."""
+        state = self._bus.plan.state
+        while True:
+            await asyncio.sleep(BUS_CHECK_EVERY_S)
+            pid = self._bus.pid
+            trouble = await asyncio.to_thread(bus_watch.write_trouble, state, pid) if pid else ""
+            if trouble and pid == self._bus.pid and bus_watch.has_room(state):
+                say("bus started anew: it stores nothing", error=trouble)
+                bus_watch.forget_ports(state)
+                self._bus.kill()
 
     async def _bound_logs(self) -> None:
         children = (self._bus, *self._services, *self._agents)

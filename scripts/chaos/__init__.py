@@ -1,0 +1,1 @@
+"""Faults mixed at random against a running cluster, and a checker that trusts no service."""

@@ -1,0 +1,270 @@
+"""What goes wrong, drawn from a seed, and how each thing is done and undone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scripts.chaos.replay import Replayer
+from scripts.chaos.target import Target
+
+LOOK_S = 0.02
+CRASHES = 4
+CRASH_WITHIN_S = 6.0
+RESTART_TRIES = 3
+
+
+class Kind(NamedTuple):
+    """A class of faults: how often it is drawn, whom it hits (by role), how long it lasts (s)."""
+
+    weight: int
+    roles: tuple[str, ...]
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+KINDS = {
+    "kill": Kind(20, ("service", "agent", "bus")),
+    "kill-runner": Kind(4, ("runner",)),
+    "kill-supervisor": Kind(2, ("supervisor",), (0.0, 3.0)),
+    "kill-everything": Kind(2, ("supervisor",), (0.0, 2.0)),
+    "crash-loop": Kind(6, ("service", "agent", "bus")),
+    "pause": Kind(10, ("service", "agent", "runner", "bus"), (1.0, 12.0)),
+    "pause-long": Kind(1, ("agent",), (42.0, 55.0)),
+    "full-disk": Kind(4, ("store",), (2.0, 8.0)),
+    "slow-disk": Kind(4, ("store",), (2.0, 8.0)),
+    "mute": Kind(3, ("service", "agent"), (2.0, 15.0)),
+    "deaf": Kind(3, ("service", "agent"), (2.0, 15.0)),
+    "lossy": Kind(3, ("service", "agent"), (2.0, 10.0)),
+    "duplicate": Kind(5, ("bus",), (3.0, 10.0)),
+    "clock": Kind(3, ("clock",), (3.0, 15.0)),
+    "power-cut": Kind(1, ("supervisor",), (0.0, 2.0)),
+}
+CUTS = ("mute", "deaf", "lossy")
+CLOCK_JUMPS_S = (-3600, -60, -5, 5, 60, 3600)
+
+
+class Fault(NamedTuple):
+    """One fault to come: `at_s` from the run's beginning, for `seconds`."""
+
+    at_s: float
+    kind: str
+    component: str
+    seconds: float
+    number: int = 0
+
+
+@dataclass
+class Injected:
+    """One fault that was tried. Times are monotonic ns; `done` is False if it found nothing."""
+
+    kind: str
+    component: str
+    began: int
+    ended: int = 0
+    done: bool = False
+    detail: str = ""
+
+
+def plan(
+    rng: random.Random, count: int, seconds: float, target: Target, kinds: tuple[str, ...]
+) -> list[Fault]:
+    """Return `count` faults of these kinds, spread over the time and the components."""
+    by_role: dict[str, list[str]] = {"store": sorted(target.stores), "clock": ["clock"]}
+    for name, role in target.components().items():
+        by_role.setdefault(role, []).append(name)
+    faults = []
+    for _ in range(count):
+        name = rng.choices(kinds, [KINDS[each].weight for each in kinds])[0]
+        kind = KINDS[name]
+        role = rng.choice(kind.roles)
+        number = rng.choice(CLOCK_JUMPS_S) if name == "clock" else rng.randrange(1 << 30)
+        lasts_s = min(rng.uniform(*kind.seconds), seconds)
+        at_s = rng.uniform(0, seconds - lasts_s)
+        faults.append(Fault(at_s, name, rng.choice(sorted(by_role[role])), lasts_s, number))
+    return sorted(faults)
+
+
+def possible(target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the kinds that can be done to this target, and why each of the others cannot."""
+    missing: dict[str, str] = {}
+    if target.network is None or not target.network.cuts:
+        missing |= dict.fromkeys(CUTS, "no net_cls control group or packet filter")
+    if not target.clock:
+        missing["clock"] = "no C compiler for the clock of its own"
+    if not target.stores:
+        missing |= dict.fromkeys(("full-disk", "slow-disk", "power-cut"), "no stores of our own")
+    return tuple(kind for kind in KINDS if kind not in missing), missing
+
+
+class Injector:
+    """Does the faults of a plan. `injected` tells what was done; `cuts` when power was cut."""
+
+    def __init__(self, target: Target, replayer: Replayer) -> None:
+        """Prepare."""
+        self.target, self.replayer = target, replayer
+        self.injected: list[Injected] = []
+        self.cuts: list[int] = []
+        self.problems: list[str] = []
+        self._restarting = asyncio.Lock()
+
+    async def run(self, faults: list[Fault], begin: float) -> None:
+        """Do them all, each at its time (`begin` is monotonic s), overlapping where they do."""
+        async with asyncio.TaskGroup() as tasks:
+            for fault in faults:
+                await asyncio.sleep(max(0.0, begin + fault.at_s - time.monotonic()))
+                tasks.create_task(self._inject(fault))
+
+    async def _inject(self, fault: Fault) -> None:
+        done = Injected(fault.kind, fault.component, time.monotonic_ns())
+        self.injected.append(done)
+        acts: dict[str, Callable[[Fault], Awaitable[bool]]] = {
+            "kill": self._kill, "kill-runner": self._kill, "kill-supervisor": self._kill_supervisor,
+            "kill-everything": self._kill_everything, "crash-loop": self._crash_loop,
+            "pause": self._pause, "pause-long": self._pause, "full-disk": self._full_disk,
+            "slow-disk": self._slow_disk, "mute": self._cut, "deaf": self._cut, "lossy": self._cut,
+            "duplicate": self._duplicate, "clock": self._clock, "power-cut": self._power_cut,
+        }  # fmt: skip
+        try:
+            done.done = await acts[fault.kind](fault)
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+            done.detail = repr(error)
+            self.problems.append(f"{fault.kind} of {fault.component}: {error!r}")
+        done.ended = time.monotonic_ns()
+
+    async def heal(self) -> None:
+        """Undo whatever may still be in force, and bring the cluster up if it is down."""
+        target = self.target
+        target.set_clock(0)
+        for name in target.components():
+            target.resume(name)
+            if target.network is not None:
+                target.network.heal(name)
+        for store in target.stores.values():
+            store.thaw()
+            store.free()
+        if not target.pid("supervisor"):
+            await self._restart()
+
+    # --- processes -------------------------------------------------------------------------------
+
+    async def _kill(self, fault: Fault) -> bool:
+        return self.target.kill(fault.component)
+
+    async def _kill_supervisor(self, fault: Fault) -> bool:
+        done = self.target.kill("supervisor")
+        await asyncio.sleep(fault.seconds)
+        await self._restart()
+        return done
+
+    async def _kill_everything(self, fault: Fault) -> bool:
+        async with self._restarting:
+            self.target.kill_everything(jobs=False)
+            await asyncio.sleep(fault.seconds)
+        await self._restart()
+        return True
+
+    async def _crash_loop(self, fault: Fault) -> bool:
+        """Kill a component each time it is back, at once."""
+        deadline, killed, latest = time.monotonic() + CRASH_WITHIN_S, 0, 0
+        while killed < CRASHES and time.monotonic() < deadline:
+            pid = self.target.pid(fault.component)
+            if pid and pid != latest and self.target.kill(fault.component):
+                latest, killed = pid, killed + 1
+            await asyncio.sleep(LOOK_S)
+        return killed > 1
+
+    async def _pause(self, fault: Fault) -> bool:
+        done = self.target.pause(fault.component)
+        if done:
+            await asyncio.sleep(fault.seconds)
+            self.target.resume(fault.component)
+        return done
+
+    async def _restart(self) -> None:
+        async with self._restarting:
+            for attempt in range(RESTART_TRIES):
+                if self.target.pid("supervisor"):
+                    return
+                try:
+                    await asyncio.to_thread(self.target.restart)
+                except RuntimeError as error:
+                    if attempt + 1 == RESTART_TRIES:
+                        raise
+                    self.problems.append(f"not up at once: {error}")
+
+    # --- disks -----------------------------------------------------------------------------------
+
+    async def _full_disk(self, fault: Fault) -> bool:
+        store, until = self.target.stores[fault.component], time.monotonic() + fault.seconds
+        try:
+            while time.monotonic() < until:
+                await asyncio.to_thread(store.fill)
+                await asyncio.sleep(0.1)
+        finally:
+            await asyncio.to_thread(store.free)
+        return True
+
+    async def _slow_disk(self, fault: Fault) -> bool:
+        rng = random.Random(fault.number)
+        store, until = self.target.stores[fault.component], time.monotonic() + fault.seconds
+        while time.monotonic() < until:
+            try:
+                await asyncio.to_thread(store.freeze)
+                await asyncio.sleep(rng.uniform(0.1, 1.5))
+            finally:
+                await asyncio.to_thread(store.thaw)
+            await asyncio.sleep(rng.uniform(0.01, 0.2))
+        return True
+
+    async def _power_cut(self, fault: Fault) -> bool:
+        """Have everything die at once, with every disk as it was at that moment."""
+        async with self._restarting:
+            target = self.target
+            for store in target.stores.values():
+                store.thaw()
+            names = [name for name in target.components() if target.pause(name)]
+            for store in target.stores.values():
+                store.snap()
+            target.kill_everything(jobs=True)
+            for name in names:
+                target.resume(name)
+            self.cuts.append(time.monotonic_ns())
+            for store in target.stores.values():
+                await asyncio.to_thread(store.restore)
+            await asyncio.sleep(fault.seconds)
+        await self._restart()
+        return True
+
+    # --- the bus and the clock -------------------------------------------------------------------
+
+    async def _cut(self, fault: Fault) -> bool:
+        network, until = self.target.network, time.monotonic() + fault.seconds
+        assert network is not None
+        pid = self.target.pid(fault.component)
+        if not pid:
+            return False
+        try:
+            network.cut(fault.component, pid, fault.kind)
+            while time.monotonic() < until:
+                again = self.target.pid(fault.component)
+                if again and again != pid:
+                    network.move(fault.component, again)
+                    pid = again
+                await asyncio.sleep(LOOK_S)
+        finally:
+            network.heal(fault.component)
+        return True
+
+    async def _duplicate(self, fault: Fault) -> bool:
+        return await self.replayer.run(random.Random(fault.number), fault.seconds) > 0
+
+    async def _clock(self, fault: Fault) -> bool:
+        self.target.set_clock(fault.number)
+        await asyncio.sleep(fault.seconds)
+        self.target.set_clock(0)
+        return True
