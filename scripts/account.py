@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Fact = Mapping[str, Any]
@@ -85,6 +85,49 @@ def _held_twice(alloc: Sequence[Fact]) -> Iterator[str]:
             for slot in [slot for slot, holder in holders.items() if holder == run]:
                 if slot[0] == fact["node"]:
                     del holders[slot]
+
+
+class Tally(NamedTuple):
+    """What became of some submissions: three counts that must be 0, and attempts repeated."""
+
+    refused: int
+    failed: int
+    doubled: int
+    repeated: int
+
+
+def tally(
+    keys: Sequence[str],
+    acknowledged: Collection[str],
+    admission: Sequence[Fact],
+    alloc: Sequence[Fact],
+    notes: Sequence[Note],
+) -> Tally:
+    """Count what happened to the submissions `keys`, of which those `acknowledged` were in time.
+
+    A job is doubled if its key became two jobs, if it ended twice, or if a rank of it noted its
+    end twice: in another attempt as well, unlike a repetition of what was cut short.
+    """
+    wanted = set(keys)
+    jobs: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    refused = wanted - set(acknowledged)
+    for fact in admission:
+        if fact.get("key", "") in wanted and fact["type"] in {"admitted", "refused"}:
+            jobs[fact["job"]] = fact["key"]
+            times[fact["key"]] += fact["type"] == "admitted"
+            refused |= {fact["key"]} if fact["type"] == "refused" else set()
+    ends = [fact for fact in alloc if fact["type"] == "job-ended" and fact["job"] in jobs]
+    ended = Counter(jobs[fact["job"]] for fact in ends)
+    noted = Counter((one.name, one.rank) for one in notes if one.what == "end")
+    doubled = {key for key in wanted if max(times[key], ended[key]) > 1}
+    doubled |= {name for (name, _), count in noted.items() if count > 1 and name in wanted}
+    return Tally(
+        refused=len(refused),
+        failed=sum(fact["end"] != "succeeded" for fact in ends),
+        doubled=len(doubled),
+        repeated=sum(fact["type"] == "job-requeued" and fact["job"] in jobs for fact in alloc),
+    )
 
 
 def noted_problems(notes: Sequence[Note], ranks: Mapping[str, int]) -> Iterator[str]:

@@ -17,11 +17,13 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, NoRespondersError, TimeoutError  # noqa: A004
-from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 AWAY = (TimeoutError, NoRespondersError, NoStreamResponseError, ServiceUnavailableError,
         ConnectionClosedError)  # fmt: skip
 """What a publish raises while the bus is away: repeating it with the same key is harmless."""
+IN_PROCESS = 10158
+"""JetStream's error for a repetition that overtakes the storing of its original: not a refusal."""
 PATIENCE_S = 30.0
 ACKNOWLEDGED_WITHIN_S = 0.5
 """Many times a synced write; a message that went down with its connection is repeated."""
@@ -77,7 +79,9 @@ class BareClient:
                     acknowledged = await stream.publish(
                         subject, payload, headers=sent, timeout=ACKNOWLEDGED_WITHIN_S
                     )
-                except AWAY:
+                except (*AWAY, APIError) as error:
+                    if not isinstance(error, AWAY) and error.err_code != IN_PROCESS:
+                        raise
                     repeated = True
                     await asyncio.sleep(0.05)
                 else:

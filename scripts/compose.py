@@ -224,6 +224,23 @@ class Deployment:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
 
+    def read_bytes(self, name: str, path: str) -> bytes:
+        """Return the content of a file in a container. Raises RuntimeError."""
+        command = ["docker", "exec", self.containers()[name]["Id"], "cat", path]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            message = f"{name}: {done.stderr.decode(errors='replace').strip()}"
+            raise RuntimeError(message)
+        return done.stdout
+
+    def deaths(self, container: str, since: int) -> list[tuple[int, int]]:
+        """Return exit code and time of every end of a container, by the engine (wall-clock ns)."""
+        span = ["--since", f"{since / 1e9:.9f}", "--until", f"{time.time():.9f}"]
+        only = ["--filter", f"container={container}", "--filter", "event=die"]
+        told = _run(["docker", "events", *span, *only, "--format", "{{json .}}"], None)
+        events = [json.loads(line) for line in told.splitlines()]
+        return [(int(one["Actor"]["Attributes"]["exitCode"]), one["timeNano"]) for one in events]
+
     def last_words(self) -> str:
         """Return the end of the logs of what is not well."""
         lines = []

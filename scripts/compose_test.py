@@ -82,12 +82,22 @@ class StuckError(Exception):
 class Run:
     """One run; `failures` counts the checks that did not hold."""
 
-    def __init__(self, deployment: Deployment, *, rolling: bool) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        rolling: bool,
+        pace_s: float = PACE_S,
+        job_s: float = JOB_S,
+    ) -> None:
         self.deployment, self.rolling = deployment, rolling
+        self.pace_s, self.job_s = pace_s, job_s
         self.failures = 0
         self.kills: list[Kill] = []
+        self.sent: dict[str, int] = {}
         self.acknowledged: dict[str, int] = {}
-        self.waited_s: list[float] = []
+        self.rolled: tuple[int, int] | None = None
+        """When the rolling restart began and ended, in ns."""
         self.ranks: dict[str, int] = {}
         self.bound: dict[str, int] = {}
         self.ended: set[str] = set()
@@ -170,17 +180,23 @@ class Run:
             number += 1
             tasks.append(asyncio.ensure_future(self._submit(tenant, number)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), PACE_S)
+                await asyncio.wait_for(self._stop.wait(), self.pace_s)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [repr(one) for one in outcomes if isinstance(one, BaseException)]
         self.check(not refused, f"{number} submissions, none refused", "; ".join(refused[:3]))
-        worst_s = max(self.waited_s)
+        worst_s = self.longest_wait_s(list(self.sent))
         self.check(worst_s <= ACKNOWLEDGED_WITHIN_S,
                    f"the longest wait for an acknowledgement was {worst_s:.1f} s")  # fmt: skip
 
+    def longest_wait_s(self, names: Sequence[str]) -> float:
+        """Return the longest time between a submission and its acknowledgement."""
+        known = [name for name in names if name in self.acknowledged]
+        waits = (self.acknowledged[name] - self.sent[name] for name in known)
+        return max(waits, default=0) / 1e9
+
     async def _submit(self, tenant: BareClient, number: int) -> None:
         gang = number % GANG_EVERY == 0
-        await self._hand_in(tenant, f"{'gang' if gang else 'job'}-{number}", JOB_S, gang=gang)
+        await self._hand_in(tenant, f"{'gang' if gang else 'job'}-{number}", self.job_s, gang=gang)
 
     async def _hand_in(
         self, tenant: BareClient, name: str, seconds: float, *, gang: bool = False
@@ -188,10 +204,9 @@ class Run:
         self.ranks[name] = 2 if gang else 1
         spec = {"name": name, "vc": VC, "command": ["python", "-c", NOTE % seconds],
                 "resources": {"workers": self.ranks[name], "gpus": 3 if gang else 1}}  # fmt: skip
-        began = time.monotonic_ns()
+        self.sent[name] = time.monotonic_ns()
         await tenant.publish(f"skep.v1.submit.{VC}", json.dumps(spec).encode(), name)
         self.acknowledged[name] = time.monotonic_ns()
-        self.waited_s.append((self.acknowledged[name] - began) / 1e9)
 
     async def _hear(self, message: Any) -> None:
         """Take note of decisions as they are published."""
@@ -315,6 +330,7 @@ class Run:
             )
             if name.startswith("nats-"):
                 await self.wait_copies(operator)
+        self.rolled = at, time.monotonic_ns()
         await self.recovered(f"restart {len(names)} containers, one by one", at)
         self.check(
             True, f"{len(names)} containers were restarted in {time.monotonic() - began:.0f} s"
@@ -352,9 +368,35 @@ class Run:
         wrong = list(account.noted_problems(notes, ranks))
         self.check(not wrong, f"{len(notes)} notes of the jobs themselves agree, and no slot was "
                    "used by two at once", "; ".join(wrong[:5]))  # fmt: skip
+        if self.rolled is not None:
+            self.judge_roll(self.rolled, admission, alloc, notes)
         epochs = sum(fact["type"] == "epoch-began" for fact in alloc)
         again = sum(fact["type"] == "job-requeued" for fact in alloc)
         print(f"     the allocator had {epochs} epochs; {again} attempts were lost and repeated")
+
+    def judge_roll(
+        self,
+        span: tuple[int, int],
+        admission: Sequence[account.Fact],
+        alloc: Sequence[account.Fact],
+        notes: Sequence[account.Note],
+    ) -> None:
+        """Count what became of what was submitted during the rolling restart."""
+        names = [name for name, at in self.sent.items() if span[0] <= at <= span[1]]
+        in_time = [
+            name
+            for name in names
+            if name in self.acknowledged and self.longest_wait_s([name]) <= ACKNOWLEDGED_WITHIN_S
+        ]
+        found = account.tally(names, in_time, admission, alloc, notes)
+        self.check(
+            not (found.refused or found.failed or found.doubled),
+            f"rolling restart under load: {len(names)} submitted, refused {found.refused}, "
+            f"jobs failed {found.failed}, jobs doubled {found.doubled}; "
+            f"longest wait for an acknowledgement {self.longest_wait_s(names):.1f} s "
+            f"of {ACKNOWLEDGED_WITHIN_S:.0f} s; {found.repeated} attempts ended with their "
+            f"agent and were repeated",
+        )
 
 
 async def ask(client: BareClient, verb: str, body: Any) -> Any:

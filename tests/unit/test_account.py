@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.account import Note, noted_problems, problems, read_notes
+from scripts.account import Note, Tally, noted_problems, problems, read_notes, tally
 
 
 def admitted(key: str, job: str) -> dict[str, Any]:
@@ -86,3 +86,27 @@ def test_what_is_wrong_in_the_notes_is_found() -> None:
     ]
     other = [one._replace(node="n2") for one in (early, notes[3])]
     assert list(noted_problems([*notes[:2], *other], {})) == []
+
+
+END_NOTES = [Note("n1", "end", "a", 1, 0, (0,), 20), Note("n1", "end", "b", 2, 0, (0,), 40)]
+
+
+@pytest.mark.parametrize(
+    "in_time, admission, alloc, notes, found",
+    [
+        ("ab", ADMITTED, GOOD, END_NOTES, Tally(0, 0, 0, 0)),
+        ("a", ADMITTED, GOOD, END_NOTES, Tally(1, 0, 0, 0)),
+        ("ab", [ADMITTED[0], {**ADMITTED[1], "type": "refused"}], GOOD[:3], [], Tally(1, 0, 0, 0)),
+        ("ab", ADMITTED, [*GOOD[:5], ended("j2", "failed")], [], Tally(0, 1, 0, 0)),
+        ("ab", [*ADMITTED, admitted("b", "j3")], GOOD, [], Tally(0, 0, 1, 0)),
+        ("ab", ADMITTED, [*GOOD, ended("j2")], [], Tally(0, 0, 1, 0)),
+        ("ab", ADMITTED, GOOD, [*END_NOTES, END_NOTES[0]._replace(attempt=2)], Tally(0, 0, 1, 0)),
+        ("ab", ADMITTED, [{"type": "job-requeued", "job": "j1"}, *GOOD], [], Tally(0, 0, 0, 1)),
+        ("ab", [*ADMITTED, admitted("c", "j3")], [*GOOD, ended("j3", "failed")], [],
+         Tally(0, 0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_submissions_of_a_while_are_counted(
+    in_time: str, admission: list[Any], alloc: list[Any], notes: list[Note], found: Tally
+) -> None:
+    assert tally(["a", "b"], list(in_time), admission, alloc, notes) == found

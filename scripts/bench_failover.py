@@ -1,0 +1,162 @@
+"""Kill the bus server that leads a stream, again and again: how long until work goes on? JSON.
+
+    python scripts/bench_failover.py [--image skep:local] [--rounds 4] [--out FILE]
+
+Deploys with compose. A bare client submits ten jobs a second, each repeated with its key until it
+is acknowledged. In each round the server that leads SUBMIT, then the one that leads ALLOC, gets
+SIGKILL; after either, the next acknowledgement of a submission made after the kill and the next
+binding of such a job are waited for. Then all copies are current again before the next kill. At the
+end every acknowledged job must have ended once. Exits 1 if not, or if a time is above the aim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts import engine
+from scripts.bare_client import BareClient, bare_client
+from scripts.compose import Deployment, until
+from scripts.compose_test import RECOVERY_WITHIN_S, VC, Run, StuckError, ask
+
+PROJECT = "skep-failover"
+NATS_PORT, GATEWAY_PORT = 16222, 20470
+SLOTS = 8
+ROUNDS = 4
+PACE_S = 0.1
+JOB_S = 0.01
+AIM_S = 12.0
+STREAMS = ("SUBMIT", "ALLOC")
+
+
+class FailoverRun(Run):
+    """One run; `seconds` gathers the times by what was killed."""
+
+    def __init__(self, deployment: Deployment, rounds: int) -> None:
+        super().__init__(deployment, rolling=False, pace_s=PACE_S, job_s=JOB_S)
+        self.rounds = rounds
+        self.seconds: dict[str, dict[str, list[float]]] = {
+            stream: {"acknowledged": [], "bound": []} for stream in STREAMS
+        }
+
+    def check(self, ok: bool, what: str, detail: str = "") -> None:
+        """Print one line on standard error: standard output is for the report."""
+        self.failures += not ok
+        more = f": {detail}" if detail and not ok else ""
+        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", file=sys.stderr, flush=True)
+
+    async def attack(self, operator: BareClient) -> None:
+        """Kill the leaders in turn."""
+        for _ in range(self.rounds):
+            for stream in STREAMS:
+                await self.wait_copies(operator)
+                leader = (await ask(operator, f"STREAM.INFO.{stream}", None))["cluster"]["leader"]
+                started, at = await asyncio.to_thread(self.deployment.crash, leader)
+                acknowledged, bound = await self.next_after(at)
+                times = self.seconds[stream]
+                times["acknowledged"].append((acknowledged - at) / 1e9)
+                times["bound"].append((bound - at) / 1e9)
+                self.check(times["bound"][-1] <= AIM_S,
+                           f"{leader}, leader of {stream}: acknowledged after "
+                           f"{times['acknowledged'][-1]:.1f} s, bound after "
+                           f"{times['bound'][-1]:.1f} s")  # fmt: skip
+                await asyncio.to_thread(self.deployment.wait_again, leader, started)
+                await asyncio.to_thread(until, self.deployment.is_well, "all is well",
+                                        RECOVERY_WITHIN_S)  # fmt: skip
+
+    async def next_after(self, at: int) -> tuple[int, int]:
+        """Return when a job submitted after `at` was first acknowledged, and one bound (ns)."""
+        async with asyncio.timeout(RECOVERY_WITHIN_S):
+            while True:
+                later = [name for name, sent in list(self.sent.items()) if sent > at]
+                acknowledged = [self.acknowledged[n] for n in later if n in self.acknowledged]
+                bound = [self.bound[name] for name in later if name in self.bound]
+                if acknowledged and bound:
+                    return min(acknowledged), min(bound)
+                await asyncio.sleep(0.01)
+
+    async def run(self) -> None:
+        """Do everything but the deployment itself."""
+        about = self.deployment.about
+        async with (
+            bare_client(about, f"vc-{VC}") as tenant,
+            bare_client(about, "operator") as operator,
+        ):
+            for fact_log in ("admission", "allocator"):
+                await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+            submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
+            try:
+                await self.wait_bound_after(time.monotonic_ns())
+                await self.attack(operator)
+            finally:
+                self._stop.set()
+                await submitting
+            await self.account(operator)
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {
+            "kills": self.rounds * len(STREAMS),
+            **{
+                f"leader_of_{stream}_killed": {
+                    f"to_next_job_{what}_s": spread(values) for what, values in times.items()
+                }
+                for stream, times in self.seconds.items()
+            },
+            "submitted": len(self.sent),
+            "longest_acknowledgement_s": round(self.longest_wait_s(list(self.sent)), 2),
+            "aim": f"<= {AIM_S:.0f} s; the servers' own election takes 4 to 9 s",
+            "failed_checks": self.failures,
+        }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, worst and count."""
+    return {"median": round(statistics.median(values), 2), "worst": round(max(values), 2),
+            "n": len(values)}  # fmt: skip
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill the leaders of streams, again and again.")
+    parser.add_argument("--image", default="skep:local")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, help="write the report to a file as well")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="skep-failover-") as folder:
+        try:
+            engine.up(install=False)
+            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
+            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+            deployment.down(wipe=True)
+            run = FailoverRun(deployment, given.rounds)
+            try:
+                deployment.up()
+                asyncio.run(run.run())
+            finally:
+                if run.failures or sys.exc_info()[0]:
+                    print(deployment.last_words(), file=sys.stderr)
+                deployment.down(wipe=True)
+        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
+            print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    text = json.dumps(run.report(), indent=1)
+    print(text)
+    if given.out:
+        given.out.write_text(text + "\n")
+    return 1 if run.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""Stop the active allocator for a minute while its standby works, wake it: is it fenced?
+
+    python scripts/pause_allocator.py [--image skep:local] [--pause-s 60] [--out FILE]
+
+Deploys with compose, and a bare client submits all the time. The active allocator's process gets
+SIGSTOP with a backlog in its hands, its standby takes over, and after longer than every timeout it
+gets SIGCONT. What it then publishes is heard by an operator's connection. None of its records may
+be stored, it must exit with 71, and no agent's journal may hold a command of its epoch from then
+on. A command of the old epoch, for an attempt and with an order that nobody saw, is also published
+under its identity: it must be ignored, and the same one with the epoch of the day must not be,
+so that nothing but the epoch decides. Prints one JSON report; exits 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripts import engine
+from scripts.bare_client import BareClient, bare_client
+from scripts.compose import Deployment, until
+from scripts.compose_test import (
+    BURST_JOB_S,
+    RECOVERY_WITHIN_S,
+    SLOTS,
+    VC,
+    Run,
+    StuckError,
+    read_stream,
+)
+from skep_services.adapters.journal import FRAME, MAGIC
+
+PROJECT = "skep-pause"
+NATS_PORT, GATEWAY_PORT = 15222, 19470
+PAUSE_S = 60.0
+"""Longer than every timeout: a node is given up after 40 s, a bus connection after 60 s."""
+BACKLOG = 128
+"""Submissions at once: some are on their way through the allocator whenever it is stopped."""
+SUPERSEDED = 71
+PLANTED_ATTEMPT = 99
+ORDERS_AHEAD = 100_000
+JUDGED_AFTER_S = 3.0
+"""How long an agent has for a command; it takes one within milliseconds."""
+NODES = ("1", "2")
+
+
+class Heard(NamedTuple):
+    """A message of an allocator's, as it passed on the bus."""
+
+    at: int
+    subject: str
+    epoch: int
+    body: Mapping[str, Any]
+
+
+class PauseRun(Run):
+    """One run; `report` gathers what is printed."""
+
+    def __init__(self, deployment: Deployment, pause_s: float) -> None:
+        super().__init__(deployment, rolling=False)
+        self.pause_s = pause_s
+        self.report: dict[str, Any] = {"paused_s": pause_s}
+        self.heard: list[Heard] = []
+
+    def check(self, ok: bool, what: str, detail: str = "") -> None:
+        """Print one line on standard error: standard output is for the report."""
+        self.failures += not ok
+        more = f": {detail}" if detail and not ok else ""
+        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", file=sys.stderr, flush=True)
+
+    async def run(self) -> None:
+        """Do everything but the deployment itself."""
+        about = self.deployment.about
+        async with (
+            bare_client(about, f"vc-{VC}") as tenant,
+            bare_client(about, "operator") as operator,
+        ):
+            for fact_log in ("admission", "allocator"):
+                await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+            for subject in ("skep.v1.fact.allocator", "skep.v1.cmd.>"):
+                await operator.client.subscribe(subject, cb=self._note)
+            submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
+            try:
+                await self.wait_bound_after(time.monotonic_ns())
+                await self.stop_and_wake(tenant, operator)
+            finally:
+                self._stop.set()
+                await submitting
+            await self.account(operator)
+            self.report["submitted"] = len(self.sent)
+            self.report["longest_acknowledgement_s"] = round(
+                self.longest_wait_s(list(self.sent)), 2
+            )
+            await self.plant(self.report["epoch_after"], obeyed=True)
+
+    async def _note(self, message: Any) -> None:
+        """Remember what an allocator publishes, also what the stream then refuses."""
+        body = json.loads(message.data)
+        self.heard.append(Heard(time.monotonic_ns(), message.subject, body["epoch"], body))
+
+    def since(self, at: int, epoch: int) -> list[Heard]:
+        """Return what was heard of an epoch after `at` (monotonic ns)."""
+        return [one for one in self.heard if one.at > at and one.epoch == epoch]
+
+    async def stop_and_wake(self, tenant: BareClient, operator: BareClient) -> None:
+        """SIGSTOP, takeover, SIGCONT, exit."""
+        name = await self.active("allocator")
+        standby = f"allocator-{2 if name.endswith('1') else 1}"
+        await asyncio.to_thread(until, lambda: self.deployment.answers(standby),
+                                f"{standby} stands by", RECOVERY_WITHIN_S)  # fmt: skip
+        container = self.deployment.containers()[name]
+        process = service_process(container)
+        backlog = [
+            asyncio.ensure_future(self._hand_in(tenant, f"backlog-{number}", BURST_JOB_S))
+            for number in range(BACKLOG)
+        ]
+        await asyncio.gather(*backlog)
+        await self.wait_bound_of("backlog-", BACKLOG // 4)
+        epoch = self.heard[-1].epoch
+        os.kill(process, signal.SIGSTOP)
+        stopped_at = time.monotonic_ns()
+        woken_at = stopped_at
+        try:
+            bound_at = await self.wait_bound_after(stopped_at)
+            await asyncio.sleep(self.pause_s - (time.monotonic_ns() - stopped_at) / 1e9)
+        finally:
+            woken_at, wall_ns = time.monotonic_ns(), time.time_ns()
+            os.kill(process, signal.SIGCONT)
+        taken = [one for one in self.heard if one.at > stopped_at and one.epoch > epoch]
+        self.report |= {
+            "stopped": name,
+            "epoch_before": epoch,
+            "epoch_after": max(one.epoch for one in taken),
+            "stop_to_takeover_s": seconds(stopped_at, taken[0].at),
+            "stop_to_first_binding_s": seconds(stopped_at, first_binding(taken)),
+            "stop_to_binding_of_a_later_submission_s": seconds(stopped_at, bound_at),
+            "bound_by_standby_while_stopped": sum(
+                stopped_at < at < woken_at for at in self.bound.values()
+            ),
+        }
+        self.check(self.report["epoch_after"] == epoch + 1, f"{standby} took over, once")
+        await asyncio.to_thread(self.deployment.wait_again, name, container["State"]["StartedAt"])
+        await self.judge_exit(name, container["Id"], wall_ns)
+        await asyncio.to_thread(until, lambda: self.deployment.answers(name),
+                                f"{name} stands by again", RECOVERY_WITHIN_S)  # fmt: skip
+        self.report["cont_to_standing_by_s"] = seconds(woken_at, time.monotonic_ns())
+        await self.judge_fence(operator, epoch, woken_at)
+        await self.plant(epoch, obeyed=False)
+        await self.judge_agents(epoch, wall_ns)
+
+    async def wait_bound_of(self, prefix: str, count: int) -> None:
+        """Return once so many jobs whose name begins with `prefix` are bound."""
+        async with asyncio.timeout(RECOVERY_WITHIN_S):
+            while True:
+                if sum(name.startswith(prefix) for name in self.bound) >= count:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def judge_exit(self, name: str, container: str, woken_ns: int) -> None:
+        """See from the engine how the process ended; from its log, why (wall-clock ns)."""
+        died = await asyncio.to_thread(self.deployment.deaths, container, woken_ns)
+        self.report["exit_code"], at = died[0]
+        self.report["cont_to_exit_s"] = seconds(woken_ns, at)
+        self.check(self.report["exit_code"] == SUPERSEDED, f"{name} exited with 71", str(died))
+        lines = (await asyncio.to_thread(self.deployment.logs, name)).splitlines()
+        words = [json.loads(line) for line in lines if '"superseded' in line]
+        self.report["said"] = words[-1]["error"] if words else ""
+
+    async def judge_fence(self, operator: BareClient, epoch: int, woken_at: int) -> None:
+        """See that nothing of the old epoch is stored behind the new one."""
+        tried = [one for one in self.since(woken_at, epoch) if ".fact." in one.subject]
+        records = await read_stream(operator, "ALLOC")
+        began = next(number for number, one in enumerate(records) if one["epoch"] > epoch)
+        stored = [one for one in records[began:] if one["epoch"] <= epoch]
+        self.report["writes_tried_after_cont"] = len(tried)
+        self.report["writes_stored_after_takeover"] = len(stored)
+        self.check(not stored, f"{len(tried)} writes tried after SIGCONT, none was stored")
+        commands = [one for one in self.since(woken_at, epoch) if ".cmd." in one.subject]
+        self.report["commands_published_after_cont"] = len(commands)
+
+    async def judge_agents(self, epoch: int, woken_ns: int) -> None:
+        """See that no agent took a command of the old epoch after SIGCONT (wall-clock ns)."""
+        taken = [
+            fact
+            for number in NODES
+            for at, fact in await self.journal(number)
+            if at > woken_ns and command_epoch(fact) in range(1, epoch + 1)
+        ]
+        self.report["commands_obeyed_after_cont"] = len(taken)
+        self.check(not taken, "no agent's journal has a command of the old epoch", str(taken[:2]))
+
+    async def plant(self, epoch: int, *, obeyed: bool) -> None:
+        """Publish a command that differs from a good one in nothing but its epoch."""
+        known = [one for one in self.heard if one.body.get("type") == "bind-job"]
+        planted = {**known[-1].body, "epoch": epoch, "attempt": PLANTED_ATTEMPT,
+                   "argv": ["true"], "order": known[-1].body["order"] + ORDERS_AHEAD}  # fmt: skip
+        self.check(any(one.epoch == epoch for one in known), f"commands of epoch {epoch} were seen")
+        node = known[-1].body["node"].rpartition("-")[2]
+        async with bare_client(self.deployment.about, self.report["stopped"]) as allocator:
+            await allocator.client.publish(known[-1].subject, json.dumps(planted).encode())
+            await allocator.settle()
+        await asyncio.sleep(JUDGED_AFTER_S)
+        found = [fact for _, fact in await self.journal(node)
+                 if fact.get("command", {}).get("attempt") == PLANTED_ATTEMPT]  # fmt: skip
+        what = "planted_with_new_epoch_obeyed" if obeyed else "planted_with_old_epoch_obeyed"
+        self.report[what] = bool(found)
+        self.check(bool(found) == obeyed, f"{what}: {str(bool(found)).lower()}")
+
+    async def journal(self, node: str) -> list[tuple[int, Any]]:
+        """Return the facts of an agent's journal, each with its record's time (wall-clock ns)."""
+        data = await asyncio.to_thread(
+            self.deployment.read_bytes, f"agent-{node}", "/var/lib/skep/journal"
+        )
+        return [(record["at"], fact) for record in frames(data) for fact in record["facts"]]
+
+
+def first_binding(heard: Sequence[Heard]) -> int:
+    """Return when the first record with a binding passed."""
+    return next(
+        one.at
+        for one in heard
+        if any(fact["type"] == "job-bound" for fact in one.body.get("facts", ()))
+    )
+
+
+def frames(data: bytes) -> Iterator[Any]:
+    """Yield the records of a journal; one that is just being written is left out."""
+    assert data.startswith(MAGIC), f"no journal: it begins with {data[:16]!r}"
+    at = len(MAGIC)
+    while at + FRAME.size <= len(data):
+        length, _ = FRAME.unpack_from(data, at)
+        at += FRAME.size
+        if at + length > len(data):
+            return
+        yield json.loads(data[at : at + length])
+        at += length
+
+
+def command_epoch(fact: Mapping[str, Any]) -> int:
+    """Return the epoch of the command that a fact of an agent says was taken, 0 if none."""
+    if fact["type"] == "bind-taken":
+        return int(fact["command"]["epoch"])
+    return int(fact["epoch"]) if fact["type"] == "stop-taken" else 0
+
+
+def service_process(container: Any) -> int:
+    """Return the process id, on this machine, of what the container's init looks after."""
+    init = container["State"]["Pid"]
+    try:
+        children = Path(f"/proc/{init}/task/{init}/children").read_text().split()
+        os.kill(int(children[0]), 0)
+    except (OSError, IndexError) as error:
+        message = f"this needs an engine on this machine, and root: {error}"
+        raise RuntimeError(message) from error
+    return int(children[0])
+
+
+def seconds(began: int, ended: int) -> float:
+    """Return the time between two instants in ns."""
+    return round((ended - began) / 1e9, 2)
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(description="Stop the active allocator, and wake it.")
+    parser.add_argument("--image", default="skep:local")
+    parser.add_argument("--pause-s", type=float, default=PAUSE_S)
+    parser.add_argument("--out", type=Path, help="write the report to a file as well")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="skep-pause-") as folder:
+        try:
+            engine.up(install=False)
+            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
+            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+            deployment.down(wipe=True)
+            run = PauseRun(deployment, given.pause_s)
+            try:
+                deployment.up()
+                asyncio.run(run.run())
+            finally:
+                if run.failures or sys.exc_info()[0]:
+                    print(deployment.last_words(), file=sys.stderr)
+                deployment.down(wipe=True)
+        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
+            print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    run.report["failed_checks"] = run.failures
+    text = json.dumps(run.report, indent=1)
+    print(text)
+    if given.out:
+        given.out.write_text(text + "\n")
+    return 1 if run.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
