@@ -1,9 +1,10 @@
 """Skep deployed with compose: brought up, taken down, looked at and crashed.
 
-    python scripts/compose.py up | down [--project NAME] [--wipe]
+    python scripts/compose.py up | down [--project NAME] [--viewers] [--wipe]
 
 `up` expects the image (`make image`), makes the credentials in compose/secrets on first use, and
 says where everything is once the cluster is well. `down` keeps the volumes, `down --wipe` does not.
+`--viewers` adds the profile of that name: metrics and traces in Prometheus, Jaeger and Grafana.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ UP_WITHIN_S = 180.0
 """A loaded machine of two cores needs some 20 s."""
 RESTARTS_MAX = 4
 """Of two that race for an epoch one starts again, once; more often is no coincidence."""
+COLLECTOR = "http://collector:4318"
+"""Where services send their spans, inside the containers' network."""
 KILLED = 128 + signal.SIGKILL
 LOOK_EVERY_S = 0.1
 LOG_LINES_SHOWN = 8
@@ -59,10 +62,18 @@ class Deployment:
     """One project of compose with its own credentials, ports and volumes."""
 
     def __init__(
-        self, project: str, secrets: Path, image: str, nats_port: int, gateway_port: int
+        self,
+        project: str,
+        secrets: Path,
+        image: str,
+        nats_port: int,
+        gateway_port: int,
+        *,
+        viewers: bool = False,
     ) -> None:
         self.project, self.secrets = project, secrets
         self._command = [*engine.compose_command(), "-p", project, "-f", str(FILE)]
+        self._command += ["--profile", "viewers"] if viewers else []
         self._nats_port, self._gateway_port = nats_port, gateway_port
         ports = {f"SKEP_NATS_PORT_{index + 1}": str(nats_port + index) for index in range(3)}
         self._environment = {
@@ -71,6 +82,7 @@ class Deployment:
             "SKEP_GATEWAY_PORT": str(gateway_port),
             "SKEP_SECRETS": str(secrets),
             "SKEP_IMAGE": image,
+            **({"OTEL_EXPORTER_OTLP_ENDPOINT": COLLECTOR} if viewers else {}),
         }
 
     @property
@@ -286,12 +298,16 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8470, help="of the gateway")
     parser.add_argument("--gpus", help="CPU slots of each node")
     parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
+    parser.add_argument("--viewers", action="store_true", help="metrics and traces, to look at")
     parser.add_argument("--wipe", action="store_true", help="remove the volumes: every job is lost")
     given = parser.parse_args()
     secrets = given.secrets.resolve()
     try:
         engine.up(install=False)
-        deployment = Deployment(given.project, secrets, given.image, given.nats_port, given.port)
+        # Without the profile compose would leave the viewers running.
+        viewers = given.viewers or given.what == "down"
+        deployment = Deployment(given.project, secrets, given.image, given.nats_port, given.port,
+                                viewers=viewers)  # fmt: skip
         if given.what == "down":
             deployment.down(wipe=given.wipe)
             return 0
@@ -306,6 +322,9 @@ def main() -> int:
     print(f"  API and page     {about['gateway']['url']}")
     print(f"  bus              {about['nats']['url']}")
     print(f"  credentials      {secrets / 'cluster.json'}")
+    if given.viewers:
+        print("  dashboard        http://127.0.0.1:" + os.environ.get("SKEP_GRAFANA_PORT", "3000"))
+        print("  traces           http://127.0.0.1:" + os.environ.get("SKEP_JAEGER_PORT", "16686"))
     print(f"try: skep --home {secrets} ps -a, or SKEP_HOME={secrets}")
     return 0
 

@@ -30,6 +30,7 @@ if __name__ == "__main__":
 import itertools
 
 from scripts import account, engine
+from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import Deployment, until
 
@@ -50,6 +51,7 @@ time.sleep(%s)
 note("end")
 """
 """A job: notes its start and end, with its slots, in its agent's folder."""
+VIEWERS = {"collector", "jaeger", "prometheus", "grafana"}
 SERVICES = ("allocator", "admission", "introspector", "advisor")
 PAUSE_S = 6.0
 """Twice what a standby waits for an active process that is silent."""
@@ -89,9 +91,10 @@ class Run:
         rolling: bool,
         pace_s: float = PACE_S,
         job_s: float = JOB_S,
+        gang_every: int = GANG_EVERY,
     ) -> None:
         self.deployment, self.rolling = deployment, rolling
-        self.pace_s, self.job_s = pace_s, job_s
+        self.pace_s, self.job_s, self.gang_every = pace_s, job_s, gang_every
         self.failures = 0
         self.kills: list[Kill] = []
         self.sent: dict[str, int] = {}
@@ -114,13 +117,13 @@ class Run:
         """Do everything but the deployment itself."""
         about = self.deployment.about
         self.check_containers()
+        self.check_viewers()
         async with (
             bare_client(about, f"vc-{VC}") as tenant,
             bare_client(about, "operator") as operator,
         ):
             await self.check_streams(operator)
-            for fact_log in ("admission", "allocator"):
-                await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+            await self.listen(operator)
             submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
             try:
                 await self.wait_bound_after(time.monotonic_ns())
@@ -146,6 +149,13 @@ class Run:
         bounded = {name: host["Memory"] and host["PidsLimit"] for name, host in hosts.items()}
         unbounded = [name for name, bound in bounded.items() if not bound]
         self.check(not unbounded, "memory and processes are bounded", str(unbounded))
+
+    def check_viewers(self) -> None:
+        """See that compose understands the viewers, whose images may not be here, and waits."""
+        self.deployment.compose("--profile", "viewers", "config", "--quiet")
+        started = sorted(VIEWERS & set(self.deployment.containers()))
+        self.check(not started, "the viewers are understood, and only started on demand",
+                   str(started))  # fmt: skip
 
     async def check_streams(self, operator: BareClient) -> None:
         """See that every stream has three copies."""
@@ -195,7 +205,7 @@ class Run:
         return max(waits, default=0) / 1e9
 
     async def _submit(self, tenant: BareClient, number: int) -> None:
-        gang = number % GANG_EVERY == 0
+        gang = number % self.gang_every == 0
         await self._hand_in(tenant, f"{'gang' if gang else 'job'}-{number}", self.job_s, gang=gang)
 
     async def _hand_in(
@@ -214,13 +224,25 @@ class Run:
             match fact["type"]:
                 case "admitted":
                     self._names[fact["job"]] = fact["spec"]["name"]
-                case "job-bound":
-                    name = self._names.get(fact["job"], fact["job"])
-                    self.bound.setdefault(name, time.monotonic_ns())
                 case "job-ended":
                     self.ended.add(self._names.get(fact["job"], fact["job"]))
                 case _:
                     pass
+
+    async def _command(self, message: Any) -> None:
+        """Take note of a job's first command to a node: it says that its binding is stored.
+
+        The fact itself passes here whenever its storing is tried, also while no server stores it.
+        """
+        command = json.loads(message.data)
+        if command["type"] == "bind-job":
+            self.bound.setdefault(command["name"], time.monotonic_ns())
+
+    async def listen(self, operator: BareClient) -> None:
+        """Hear from here on what the services decide."""
+        for fact_log in ("admission", "allocator"):
+            await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+        await operator.client.subscribe("skep.v1.cmd.*", cb=self._command)
 
     async def wait_bound_after(self, at: int) -> int:
         """Return when the first job that was acknowledged after `at` was bound (ns)."""
@@ -377,9 +399,9 @@ class Run:
     def judge_roll(
         self,
         span: tuple[int, int],
-        admission: Sequence[account.Fact],
-        alloc: Sequence[account.Fact],
-        notes: Sequence[account.Note],
+        admission: Sequence[Fact],
+        alloc: Sequence[Fact],
+        notes: Sequence[Note],
     ) -> None:
         """Count what became of what was submitted during the rolling restart."""
         names = [name for name, at in self.sent.items() if span[0] <= at <= span[1]]

@@ -87,8 +87,7 @@ class PauseRun(Run):
             bare_client(about, f"vc-{VC}") as tenant,
             bare_client(about, "operator") as operator,
         ):
-            for fact_log in ("admission", "allocator"):
-                await operator.client.subscribe(f"skep.v1.fact.{fact_log}", cb=self._hear)
+            await self.listen(operator)
             for subject in ("skep.v1.fact.allocator", "skep.v1.cmd.>"):
                 await operator.client.subscribe(subject, cb=self._note)
             submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.compose import COLLECTOR
 from skep_services.adapters.nats_access import REPLICATED, identities
 from skep_services.compose import bootstrap, check, init
 from skep_services.supervisor.config import Wishes, parse_vc
@@ -19,9 +20,19 @@ FILE = Path(__file__).parents[2] / "compose" / "compose.yaml"
 SERVERS = {"nats-1", "nats-2", "nats-3"}
 
 
+VIEWERS = {"collector", "jaeger", "prometheus", "grafana"}
+
+
 @pytest.fixture(scope="module")
-def compose() -> Any:
+def whole() -> Any:
     return yaml.safe_load(FILE.read_text())
+
+
+@pytest.fixture(scope="module")
+def compose(whole: Any) -> Any:
+    """Return what is deployed by default."""
+    services = {name: one for name, one in whole["services"].items() if "profiles" not in one}
+    return {**whole, "services": services}
 
 
 def write(folder: Path, *vcs: str, gpus: int | None = None) -> dict[str, Any]:
@@ -79,6 +90,41 @@ def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
         assert ("healthcheck" in service) == (name != "bootstrap")
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")
+
+
+def test_viewers_come_on_demand_confined_and_with_files_that_are_there(whole: Any) -> None:
+    viewers = {name: one for name, one in whole["services"].items() if "profiles" in one}
+    assert set(viewers) == VIEWERS
+    for name, service in viewers.items():
+        assert service["profiles"] == ["viewers"], name
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"]
+        assert not service["user"].startswith("0")
+        assert "secrets" not in service
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in whole["volumes"] or (FILE.parent / source).is_file(), volume
+
+
+def test_what_shows_metrics_and_traces_is_told_where_they_are(whole: Any) -> None:
+    services = whole["services"]
+    viewers = FILE.parent / "viewers"
+    (scrape,) = yaml.safe_load((viewers / "prometheus.yaml").read_text())["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": ["gateway:8470"]}]
+    assert services["gateway"]["environment"]["SKEP_LISTEN"].endswith(":8470")
+    collector = yaml.safe_load((viewers / "collector.yaml").read_text())
+    received = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    assert f"http://collector:{received.rpartition(':')[2]}" == COLLECTOR
+    known = yaml.safe_load((viewers / "datasources.yaml").read_text())["datasources"]
+    sources = {one["uid"]: one for one in known}
+    addresses = [one["url"] for one in known] + [collector["exporters"]["otlphttp"]["endpoint"]]
+    assert {address.split("/")[2].split(":")[0] for address in addresses} <= VIEWERS
+    for panel in json.loads((viewers / "skep.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            assert target["datasource"]["type"] == sources[target["datasource"]["uid"]]["type"]
 
 
 def test_credentials_are_made_once_and_what_is_missing_is_added(tmp_path: Path) -> None:
