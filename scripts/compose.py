@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,6 +161,32 @@ class Deployment:
                    "skep_services.compose.check"]  # fmt: skip
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
+    def get(self, path: str, token: str) -> tuple[int, str]:
+        """Return status and text of the gateway's answer. Raises OSError without one."""
+        request = urllib.request.Request(  # noqa: S310 - the address is the deployment's own
+            self.about["gateway"]["url"] + path, headers={"Authorization": f"Bearer {token}"}
+        )
+        try:
+            with DIRECT.open(request, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def run_aside(
+        self, module: str, settings: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a process beside the deployment, on its network, with `settings`; wait for its end.
+
+        It is allocator-1 by name unless they say otherwise.
+        """
+        known = {"SKEP_NATS_URL": "nats://nats-1:4222", "SKEP_NATS_USER": "allocator-1",
+                 **settings}  # fmt: skip
+        command = ["docker", "run", "--rm", "--network", f"{self.project}_bus",
+                   *(word for name, value in known.items() for word in ("-e", f"{name}={value}")),
+                   self._environment["SKEP_IMAGE"], module]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
     # --- containers ----------------------------------------------------------------------------
 
     def containers(self) -> dict[str, Any]:
@@ -260,13 +286,15 @@ class Deployment:
             state = container["State"]
             health = state.get("Health", {}).get("Status", "")
             done = name == "bootstrap" and state["ExitCode"] == 0
-            well = state["Status"] == "running" and health != "unhealthy" and not _loops(container)
+            # One that is being killed over and over is seen running too, though never healthy.
+            again = container["RestartCount"] > 0 and health != "healthy"
+            well = state["Status"] == "running" and health != "unhealthy" and not again
             if done or well:
                 continue
             restarts = f"{container['RestartCount']} restarts"
             lines.append(f"{name}: {state['Status']}, {health or 'no health'}, {restarts}, "
                          f"exit code {state['ExitCode']}")  # fmt: skip
-            if state["OOMKilled"] or state["ExitCode"] == KILLED or _loops(container):
+            if state["OOMKilled"] or state["ExitCode"] == KILLED or again:
                 limit = container["HostConfig"]["Memory"] // 2**20
                 lines.append(f"    its limit of memory is {limit} MiB: less than it needs?")
             words = self.logs(name).splitlines()[-LOG_LINES_SHOWN:]

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +34,21 @@ from scripts import account, engine
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import Deployment, until
+from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
 
 PROJECT = "skep-test"
 NATS_PORT, GATEWAY_PORT = 14222, 18470
 SLOTS = 4
 VC = "train"
+BAD_SETTINGS = (
+    ("wrong password", {"SKEP_NATS_PASSWORD": "wrong"}, EXIT_BUS,
+     "refuses the login of 'allocator-1'"),
+    ("missing secret", {"SKEP_NATS_PASSWORD_FILE": "/run/secrets/none"}, EXIT_CONFIGURATION,
+     "SKEP_NATS_PASSWORD_FILE: "),
+    ("missing folder", {"SKEP_NATS_PASSWORD": "x", "SKEP_STATE": "/none"}, EXIT_CONFIGURATION,
+     "SKEP_STATE: "),
+)  # fmt: skip
+"""What is wrong, the settings of a process, its exit code, and a part of what it says."""
 NOTES = "notes.txt"
 NOTE = f"""
 import os, time
@@ -118,6 +129,7 @@ class Run:
         about = self.deployment.about
         self.check_containers()
         self.check_viewers()
+        self.check_bad_input()
         async with (
             bare_client(about, f"vc-{VC}") as tenant,
             bare_client(about, "operator") as operator,
@@ -156,6 +168,17 @@ class Run:
         started = sorted(VIEWERS & set(self.deployment.containers()))
         self.check(not started, "the viewers are understood, and only started on demand",
                    str(started))  # fmt: skip
+
+    def check_bad_input(self) -> None:
+        """See that what is set up wrongly is told, and how a process ends then."""
+        deployment = self.deployment
+        for what, settings, code, says in BAD_SETTINGS:
+            done = deployment.run_aside("skep_services.allocator", settings)
+            ok = done.returncode == code and says in done.stderr
+            self.check(ok, f"{what}: {says!r}, exit code {code}", str(done))
+        status, text = deployment.get("/v1/jobs", "wrong")
+        self.check(status == HTTPStatus.UNAUTHORIZED and "token" in text,
+                   "wrong token: refused, and told so", f"{status} {text}")  # fmt: skip
 
     async def check_streams(self, operator: BareClient) -> None:
         """See that every stream has three copies."""
