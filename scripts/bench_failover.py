@@ -47,17 +47,11 @@ class FailoverRun(Run):
 
     def __init__(self, deployment: Deployment, rounds: int) -> None:
         super().__init__(deployment, rolling=False, pace_s=PACE_S, job_s=JOB_S,
-                         gang_every=sys.maxsize)  # fmt: skip
+                         gang_every=sys.maxsize, out=sys.stderr)  # fmt: skip
         self.rounds = rounds
         self.seconds: dict[str, dict[str, list[float]]] = {
             stream: {step: [] for step in STEPS} for stream in STREAMS
         }
-
-    def check(self, ok: bool, what: str, detail: str = "") -> None:
-        """Print one line on standard error: standard output is for the report."""
-        self.failures += not ok
-        more = f": {detail}" if detail and not ok else ""
-        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", file=sys.stderr, flush=True)
 
     async def attack(self, operator: BareClient) -> None:
         """Kill the leaders in turn."""

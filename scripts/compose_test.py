@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -103,7 +103,9 @@ class Run:
         pace_s: float = PACE_S,
         job_s: float = JOB_S,
         gang_every: int = GANG_EVERY,
+        out: TextIO = sys.stdout,
     ) -> None:
+        self._out = out
         self.deployment, self.rolling = deployment, rolling
         self.pace_s, self.job_s, self.gang_every = pace_s, job_s, gang_every
         self.failures = 0
@@ -122,7 +124,7 @@ class Run:
         """Print one line."""
         self.failures += not ok
         more = f": {detail}" if detail and not ok else ""
-        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", flush=True)
+        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", file=self._out, flush=True)
 
     async def run(self) -> None:
         """Do everything but the deployment itself."""
@@ -417,7 +419,8 @@ class Run:
             self.judge_roll(self.rolled, admission, alloc, notes)
         epochs = sum(fact["type"] == "epoch-began" for fact in alloc)
         again = sum(fact["type"] == "job-requeued" for fact in alloc)
-        print(f"     the allocator had {epochs} epochs; {again} attempts were lost and repeated")
+        text = f"     the allocator had {epochs} epochs; {again} attempts were lost and repeated"
+        print(text, file=self._out)
 
     def judge_roll(
         self,

@@ -1,6 +1,6 @@
 """Stop the active allocator for a minute while its standby works, wake it: is it fenced?
 
-    python scripts/pause_allocator.py [--image skep:local] [--pause-s 60] [--out FILE]
+    python scripts/pause_allocator.py [--image skep:local] [--pauses 60 15] [--out FILE]
 
 Deploys with compose, and a bare client submits all the time. The active allocator's process gets
 SIGSTOP with a backlog in its hands, its standby takes over, and after longer than every timeout it
@@ -8,7 +8,12 @@ gets SIGCONT. What it then publishes is heard by an operator's connection. None 
 be stored, it must exit with 71, and no agent's journal may hold a command of its epoch from then
 on. A command of the old epoch, for an attempt and with an order that nobody saw, is also published
 under its identity: it must be ignored, and the same one with the epoch of the day must not be,
-so that nothing but the epoch decides. Prints one JSON report; exits 1 if a check failed.
+so that nothing but the epoch decides.
+
+After a minute the bus has given up the connection, and the process may hear of its successor before
+it writes. The second pause is shorter: then what came in the meantime waits in the connection, and
+leads to writes at once, which must have been tried and refused. Prints one JSON report; exits 1 if
+a check failed.
 """
 
 from __future__ import annotations
@@ -44,8 +49,8 @@ from skep_services.adapters.journal import FRAME, MAGIC
 
 PROJECT = "skep-pause"
 NATS_PORT, GATEWAY_PORT = 15222, 19470
-PAUSE_S = 60.0
-"""Longer than every timeout: a node is given up after 40 s, a bus connection after 60 s."""
+PAUSES_S = (60.0, 15.0)
+"""The first is longer than every timeout: a node is given up after 40 s, a connection after 60."""
 BACKLOG = 128
 """Submissions at once: some are on their way through the allocator whenever it is stopped."""
 SUPERSEDED = 71
@@ -68,17 +73,13 @@ class Heard(NamedTuple):
 class PauseRun(Run):
     """One run; `report` gathers what is printed."""
 
-    def __init__(self, deployment: Deployment, pause_s: float) -> None:
-        super().__init__(deployment, rolling=False)
-        self.pause_s = pause_s
-        self.report: dict[str, Any] = {"paused_s": pause_s}
+    def __init__(self, deployment: Deployment, pauses_s: Sequence[float]) -> None:
+        super().__init__(deployment, rolling=False, out=sys.stderr)
+        self.pauses_s = pauses_s
+        self.rows: list[dict[str, Any]] = []
+        self.report: dict[str, Any] = {"pauses": self.rows}
         self.heard: list[Heard] = []
-
-    def check(self, ok: bool, what: str, detail: str = "") -> None:
-        """Print one line on standard error: standard output is for the report."""
-        self.failures += not ok
-        more = f": {detail}" if detail and not ok else ""
-        print(f"{'ok  ' if ok else 'FAIL'} {what}{more}", file=sys.stderr, flush=True)
+        self.planted = 0
 
     async def run(self) -> None:
         """Do everything but the deployment itself."""
@@ -93,7 +94,9 @@ class PauseRun(Run):
             submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
             try:
                 await self.wait_bound_after(time.monotonic_ns())
-                await self.stop_and_wake(tenant, operator)
+                for pause_s in self.pauses_s:
+                    self.rows.append({"paused_s": pause_s})
+                    await self.stop_and_wake(tenant, operator, pause_s)
             finally:
                 self._stop.set()
                 await submitting
@@ -102,7 +105,16 @@ class PauseRun(Run):
             self.report["longest_acknowledgement_s"] = round(
                 self.longest_wait_s(list(self.sent)), 2
             )
-            await self.plant(self.report["epoch_after"], obeyed=True)
+            tried = sum(row["writes_tried_after_cont"] for row in self.rows)
+            self.check(tried > 0, f"{tried} writes were tried, so the fence was needed")
+            self.report["planted_with_new_epoch_obeyed"] = await self.plant(self.row["epoch_after"])
+            self.check(self.report["planted_with_new_epoch_obeyed"],
+                       "the planted command is taken under the new epoch")  # fmt: skip
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Return what is told of the latest pause."""
+        return self.rows[-1]
 
     async def _note(self, message: Any) -> None:
         """Remember what an allocator publishes, also what the stream then refuses."""
@@ -113,7 +125,7 @@ class PauseRun(Run):
         """Return what was heard of an epoch after `at` (monotonic ns)."""
         return [one for one in self.heard if one.at > at and one.epoch == epoch]
 
-    async def stop_and_wake(self, tenant: BareClient, operator: BareClient) -> None:
+    async def stop_and_wake(self, tenant: BareClient, operator: BareClient, pause_s: float) -> None:
         """SIGSTOP, takeover, SIGCONT, exit."""
         name = await self.active("allocator")
         standby = f"allocator-{2 if name.endswith('1') else 1}"
@@ -122,23 +134,23 @@ class PauseRun(Run):
         container = self.deployment.containers()[name]
         process = service_process(container)
         backlog = [
-            asyncio.ensure_future(self._hand_in(tenant, f"backlog-{number}", BURST_JOB_S))
+            self._hand_in(tenant, f"backlog-{len(self.rows)}-{number}", BURST_JOB_S)
             for number in range(BACKLOG)
         ]
         await asyncio.gather(*backlog)
-        await self.wait_bound_of("backlog-", BACKLOG // 4)
+        await self.wait_bound_of(f"backlog-{len(self.rows)}-", BACKLOG // 4)
         epoch = self.heard[-1].epoch
         os.kill(process, signal.SIGSTOP)
         stopped_at = time.monotonic_ns()
         woken_at = stopped_at
         try:
             bound_at = await self.wait_bound_after(stopped_at)
-            await asyncio.sleep(self.pause_s - (time.monotonic_ns() - stopped_at) / 1e9)
+            await asyncio.sleep(pause_s - (time.monotonic_ns() - stopped_at) / 1e9)
         finally:
             woken_at, wall_ns = time.monotonic_ns(), time.time_ns()
             os.kill(process, signal.SIGCONT)
         taken = [one for one in self.heard if one.at > stopped_at and one.epoch > epoch]
-        self.report |= {
+        self.rows[-1] |= {
             "stopped": name,
             "epoch_before": epoch,
             "epoch_after": max(one.epoch for one in taken),
@@ -149,14 +161,16 @@ class PauseRun(Run):
                 stopped_at < at < woken_at for at in self.bound.values()
             ),
         }
-        self.check(self.report["epoch_after"] == epoch + 1, f"{standby} took over, once")
+        self.check(self.row["epoch_after"] == epoch + 1, f"{standby} took over, once")
         await asyncio.to_thread(self.deployment.wait_again, name, container["State"]["StartedAt"])
         await self.judge_exit(name, container["Id"], wall_ns)
         await asyncio.to_thread(until, lambda: self.deployment.answers(name),
                                 f"{name} stands by again", RECOVERY_WITHIN_S)  # fmt: skip
-        self.report["cont_to_standing_by_s"] = seconds(woken_at, time.monotonic_ns())
+        self.row["cont_to_standing_by_s"] = seconds(woken_at, time.monotonic_ns())
         await self.judge_fence(operator, epoch, woken_at)
-        await self.plant(epoch, obeyed=False)
+        self.row["planted_with_old_epoch_obeyed"] = await self.plant(epoch)
+        self.check(not self.row["planted_with_old_epoch_obeyed"],
+                   "the planted command is not taken under the old epoch")  # fmt: skip
         await self.judge_agents(epoch, wall_ns)
 
     async def wait_bound_of(self, prefix: str, count: int) -> None:
@@ -170,12 +184,12 @@ class PauseRun(Run):
     async def judge_exit(self, name: str, container: str, woken_ns: int) -> None:
         """See from the engine how the process ended; from its log, why (wall-clock ns)."""
         died = await asyncio.to_thread(self.deployment.deaths, container, woken_ns)
-        self.report["exit_code"], at = died[0]
-        self.report["cont_to_exit_s"] = seconds(woken_ns, at)
-        self.check(self.report["exit_code"] == SUPERSEDED, f"{name} exited with 71", str(died))
+        self.row["exit_code"], at = died[0]
+        self.row["cont_to_exit_s"] = seconds(woken_ns, at)
+        self.check(self.row["exit_code"] == SUPERSEDED, f"{name} exited with 71", str(died))
         lines = (await asyncio.to_thread(self.deployment.logs, name)).splitlines()
         words = [json.loads(line) for line in lines if '"superseded' in line]
-        self.report["said"] = words[-1]["error"] if words else ""
+        self.row["said"] = words[-1]["error"] if words else ""
 
     async def judge_fence(self, operator: BareClient, epoch: int, woken_at: int) -> None:
         """See that nothing of the old epoch is stored behind the new one."""
@@ -183,11 +197,11 @@ class PauseRun(Run):
         records = await read_stream(operator, "ALLOC")
         began = next(number for number, one in enumerate(records) if one["epoch"] > epoch)
         stored = [one for one in records[began:] if one["epoch"] <= epoch]
-        self.report["writes_tried_after_cont"] = len(tried)
-        self.report["writes_stored_after_takeover"] = len(stored)
+        self.row["writes_tried_after_cont"] = len(tried)
+        self.row["writes_stored_after_takeover"] = len(stored)
         self.check(not stored, f"{len(tried)} writes tried after SIGCONT, none was stored")
         commands = [one for one in self.since(woken_at, epoch) if ".cmd." in one.subject]
-        self.report["commands_published_after_cont"] = len(commands)
+        self.row["commands_published_after_cont"] = len(commands)
 
     async def judge_agents(self, epoch: int, woken_ns: int) -> None:
         """See that no agent took a command of the old epoch after SIGCONT (wall-clock ns)."""
@@ -197,25 +211,25 @@ class PauseRun(Run):
             for at, fact in await self.journal(number)
             if at > woken_ns and command_epoch(fact) in range(1, epoch + 1)
         ]
-        self.report["commands_obeyed_after_cont"] = len(taken)
+        self.row["commands_obeyed_after_cont"] = len(taken)
         self.check(not taken, "no agent's journal has a command of the old epoch", str(taken[:2]))
 
-    async def plant(self, epoch: int, *, obeyed: bool) -> None:
-        """Publish a command that differs from a good one in nothing but its epoch."""
+    async def plant(self, epoch: int) -> bool:
+        """Publish a command that differs from a good one in its epoch only; was it taken?"""
         known = [one for one in self.heard if one.body.get("type") == "bind-job"]
-        planted = {**known[-1].body, "epoch": epoch, "attempt": PLANTED_ATTEMPT,
-                   "argv": ["true"], "order": known[-1].body["order"] + ORDERS_AHEAD}  # fmt: skip
         self.check(any(one.epoch == epoch for one in known), f"commands of epoch {epoch} were seen")
+        self.planted += 1
+        planted = {**known[-1].body, "epoch": epoch, "attempt": PLANTED_ATTEMPT + self.planted,
+                   "argv": ["true"], "order": known[-1].body["order"] + ORDERS_AHEAD}  # fmt: skip
         node = known[-1].body["node"].rpartition("-")[2]
-        async with bare_client(self.deployment.about, self.report["stopped"]) as allocator:
+        async with bare_client(self.deployment.about, self.row["stopped"]) as allocator:
             await allocator.client.publish(known[-1].subject, json.dumps(planted).encode())
             await allocator.settle()
         await asyncio.sleep(JUDGED_AFTER_S)
-        found = [fact for _, fact in await self.journal(node)
-                 if fact.get("command", {}).get("attempt") == PLANTED_ATTEMPT]  # fmt: skip
-        what = "planted_with_new_epoch_obeyed" if obeyed else "planted_with_old_epoch_obeyed"
-        self.report[what] = bool(found)
-        self.check(bool(found) == obeyed, f"{what}: {str(bool(found)).lower()}")
+        return any(
+            fact.get("command", {}).get("attempt") == planted["attempt"]
+            for _, fact in await self.journal(node)
+        )
 
     async def journal(self, node: str) -> list[tuple[int, Any]]:
         """Return the facts of an agent's journal, each with its record's time (wall-clock ns)."""
@@ -275,7 +289,7 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description="Stop the active allocator, and wake it.")
     parser.add_argument("--image", default="skep:local")
-    parser.add_argument("--pause-s", type=float, default=PAUSE_S)
+    parser.add_argument("--pauses", type=float, nargs="+", default=PAUSES_S, metavar="SECONDS")
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="skep-pause-") as folder:
@@ -284,7 +298,7 @@ def main() -> int:
             deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
             deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
             deployment.down(wipe=True)
-            run = PauseRun(deployment, given.pause_s)
+            run = PauseRun(deployment, given.pauses)
             try:
                 deployment.up()
                 asyncio.run(run.run())
