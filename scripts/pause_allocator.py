@@ -10,8 +10,8 @@ on. A command of the old epoch, for an attempt and with an order that nobody saw
 under its identity: it must be ignored, and the same one with the epoch of the day must not be, so
 that nothing but the epoch decides.
 
-A process that wakes up may hear of its successor before it writes, and then the fence is not needed.
-So there is another pause, at the end of which the successor is silent for a moment: now the woken
+A process that wakes up may hear of its successor before it writes, and then needs no fence. So
+there is another pause, at the end of which the successor is silent for a moment: now the woken
 process must have tried to write, and been refused. Prints one JSON report; exits 1 if a check
 failed.
 """
