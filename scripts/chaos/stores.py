@@ -38,10 +38,11 @@ class Store:
         _run("mount", "-o", "loop", str(self.image), str(self.folder))
 
     def fill(self) -> int:
-        """Leave no byte free; return how many were."""
+        """Leave no byte free; return how many were. Nothing is done to a frozen disk."""
         with self._lock:
-            # Without the mount it would be the machine's own disk that is filled.
-            return self._fill() if os.path.ismount(self.folder) else 0
+            # Without the mount it would be the machine's own disk that is filled. On a frozen one
+            # the write would wait for `thaw`, which would wait for the lock.
+            return 0 if self._frozen or not os.path.ismount(self.folder) else self._fill()
 
     def _fill(self) -> int:
         ballast = os.open(self.folder / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
