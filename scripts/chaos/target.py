@@ -6,7 +6,6 @@ namespaces of its own.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -243,8 +242,3 @@ class Processes:
 
 def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
-async def nap(seconds: float) -> None:
-    """Wait; one place, so that every fault's pace is seen at a glance."""
-    await asyncio.sleep(seconds)

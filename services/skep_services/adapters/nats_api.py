@@ -20,7 +20,6 @@ from skep_services.ports import MissingStreamError, RefusedError
 STREAM_NOT_FOUND = 10059
 CONSUMER_NOT_FOUND = 10014
 MESSAGE_NOT_FOUND = 10037
-MESSAGE_TOO_LARGE = 10054
 STORE_FAILED = 10077
 KEY_IN_PROCESS = 10158
 SUBJECT_IN_FLIGHT = 10164
@@ -116,10 +115,6 @@ class StoredMessage(msgspec.Struct, frozen=True):
     def payload(self) -> bytes:
         """What it says."""
         return base64.b64decode(self.message.data if self.message else "")
-
-
-class _Fallible(msgspec.Struct, frozen=True):
-    error: ApiError | None = None
 
 
 Reply = TypeVar("Reply", Answer, StreamInfo, StreamNames, StoredMessage)
