@@ -1,0 +1,95 @@
+"""What the cluster is and who owns which part of it: chains of cells, and virtual clusters.
+
+A *chain* is a hierarchy of cells of one GPU type. Level 1 is one GPU; a cell of the next level is
+made of a fixed number of cells of the level below (HiveD section 3.2, "hierarchical uniform
+composability"), so a cell is told by its level and its index among the cells of that level, in the
+order in which the chain lists its nodes: its children and its GPUs follow by arithmetic.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+JOBS_MAX = 1_000_000
+"""Unfinished jobs a VC may have unless its entry says less: it bounds every queue."""
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A piece of the cluster: closed, immutable, defaults left out on the wire."""
+
+
+class Level(_Part, frozen=True):
+    """One level of a chain: each of its cells consists of `fanout` cells of the level below."""
+
+    name: str
+    fanout: int
+
+
+class NodeCell(_Part, frozen=True):
+    """One node of a chain. `devices` are its GPUs' indices in the order of the tree.
+
+    Without `devices` they are 0, 1, and so on. A node with two types of GPU is in two chains.
+    """
+
+    node: str
+    devices: tuple[int, ...] = ()
+
+
+class Chain(_Part, frozen=True):
+    """A hierarchy of cells of one GPU type.
+
+    `levels` are those above one GPU (whose level is named `leaf`), from the lowest up; the level
+    named `node_level` is one machine. `nodes` are all nodes, in the order of the tree: the first
+    so many make up the first top cell. `names` gives cells above node level other names than
+    their index, by `level/index`.
+    """
+
+    gpu: str
+    levels: tuple[Level, ...]
+    node_level: str
+    nodes: tuple[NodeCell, ...]
+    leaf: str = "gpu"
+    names: dict[str, str] = {}
+
+
+class Quota(_Part, frozen=True):
+    """So many cells of one level of a chain, wherever they are."""
+
+    chain: str
+    level: str
+    count: int
+
+
+class Pin(_Part, frozen=True):
+    """One particular physical cell, given a name so that a virtual cluster can own it."""
+
+    chain: str
+    level: str
+    index: int
+
+
+class VirtualCluster(_Part, frozen=True):
+    """What one tenant owns: cells of each level, and pinned cells by their names.
+
+    `gpus` is a shorthand for cells: as many GPUs as that, in the largest cells that make it up.
+    `weight` is its share of what is idle, relative to other tenants' (weighted max-min fairness).
+    """
+
+    cells: tuple[Quota, ...] = ()
+    pinned: tuple[str, ...] = ()
+    gpus: int = 0
+    weight: float = 1.0
+    jobs_max: int = JOBS_MAX
+
+
+class Cluster(_Part, frozen=True):
+    """The whole: chains and pins by name, virtual clusters by name.
+
+    Without `chains` the nodes that join make them up, one chain for each kind of node.
+    """
+
+    chains: dict[str, Chain] = {}
+    pins: dict[str, Pin] = {}
+    vcs: dict[str, VirtualCluster] = {}
