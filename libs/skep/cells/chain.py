@@ -146,32 +146,18 @@ class ChainState:
     # --- health --------------------------------------------------------------------------------
 
     def set_bad(self, leaves: Sequence[int], *, bad: bool) -> None:
-        """Note that leaves turned bad or healed, and who has to bear it."""
-        for leaf in leaves:
-            if (leaf in self.bad) is bad:
-                continue
-            if bad:
-                self._turn_bad(leaf)
-            else:
-                self._heal(leaf)
-
-    def _turn_bad(self, leaf: int) -> None:
-        turned = [leaf] if self.idle(leaf) else []
-        firm = [] if self._firm(leaf) else [leaf]
-        level = self.forest.enclosing(1, leaf)
-        if level:
-            self.forest.health(level, self.topology.up(leaf, level), leaf, bad=True)
-        self.bad[leaf] = None
-        self._change(turned, firm, 1)
-
-    def _heal(self, leaf: int) -> None:
-        del self.bad[leaf]
-        turned = [leaf] if self.idle(leaf) else []
-        firm = [] if self._firm(leaf) else [leaf]
-        self._change(turned, firm, -1)
-        level = self.forest.enclosing(1, leaf)
-        if level:
-            self.forest.health(level, self.topology.up(leaf, level), leaf, bad=False)
+        """Note that leaves of one node turned bad or healed. `settle` says who has to bear it."""
+        changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
+        if not changed:
+            return
+        if not bad:
+            for leaf in changed:
+                del self.bad[leaf]
+        busy = [leaf for leaf in changed if self.idle(leaf)]
+        firm = [leaf for leaf in changed if not self._firm(leaf)]
+        if bad:
+            self.bad.update(dict.fromkeys(changed))
+        self._change(busy, firm, 1 if bad else -1)
 
     def settle(self) -> None:
         """Have VCs bear the bad hardware that is not avoidable, and none that is.
@@ -190,6 +176,10 @@ class ChainState:
                 if not self._doom(level):
                     return
                 short = self.forest.deficits()
+
+    def doom(self, vc: str, level: int, index: int) -> None:
+        """Bind a bad cell to a VC that has to bear it, as `settle` once decided."""
+        self._bind(self.pools[vc, ""], level, index, doomed=True)
 
     def _doom(self, level: int) -> bool:
         pools = [pool for pool in self.pools.values() if pool.left[level]]
@@ -298,7 +288,13 @@ class ChainState:
                 pool.leave(forest, at, index)
         turned, hardened = set(busy), set(firm)
         for leaf in leaves:
-            forest.count(leaf, sign if leaf in turned else 0, sign if leaf in hardened else 0)
+            hard = sign if leaf in hardened else 0
+            free = self._free_level(leaf, regions) if hard else 0
+            if free and hard > 0:
+                forest.health(free, shape.up(leaf, free), leaf, bad=True)
+            forest.count(leaf, sign if leaf in turned else 0, hard)
+            if free and hard < 0:
+                forest.health(free, shape.up(leaf, free), leaf, bad=False)
         for at, index, pool in regions:
             if pool is None:
                 forest.attach(at, index)
@@ -307,6 +303,13 @@ class ChainState:
         after = shape.node_size - forest.busy[level][node]
         if before != after:
             self._moved(node, before, after)
+
+    def _free_level(self, leaf: int, regions: list[tuple[int, int, Pool | None]]) -> int:
+        """Return the level of the free cell among these that contains a leaf, 0 if none does."""
+        for level, index, pool in regions:
+            if self.topology.up(leaf, level) == index:
+                return level if pool is None else 0
+        raise AssertionError(leaf)
 
     def _moved(self, node: int, before: int, after: int) -> None:
         shape = self.topology

@@ -46,7 +46,7 @@ class Forest:
         self.ill: list[Index] = [{} for _ in levels]
         """The free cells with bad GPUs."""
         self._free_children: list[dict[int, int]] = [{} for _ in levels]
-        self._attach_range(shape.top, range(shape.count[shape.top]), clean=True)
+        self._attach_range(shape.top, range(shape.count[shape.top]))
         self.whole[shape.top] = shape.count[shape.top]
 
     # --- asking ------------------------------------------------------------------------------
@@ -126,9 +126,8 @@ class Forest:
             at -= 1
             kept = index * shape.size[level] // shape.size[at]
             children = shape.within(at + 1, cell, at)
-            clean = not self.busy[at + 1][cell]
             for part in (range(children.start, kept), range(kept + 1, children.stop)):
-                self._attach_range(at, part, clean=clean)
+                self._attach_range(at, part)
             cell = kept
 
     def give(self, level: int, index: int) -> None:
@@ -140,8 +139,7 @@ class Forest:
             parent = index // shape.fan[level + 1]
             if self._free_children[level + 1].get(parent, 0) < shape.fan[level + 1]:
                 return
-            for child in shape.within(level + 1, parent, level):
-                self._detach(level, child)
+            self._detach_family(level, parent)
             if not self.firm[level + 1][parent]:
                 self.whole[level] -= shape.fan[level + 1]
                 self.whole[level + 1] += 1
@@ -242,20 +240,37 @@ class Forest:
                 del counts[parent]
         self._unindex(level, index)
 
-    def _attach_range(self, level: int, cells: range, *, clean: bool) -> None:
+    def _attach_range(self, level: int, cells: range) -> None:
         """List cells as free: buddies of one parent, or top cells."""
-        if not clean:
-            for cell in cells:
-                self._attach(level, cell)
+        if not cells:
             return
-        if cells:
-            listed = dict.fromkeys(cells)
-            self.free[level].update(listed)
-            self.by_busy[level].setdefault(0, {}).update(listed)
-            if level < self.topology.top:
-                parent = cells.start // self.topology.fan[level + 1]
-                counts = self._free_children[level + 1]
-                counts[parent] = counts.get(parent, 0) + len(cells)
+        busy = self.busy[level]
+        dirty = [cell for cell in cells if busy[cell]]
+        clean = dict.fromkeys(cells)
+        for cell in dirty:
+            del clean[cell]
+        self.free[level].update(clean)
+        if clean:
+            self.by_busy[level].setdefault(0, {}).update(clean)
+        if level < self.topology.top:
+            parent, counts = cells.start // self.topology.fan[level + 1], self._free_children
+            counts[level + 1][parent] = counts[level + 1].get(parent, 0) + len(clean)
+        for cell in dirty:
+            self._attach(level, cell)
+
+    def _detach_family(self, level: int, parent: int) -> None:
+        """Unlist all children of a cell of the level above: they are about to be merged."""
+        del self._free_children[level + 1][parent]
+        busy, free = self.busy[level], self.free[level]
+        clean = self.by_busy[level].get(0, {})
+        for child in self.topology.within(level + 1, parent, level):
+            del free[child]
+            if busy[child]:
+                self._unindex(level, child)
+            else:
+                del clean[child]
+        if not clean:
+            self.by_busy[level].pop(0, None)
 
     def _index(self, level: int, index: int) -> None:
         busy = self.busy[level][index]

@@ -47,6 +47,10 @@ class Cells:
         self.holds: dict[str, Hold] = {}
         self.sharing: dict[str, str] = {}
         """Jobs that share another's GPUs, and whose."""
+        self.astray: dict[str, dict[str, list[int]]] = {}
+        """By job and chain: leaves it uses though its hold is in another chain, or in none."""
+        self._ill: dict[tuple[str, int], None] = {}
+        """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
         self._priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
@@ -160,7 +164,7 @@ class Cells:
     def _lay(chain: ChainState, request: Request, search: Search, level: int,
              cell: int) -> Found | None:  # fmt: skip
         """Return the gang's workers one after the other on a clean cell."""
-        if search.tied and level > search.hard:
+        if search.sizes[0] > chain.topology.node_size or (search.tied and level > search.hard):
             return None
         at = chain.topology.span(level, cell).start
         spots, size = [], chain.topology.node_size
@@ -230,21 +234,29 @@ class Cells:
 
     def hold(self, request: Request, where: Placement) -> Hold:
         """Give a gang its GPUs; none of them is used or claimed by another."""
-        hold = self._enter(Hold(request, where))
-        chain = self.chains[hold.chain]
-        for spot in hold.spots:
-            chain.use(hold, spot)
-        chain.settle()
+        hold = Hold(request, where)
+        self.enter(hold)
         return hold
 
     def reserve(self, request: Request, where: Placement) -> Hold:
         """Claim a gang's GPUs until their users are gone: nobody else is offered them."""
-        hold = self._enter(Hold(request, where, claims=True))
+        hold = Hold(request, where, claims=True)
+        self.enter(hold)
+        return hold
+
+    def enter(self, hold: Hold) -> None:
+        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed."""
+        assert hold.job not in self.holds, hold.job
+        self.holds[hold.job] = hold
+        self._count(hold, 1)
         chain = self.chains[hold.chain]
         for spot in hold.spots:
-            chain.reserve(hold, spot)
+            if hold.claims:
+                chain.reserve(hold, spot)
+            else:
+                chain.use(hold, spot)
+        self.sharing.update(dict.fromkeys(hold.sharers, hold.job))
         chain.settle()
-        return hold
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
@@ -269,7 +281,10 @@ class Cells:
         if job in self.sharing:
             del self.holds[self.sharing.pop(job)].sharers[job]
             return
-        hold = self.holds[job]
+        self._return_astray(job, node)
+        hold = self.holds.get(job)
+        if hold is None:
+            return
         if hold.sharers:
             self._pass_on(hold)
             return
@@ -316,19 +331,63 @@ class Cells:
             leaves: Sequence[int] = shape.span(shape.node_level, index)
             if devices is not None:
                 leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
+            if bad:
+                self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
+            else:
+                for leaf in leaves:
+                    self._ill.pop((shape.name, leaf), None)
+                leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
             chain.set_bad(leaves, bad=bad)
             chain.settle()
+
+    def find(self, node: str, device: int) -> tuple[str, int] | None:
+        """Return the chain and the leaf that a GPU of a node is, or None if it is in no chain."""
+        for name, chain in self.chains.items():
+            leaf = chain.topology.leaf(node, device)
+            if leaf is not None:
+                return name, leaf
+        return None
+
+    def stray(self, job: str, node: str, device: int) -> None:
+        """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
+        found = self.find(node, device)
+        if found is not None:
+            self.chains[found[0]].set_bad([found[1]], bad=True)
+            self.astray.setdefault(job, {}).setdefault(found[0], []).append(found[1])
+
+    def note_ill(self, node: str, device: int) -> None:
+        """Take over that a GPU is bad, without settling who bears it: that is known already."""
+        found = self.find(node, device)
+        if found is not None:
+            self._ill[found] = None
+            self.chains[found[0]].set_bad([found[1]], bad=True)
+
+    def ill(self) -> list[tuple[str, int]]:
+        """Return the GPUs that were reported bad, as (node, device)."""
+        shapes = {name: chain.topology for name, chain in self.chains.items()}
+        return [(shapes[name].node(leaf), shapes[name].device(leaf)) for name, leaf in self._ill]
+
+    def _is_astray(self, name: str, leaf: int) -> bool:
+        return any(leaf in parts.get(name, ()) for parts in self.astray.values())
+
+    def _return_astray(self, job: str, node: str) -> None:
+        for name, leaves in list(self.astray.get(job, {}).items()):
+            shape = self.chains[name].topology
+            gone = [leaf for leaf in leaves if not node or shape.node(leaf) == node]
+            for leaf in gone:
+                leaves.remove(leaf)
+                if (name, leaf) not in self._ill:
+                    self.chains[name].set_bad([leaf], bad=False)
+            self.chains[name].settle()
+            if not leaves:
+                del self.astray[job][name]
+        if not self.astray.get(job, True):
+            del self.astray[job]
 
     def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
         self._count(hold, -1)
         self.chains[hold.chain].regrade(hold, spots, priority)
         self._count(hold, 1)
-
-    def _enter(self, hold: Hold) -> Hold:
-        assert hold.job not in self.holds, hold.job
-        self.holds[hold.job] = hold
-        self._count(hold, 1)
-        return hold
 
     def _pass_on(self, hold: Hold) -> None:
         """Let the first sharer be the one whose name the GPUs are held under."""
