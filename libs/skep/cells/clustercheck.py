@@ -415,14 +415,18 @@ def cluster_remarks(cluster: Cluster, paths: Paths | None = None) -> list[Proble
     """Return what is no mistake by itself but probably one, of a cluster without problems."""
     paths = paths or Paths()
     found: list[Problem] = []
-    for name, chain in cluster.chains.items():
-        odd = [at for at, cell in enumerate(chain.nodes) if not is_token(cell.node)]
-        if odd:
-            some = ", ".join(chain.nodes[at].node for at in odd[:3])
-            some += f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-            text = f"no agent can have this name: {some} (letters, digits, _, -; 63 at most)"
-            hint = "call nodes as their agents are called"
-            found.append(problem(paths.node(name, odd[0]), Reason.BAD_VALUE, text, hint))
+    odd = [
+        (name, at, cell.node)
+        for name, chain in cluster.chains.items()
+        for at, cell in enumerate(chain.nodes)
+        if not is_token(cell.node)
+    ]
+    if odd:
+        nodes = list(dict.fromkeys(node for _, _, node in odd))
+        some = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        text = f"no agent can have this name: {some} (letters, digits, _, -; 63 at most)"
+        hint = "call nodes as their agents are called"
+        found.append(problem(paths.node(*odd[0][:2]), Reason.BAD_VALUE, text, hint))
     owned = {pin: True for vc in cluster.vcs.values() for pin in vc.pinned}
     for pin in cluster.pins:
         if pin not in owned:

@@ -22,8 +22,7 @@ HEAD = """\
 """
 LEVELS_NOTE = """\
     # From the lowest level up, each made of so many of the level below: a {first} is {count} GPUs.
-    # Write what the hardware is, and add levels above `{node}` (rack: 4) where jobs should stay
-    # together: the more levels, the more finely tenants can own and jobs can ask.
+    # Write what the hardware is, and add levels above `{node}` (rack: 4) to own and ask for racks.
 """
 NODES_NOTE = """\
     # In the order of the tree: the first so many nodes make up the first top cell.
@@ -53,7 +52,7 @@ def to_yaml(cluster: Cluster, *, explain: bool = False) -> str:
     if cluster.pins:
         lines.append("\npinned:\n")
         lines += [
-            f"  {_quoted(name)}: {_quoted(cell_path(cluster.chains[pin.chain], pin), PLAIN_HOSTS)}\n"
+            f"  {_quoted(name)}: {_quoted(cell_path(cluster.chains[pin.chain], pin))}\n"
             for name, pin in cluster.pins.items()
         ]
     if explain and cluster.chains:
@@ -118,8 +117,11 @@ def _lowest_named(chain: Chain) -> int | None:
     """Return the lowest level with names if every cell from there up has one, else None."""
     levels = level_names(chain)
     counts = cells_by_level(chain)
-    named = [level for level in range(levels.index(chain.node_level) + 1, len(levels))
-             if any(f"{levels[level]}/{at}" in chain.names for at in range(counts[level]))]  # fmt: skip
+    named = [
+        level
+        for level in range(levels.index(chain.node_level) + 1, len(levels))
+        if any(cell.rpartition("/")[0] == levels[level] for cell in chain.names)
+    ]
     if not named:
         return None
     lowest = named[0]
@@ -203,5 +205,5 @@ def _quoted(text: str, plain: re.Pattern[str] = PLAIN) -> str:
     """
     if plain.fullmatch(text.replace("/", "")) and text[0] != "/" and text.lower() not in WORDS:
         number = NUMERIC.fullmatch(text) and not text[0].isalpha()
-        return json.dumps(text) if number else text
-    return json.dumps(text)
+        return json.dumps(text, ensure_ascii=False) if number else text
+    return json.dumps(text, ensure_ascii=False)

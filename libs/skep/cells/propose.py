@@ -126,7 +126,7 @@ class _Shelf:
         return cells
 
     def since_when(self, cells: dict[int, int]) -> int | None:
-        """Return since when these cells can be taken, as a place in the order of joining; None: not.
+        """Return since which place in the order of joining these cells can be had; None: not yet.
 
         Top cells are counted in their order, and pinned cells are taken out of the first ones.
         """
