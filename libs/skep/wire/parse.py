@@ -65,7 +65,7 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
 def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     """Return the spec in a decoded JSON or YAML value, or its problems."""
     if not isinstance(tree, dict):
-        text = f"a spec is an object with keys, not {_kind(tree)}"
+        text = f"a spec is an object with keys, not {kind_of(tree)}"
         return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
     spec = _converted(tree)
     if spec is None:
@@ -171,7 +171,7 @@ def _not_text(tree: dict[Any, Any], path: str) -> Iterator[Problem]:
     """Yield the values that are not text: in YAML a number or `yes` is none without quotes."""
     for key, value in tree.items():
         if not isinstance(value, str):
-            text = f"`{key}` must be text, not {_kind(value)}"
+            text = f"`{key}` must be text, not {kind_of(value)}"
             yield Problem(path=f"{path}.{key}", reason=Reason.WRONG_TYPE, text=text,
                           suggestion="put it in quotes")  # fmt: skip
 
@@ -300,7 +300,8 @@ def _normalised(spec: JobSpec) -> JobSpec:
     return done
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a decoded value is, in a reader's words."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false",
              type(None): "null"}  # fmt: skip
     return names.get(type(value), "a number")

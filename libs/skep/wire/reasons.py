@@ -30,6 +30,24 @@ class Reason(StrEnum):
     UNKNOWN_NODE = "unknown-node"
     REPEATED = "repeated"
 
+    # What is wrong with a cluster file.
+    UNKNOWN_CHAIN = "unknown-chain"
+    UNKNOWN_LEVEL = "unknown-level"
+    UNKNOWN_CELL = "unknown-cell"
+    UNKNOWN_CELL_TYPE = "unknown-cell-type"
+    UNKNOWN_PIN = "unknown-pin"
+    WRONG_FANOUT = "wrong-fanout"
+    CELLS_NOT_FULL = "cells-not-full"
+    DUPLICATE_NODE = "duplicate-node"
+    DUPLICATE_DEVICE = "duplicate-device"
+    DUPLICATE_NAME = "duplicate-name"
+    DUPLICATE_PIN = "duplicate-pin"
+    OVERLAPPING_DEVICES = "overlapping-devices"
+    OVERLAPPING_PINS = "overlapping-pins"
+    INFEASIBLE = "infeasible"
+    WRONG_PLACE = "wrong-place"
+    IGNORED_KEY = "ignored-key"
+
     # Why a job waits.
     WAITS_FOR_GPUS = "waits-for-gpus"
     WAITS_FOR_QUOTA = "waits-for-quota"
@@ -83,6 +101,22 @@ TEXT: dict[Reason, str] = {
     Reason.NODE_TOO_SMALL: "no node is large enough for one worker (or for a gang tied to one)",
     Reason.UNKNOWN_NODE: "no such node",
     Reason.REPEATED: "the same idempotency key was used before: it is the same job",
+    Reason.UNKNOWN_CHAIN: "no such chain of cells",
+    Reason.UNKNOWN_LEVEL: "the chain has no such level",
+    Reason.UNKNOWN_CELL: "the chain has no such cell",
+    Reason.UNKNOWN_CELL_TYPE: "no such cell type",
+    Reason.UNKNOWN_PIN: "no such pinned cell",
+    Reason.WRONG_FANOUT: "a cell has a number of children that its level does not have",
+    Reason.CELLS_NOT_FULL: "the nodes do not fill whole cells",
+    Reason.DUPLICATE_NODE: "a node is twice in one chain",
+    Reason.DUPLICATE_DEVICE: "a GPU is twice in one node",
+    Reason.DUPLICATE_NAME: "two cells have the same name or address",
+    Reason.DUPLICATE_PIN: "a pinned cell is named or owned twice",
+    Reason.OVERLAPPING_DEVICES: "a GPU of a node is in two chains",
+    Reason.OVERLAPPING_PINS: "one pinned cell is inside another",
+    Reason.INFEASIBLE: "the virtual clusters own more cells than there are",
+    Reason.WRONG_PLACE: "the key stands at the wrong place",
+    Reason.IGNORED_KEY: "this key means nothing here and is ignored",
     Reason.WAITS_FOR_GPUS: "not enough GPUs are free",
     Reason.WAITS_FOR_QUOTA: "its virtual cluster uses its whole quota",
     Reason.WAITS_BEHIND: "an earlier or more important job comes first",

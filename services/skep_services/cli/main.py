@@ -37,7 +37,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "resources": {
         "gpus": ("nodes", "every GPU and who holds it"),
         "node": ("nodes", "ls | drain | undrain"),
-        "vc": ("vcs", "ls | set: the virtual clusters and their quotas"),
+        "vc": ("vcs", "ls | set | check: the virtual clusters and their quotas"),
+        "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
     },
     "about": {
         "version": ("about", "print the version"),

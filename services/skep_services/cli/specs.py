@@ -42,10 +42,19 @@ class Document(NamedTuple):
 
 
 def read(name: str) -> list[Document]:
-    """Return the documents of a file, or of standard input for `-`.
+    """Return the documents of a file, at least one, or of standard input for `-`.
 
     Raises CommandError: exit code 2 where there is no such file, 1 where it cannot be parsed.
     """
+    documents = read_any(name)
+    if not documents:
+        source = "standard input" if name == "-" else name
+        raise CommandError(exits.FAILED, f"{source}: no job in it", "missing-key")
+    return documents
+
+
+def read_any(name: str) -> list[Document]:
+    """Return the documents of a file as `read` does; none for an empty one."""
     source = "standard input" if name == "-" else name
     try:
         if name == "-":
@@ -63,10 +72,7 @@ def read(name: str) -> list[Document]:
     except UnicodeDecodeError as error:
         text = f"{source}: not UTF-8 text: {error.reason} at byte {error.start}"
         raise CommandError(exits.FAILED, text, "not-json") from None
-    documents = parse(text, source)
-    if not documents:
-        raise CommandError(exits.FAILED, f"{source}: no job in it", "missing-key")
-    return documents
+    return parse(text, source)
 
 
 def parse(text: str, source: str) -> list[Document]:

@@ -15,18 +15,23 @@ SHAPE = "vcs: {research: {gpus: 6}, production: {gpus: 2, jobs_max: 100}}"
 
 def options_vc(parser: ArgumentParser) -> None:
     """Add what `vc` takes."""
-    parser.add_argument("verb", choices=("ls", "set"), help="what to do")
+    parser.add_argument("verb", choices=("ls", "set", "check"), help="what to do")
     parser.add_argument("file", metavar="FILE", nargs="?", help=f"YAML or JSON, such as {SHAPE}")
 
 
 def run_vc(arguments: Namespace) -> int:
-    """List the virtual clusters, or replace them."""
+    """List the virtual clusters, replace them, or check a file of them."""
     if arguments.verb == "ls":
         if arguments.file:
             raise CommandError(exits.USAGE, "`skep vc ls` takes no file")
         return _list(arguments)
     if not arguments.file:
-        raise CommandError(exits.USAGE, f"skep vc set FILE, with content such as\n  {SHAPE}")
+        text = f"skep vc {arguments.verb} FILE, with content such as\n  {SHAPE}"
+        raise CommandError(exits.USAGE, text)
+    if arguments.verb == "check":
+        from skep_services.cli import clusters
+
+        return clusters.check(arguments)
     return _set(arguments)
 
 

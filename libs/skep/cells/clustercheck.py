@@ -1,0 +1,442 @@
+"""What is wrong with a cluster whose shape is right: each mistake with its path and what to do.
+
+A chain is checked on its own first. What refers to a chain with problems is not checked further,
+so that one mistake is told once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from skep.cells import feasible
+from skep.cells.hostlist import NODE_NAME
+from skep.cells.levels import (
+    cells_by_level,
+    devices_of,
+    gpus_by_level,
+    gpus_per_node,
+    level_names,
+)
+from skep.ids import is_token
+from skep.wire.cluster import JOBS_MAX, Chain, Cluster, VirtualCluster
+from skep.wire.parse import nearest
+from skep.wire.reasons import Reason
+from skep.wire.spec import Problem
+
+LEVELS_MAX = 16
+"""Levels of one chain: real clusters have five to seven."""
+NODES_MAX = 65_536
+"""Nodes of one chain: eight times the largest cluster that is measured."""
+GPUS_MAX = 1_000_000
+"""GPUs of one chain, and cells in one quota."""
+DEVICE_MAX = 1023
+WEIGHT_MAX = 1_000_000
+PROBLEMS_MAX = 100
+"""A file can have a thousand problems; the first hundred are enough to start mending."""
+
+NAME = re.compile(r"[^\s/](?:[^/]{0,126}[^\s/])?")
+"""What chains, levels, cells above nodes and pins may be called. `/` parts them in paths."""
+
+
+class Paths:
+    """Where in Skep's own cluster file each thing stands."""
+
+    def chain(self, chain: str) -> str:
+        """Return the path of a chain."""
+        return f"$.chains.{chain}"
+
+    def gpu(self, chain: str) -> str:
+        """Return the path of a chain's GPU type."""
+        return f"$.chains.{chain}.gpu"
+
+    def levels(self, chain: str) -> str:
+        """Return the path of a chain's levels."""
+        return f"$.chains.{chain}.levels"
+
+    def level(self, chain: str, level: str) -> str:
+        """Return the path of one level's fan-out."""
+        return f"$.chains.{chain}.levels.{level}"
+
+    def node_level(self, chain: str) -> str:
+        """Return the path of what says which level is a machine."""
+        return f"$.chains.{chain}.node"
+
+    def node(self, chain: str, position: int) -> str:
+        """Return the path of a node, given by its position in the chain."""
+        return f"$.chains.{chain}.nodes"
+
+    def devices(self, chain: str, position: int) -> str:
+        """Return the path of a node's GPU indices."""
+        return f"$.chains.{chain}.devices"
+
+    def name(self, chain: str, cell: str) -> str:
+        """Return the path of the name of a cell, given as `level/index`."""
+        return f"$.chains.{chain}.names.{cell}"
+
+    def pin(self, pin: str) -> str:
+        """Return the path of a pinned cell."""
+        return f"$.pinned.{pin}"
+
+    def vc(self, vc: str) -> str:
+        """Return the path of a virtual cluster."""
+        return f"$.vcs.{vc}"
+
+    def quota(self, vc: str, position: int, chain: str, level: str) -> str:
+        """Return the path of a quota, given by its position among the virtual cluster's."""
+        return f"$.vcs.{vc}.cells.{chain}/{level}"
+
+    def owned_pin(self, vc: str, position: int) -> str:
+        """Return the path of a pinned cell in a virtual cluster."""
+        return f"$.vcs.{vc}.pinned[{position}]"
+
+    def vcs(self) -> str:
+        """Return the path of the virtual clusters."""
+        return "$.vcs"
+
+
+def problem(path: str, reason: Reason, text: str, suggestion: str = "") -> Problem:
+    """Return a problem; a line shorter than by keywords."""
+    return Problem(path=path, reason=reason, text=text, suggestion=suggestion)
+
+
+def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
+    """Return everything that is wrong with a cluster, PROBLEMS_MAX at most; nothing: it is good."""
+    paths = paths or Paths()
+    found: list[Problem] = []
+    sound: list[str] = []
+    for name, chain in cluster.chains.items():
+        wrong = list(chain_problems(name, chain, paths))
+        found += wrong
+        if not wrong:
+            sound.append(name)
+    found += rest_problems(cluster, sound, paths, found)
+    return found[:PROBLEMS_MAX]
+
+
+def rest_problems(
+    cluster: Cluster, sound: Iterable[str], paths: Paths, found: Iterable[Problem]
+) -> list[Problem]:
+    """Return what is wrong beside each chain on its own. `sound` chains have no problems.
+
+    Feasibility is looked at once nothing else is wrong: `found` are the problems known before.
+    """
+    chains = {name: cluster.chains[name] for name in sound}
+    more = list(_shared_nodes(chains, paths))
+    more += _pins(cluster, chains, paths)
+    for name, vc in cluster.vcs.items():
+        more += _vc(cluster, name, vc, chains, paths)
+    more += _owners(cluster, paths)
+    if not more and not any(True for _ in found):
+        more += _infeasible(cluster, paths)
+    return more
+
+
+# --- one chain ------------------------------------------------------------------------------------
+
+
+def chain_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    """Yield what is wrong with one chain."""
+    if not is_name(name):
+        yield _bad_name(paths.chain(name), name, "a chain")
+    if not chain.gpu or not chain.gpu.isprintable():
+        text = "`gpu` must be the type of the chain's GPUs, as agents tell it"
+        yield problem(paths.gpu(name), Reason.BAD_VALUE, text)
+    wrong = list(_levels(name, chain, paths))
+    yield from wrong
+    wrong_nodes = list(_nodes(name, chain, paths))
+    yield from wrong_nodes
+    if wrong:
+        return
+    yield from _fill(name, chain, paths)
+    yield from _devices(name, chain, paths)
+    if not wrong_nodes:
+        yield from _names(name, chain, paths)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a chain, a level, a cell or a pin may be called so."""
+    return NAME.fullmatch(text) is not None and text.isprintable()
+
+
+def _bad_name(path: str, name: str, what: str) -> Problem:
+    text = f"{name!r} is no name for {what}: up to 128 printable characters without `/`"
+    return problem(path, Reason.BAD_VALUE, text)
+
+
+def _levels(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    if not 1 <= len(chain.levels) <= LEVELS_MAX:
+        text = f"a chain has 1 to {LEVELS_MAX} levels above one GPU, not {len(chain.levels)}"
+        yield problem(paths.levels(name), Reason.BAD_VALUE, text,
+                      "the smallest chain: levels: {node: 4}")  # fmt: skip
+    if not is_name(chain.leaf):
+        yield _bad_name(f"{paths.chain(name)}.leaf", chain.leaf, "a level")
+    seen = {chain.leaf: True}
+    size = 1
+    for level in chain.levels:
+        here = paths.level(name, level.name)
+        if not is_name(level.name):
+            yield _bad_name(here, level.name, "a level")
+        if level.name in seen:
+            text = f"the chain has two levels called {level.name!r}"
+            hint = f"`{chain.leaf}` is one GPU" if level.name == chain.leaf else ""
+            yield problem(here, Reason.DUPLICATE_NAME, text, hint)
+        seen[level.name] = True
+        if level.fanout < 1:
+            text = f"a {level.name} is made of {level.fanout} cells of the level below"
+            yield problem(here, Reason.WRONG_FANOUT, text, "give a number of 1 or more")
+        size *= max(1, level.fanout)
+    if size > GPUS_MAX:
+        text = f"one top cell would have {size} GPUs; at most {GPUS_MAX}"
+        yield problem(paths.levels(name), Reason.WRONG_FANOUT, text)
+    above = [level.name for level in chain.levels]
+    if chain.levels and chain.node_level not in above:
+        text = f"no level {chain.node_level!r} to be one machine; there are {', '.join(above)}"
+        hint = nearest(chain.node_level, above) or "name the level that is one machine by `node`"
+        yield problem(paths.node_level(name), Reason.UNKNOWN_LEVEL, text, hint)
+
+
+def _nodes(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    if not 1 <= len(chain.nodes) <= NODES_MAX:
+        text = f"a chain has 1 to {NODES_MAX} nodes, not {len(chain.nodes)}"
+        yield problem(paths.node(name, 0), Reason.CELLS_NOT_FULL, text)
+    seen: dict[str, int] = {}
+    for position, cell in enumerate(chain.nodes):
+        here = paths.node(name, position)
+        if cell.node in seen:
+            text = f"node {cell.node!r} is twice in chain {name!r}: as number {seen[cell.node]}"
+            yield problem(here, Reason.DUPLICATE_NODE, f"{text} and {position}, from 0")
+        elif not NODE_NAME.fullmatch(cell.node):
+            yield problem(here, Reason.BAD_VALUE, f"{cell.node!r} is no name for a node")
+        seen.setdefault(cell.node, position)
+
+
+def _fill(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    nodes = len(chain.nodes)
+    per_top = gpus_by_level(chain)[-1] // gpus_per_node(chain)
+    beyond = nodes % per_top
+    if beyond:
+        top = chain.levels[-1].name
+        text = f"{nodes} nodes do not fill cells of level {top!r}, which have {per_top} nodes each"
+        hint = f"add {per_top - beyond} or take {beyond} out"
+        yield problem(paths.node(name, nodes - beyond), Reason.CELLS_NOT_FULL, text, hint)
+    if nodes * gpus_per_node(chain) > GPUS_MAX:
+        text = f"the chain would have more than {GPUS_MAX} GPUs"
+        yield problem(paths.node(name, 0), Reason.BAD_VALUE, text)
+
+
+def _devices(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    wanted = gpus_per_node(chain)
+    for position, cell in enumerate(chain.nodes):
+        here = paths.devices(name, position)
+        if not cell.devices:
+            continue
+        if len(cell.devices) != wanted:
+            text = f"node {cell.node!r} has {len(cell.devices)} devices; the levels say {wanted}"
+            yield problem(here, Reason.WRONG_FANOUT, text)
+        twice = [str(device) for device, count in Counter(cell.devices).items() if count > 1]
+        if twice:
+            text = f"node {cell.node!r} has device {', '.join(twice)} more than once"
+            yield problem(here, Reason.DUPLICATE_DEVICE, text)
+        if not all(0 <= device <= DEVICE_MAX for device in cell.devices):
+            text = f"devices of node {cell.node!r} must be 0 to {DEVICE_MAX}"
+            yield problem(here, Reason.BAD_VALUE, text)
+
+
+def _names(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    levels = level_names(chain)
+    counts = dict(zip(levels, cells_by_level(chain), strict=True))
+    above = levels[levels.index(chain.node_level) + 1 :]
+    seen: dict[tuple[str, str], str] = {}
+    for cell, called in chain.names.items():
+        here = paths.name(name, cell)
+        level, _, index = cell.partition("/")
+        if level not in above:
+            text = f"{cell!r} is no cell above node level"
+            hint = nearest(level, list(above)) or "write level/index, such as rack/0"
+            yield problem(here, Reason.UNKNOWN_LEVEL, text, hint)
+        elif not (index.isascii() and index.isdecimal() and int(index) < counts[level]):
+            text = f"no cell {cell!r}: level {level!r} has cells 0 to {counts[level] - 1}"
+            yield problem(here, Reason.UNKNOWN_CELL, text)
+        elif not is_name(called) or called.isdecimal():
+            yield _bad_name(here, called, "a cell (and a number is its place, no name)")
+        elif (level, called) in seen:
+            text = f"two cells of level {level!r} are called {called!r}: {seen[level, called]}"
+            yield problem(here, Reason.DUPLICATE_NAME, f"{text} and {cell}")
+        seen.setdefault((level, called), cell)
+
+
+# --- what chains share ----------------------------------------------------------------------------
+
+
+def _shared_nodes(chains: dict[str, Chain], paths: Paths) -> Iterator[Problem]:
+    """Yield the nodes of two chains that share a GPU: a node may have two types, a GPU has one."""
+    seen: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, chain in chains.items():
+        for position, cell in enumerate(chain.nodes):
+            devices = devices_of(chain, position)
+            for other, others in seen.setdefault(cell.node, []):
+                both = sorted(dict.fromkeys(devices).keys() & dict.fromkeys(others).keys())
+                if both:
+                    text = (
+                        f"GPU {', '.join(map(str, both))} of node {cell.node!r} "
+                        f"is in chain {other!r} too"
+                    )
+                    hint = "a node of two chains needs `devices` in at least one of them"
+                    yield problem(
+                        paths.devices(name, position), Reason.OVERLAPPING_DEVICES, text, hint
+                    )
+            seen[cell.node].append((name, devices))
+
+
+def _pins(cluster: Cluster, chains: dict[str, Chain], paths: Paths) -> Iterator[Problem]:
+    """Yield what is wrong with pinned cells: unknown, the same, or one inside another."""
+    spans: list[tuple[str, int, int, str]] = []
+    for name, pin in cluster.pins.items():
+        here = paths.pin(name)
+        if not is_name(name):
+            yield _bad_name(here, name, "a pinned cell")
+        if pin.chain not in cluster.chains:
+            hint = nearest(pin.chain, list(cluster.chains))
+            yield problem(here, Reason.UNKNOWN_CHAIN, f"no chain {pin.chain!r}", hint)
+        if pin.chain not in chains:
+            continue
+        chain = chains[pin.chain]
+        levels = level_names(chain)
+        if pin.level not in levels:
+            yield _no_level(here, pin.chain, pin.level, levels)
+            continue
+        level = levels.index(pin.level)
+        count = cells_by_level(chain)[level]
+        if not 0 <= pin.index < count:
+            text = f"no cell {pin.index}: level {pin.level!r} of chain {pin.chain!r} has {count}"
+            yield problem(here, Reason.UNKNOWN_CELL, text, f"its cells are 0 to {count - 1}")
+            continue
+        size = gpus_by_level(chain)[level]
+        spans.append((pin.chain, pin.index * size, -size, name))
+    spans.sort()
+    last: tuple[str, int, int, str] | None = None
+    for span in spans:
+        if last and span[0] == last[0] and span[1] < last[1] - last[2]:
+            here, other = paths.pin(span[3]), last[3]
+            if span[1:3] == last[1:3] and cluster.pins[span[3]] == cluster.pins[other]:
+                text = f"the same cell is pinned as {other!r}"
+                yield problem(here, Reason.DUPLICATE_PIN, text, "give it one name")
+            else:
+                text = f"the cell is inside the pinned cell {other!r}"
+                yield problem(here, Reason.OVERLAPPING_PINS, text, "pin only one of them")
+        else:
+            last = span
+
+
+def _no_level(path: str, chain: str, level: str, levels: tuple[str, ...]) -> Problem:
+    text = f"chain {chain!r} has no level {level!r}; it has {', '.join(levels)}"
+    return problem(path, Reason.UNKNOWN_LEVEL, text, nearest(level, list(levels)))
+
+
+# --- virtual clusters -----------------------------------------------------------------------------
+
+
+def _vc(
+    cluster: Cluster, name: str, vc: VirtualCluster, chains: dict[str, Chain], paths: Paths
+) -> Iterator[Problem]:
+    here = paths.vc(name)
+    if not is_token(name):
+        text = f"{name!r} is no name for a virtual cluster (letters, digits, _, -; 63 at most)"
+        yield problem(here, Reason.BAD_VALUE, text)
+    for position, quota in enumerate(vc.cells):
+        at = paths.quota(name, position, quota.chain, quota.level)
+        if quota.chain not in cluster.chains:
+            hint = nearest(quota.chain, list(cluster.chains))
+            if not cluster.chains:
+                hint = "without `chains` give `gpus`; `skep cluster init` proposes chains"
+            yield problem(at, Reason.UNKNOWN_CHAIN, f"no chain {quota.chain!r}", hint)
+        elif quota.chain in chains and quota.level not in level_names(chains[quota.chain]):
+            yield _no_level(at, quota.chain, quota.level, level_names(chains[quota.chain]))
+        if not 0 <= quota.count <= GPUS_MAX:
+            text = f"{quota.count} cells; it must be 0 to {GPUS_MAX}"
+            yield problem(at, Reason.BAD_VALUE, text)
+    for key, value, most in (("gpus", vc.gpus, GPUS_MAX), ("jobs_max", vc.jobs_max, JOBS_MAX)):
+        if not 0 <= value <= most:
+            text = f"`{key}` is {value}; it must be 0 to {most}"
+            yield problem(f"{here}.{key}", Reason.BAD_VALUE, text)
+    if not (math.isfinite(vc.weight) and 0 < vc.weight <= WEIGHT_MAX):
+        text = f"`weight` is {vc.weight}; it must be more than 0, and at most {WEIGHT_MAX}"
+        yield problem(f"{here}.weight", Reason.BAD_VALUE, text)
+
+
+def _owners(cluster: Cluster, paths: Paths) -> Iterator[Problem]:
+    """Yield pinned cells that are owned twice or do not exist."""
+    owners: dict[str, str] = {}
+    for name, vc in cluster.vcs.items():
+        for position, pin in enumerate(vc.pinned):
+            here = paths.owned_pin(name, position)
+            if pin not in cluster.pins:
+                hint = nearest(pin, list(cluster.pins))
+                yield problem(here, Reason.UNKNOWN_PIN, f"no pinned cell {pin!r}", hint)
+            elif pin in owners:
+                who = "twice" if owners[pin] == name else f"by {owners[pin]!r} too"
+                text = f"the pinned cell {pin!r} is owned {who}"
+                yield problem(here, Reason.DUPLICATE_PIN, text, "a pinned cell has one owner")
+            owners.setdefault(pin, name)
+
+
+def _infeasible(cluster: Cluster, paths: Paths) -> Iterator[Problem]:
+    shorts = list(feasible.shortages(cluster))
+    for short in shorts:
+        owners = [
+            f"{name} {quota.count}"
+            for name, vc in cluster.vcs.items()
+            for quota in vc.cells
+            if (quota.chain, quota.level) == (short.chain, short.level)
+        ]
+        text = (
+            f"chain {short.chain!r}, level {short.level!r}: the virtual clusters own "
+            f"{short.wanted} cells ({', '.join(owners)}) where there are {short.there} "
+            f"after pinned and larger cells: {short.by} short"
+        )
+        hint = f"take {short.by} away, or add nodes"
+        yield problem(paths.vcs(), Reason.INFEASIBLE, text, hint)
+    if not shorts and cluster.chains and (by := feasible.gpus_short(cluster)):
+        wanted = sum(vc.gpus for vc in cluster.vcs.values())
+        text = (
+            f"the virtual clusters own {wanted} GPUs by `gpus` where there are {wanted - by} "
+            f"after `cells` and `pinned`: {by} short"
+        )
+        yield problem(paths.vcs(), Reason.INFEASIBLE, text, f"take {by} away, or add nodes")
+
+
+# --- what is allowed but hardly meant -------------------------------------------------------------
+
+
+def cluster_remarks(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
+    """Return what is no mistake by itself but probably one, of a cluster without problems."""
+    paths = paths or Paths()
+    found: list[Problem] = []
+    odd = [
+        (name, at, cell.node)
+        for name, chain in cluster.chains.items()
+        for at, cell in enumerate(chain.nodes)
+        if not is_token(cell.node)
+    ]
+    if odd:
+        nodes = list(dict.fromkeys(node for _, _, node in odd))
+        some = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        text = f"no agent can have this name: {some} (letters, digits, _, -; 63 at most)"
+        hint = "call nodes as their agents are called"
+        found.append(problem(paths.node(*odd[0][:2]), Reason.BAD_VALUE, text, hint))
+    owned = {pin: True for vc in cluster.vcs.values() for pin in vc.pinned}
+    for pin in cluster.pins:
+        if pin not in owned:
+            text = f"no virtual cluster owns the pinned cell {pin!r}"
+            found.append(problem(paths.pin(pin), Reason.UNKNOWN_PIN, text))
+    return found
+
+
+def assert_good(cluster: Cluster) -> Cluster:
+    """Return a cluster that this program made, after making sure that nothing is wrong with it."""
+    problems = cluster_problems(cluster)
+    assert not problems, problems
+    return cluster

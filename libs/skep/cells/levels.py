@@ -1,0 +1,47 @@
+"""The arithmetic of a chain: its levels by number, 0 for one GPU, and how large their cells are.
+
+All of it holds for chains without problems (`clustercheck`).
+"""
+
+from __future__ import annotations
+
+from skep.wire.cluster import Chain
+
+
+def level_names(chain: Chain) -> tuple[str, ...]:
+    """Return the levels' names from one GPU up."""
+    return (chain.leaf, *(level.name for level in chain.levels))
+
+
+def fanouts(chain: Chain) -> tuple[int, ...]:
+    """Return how many cells of the level below make one of each level; 1 for one GPU."""
+    return (1, *(level.fanout for level in chain.levels))
+
+
+def gpus_by_level(chain: Chain) -> tuple[int, ...]:
+    """Return the GPUs of one cell of each level."""
+    sizes = [1]
+    for level in chain.levels:
+        sizes.append(sizes[-1] * level.fanout)
+    return tuple(sizes)
+
+
+def node_level(chain: Chain) -> int:
+    """Return the number of the level that is one machine."""
+    return level_names(chain).index(chain.node_level)
+
+
+def gpus_per_node(chain: Chain) -> int:
+    """Return the GPUs of one node."""
+    return gpus_by_level(chain)[node_level(chain)]
+
+
+def cells_by_level(chain: Chain) -> tuple[int, ...]:
+    """Return how many cells of each level the chain has."""
+    gpus = gpus_per_node(chain) * len(chain.nodes)
+    return tuple(gpus // size for size in gpus_by_level(chain))
+
+
+def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
+    """Return the GPUs' indices of a node, given by its position, in the order of the tree."""
+    return chain.nodes[node].devices or tuple(range(gpus_per_node(chain)))

@@ -1,0 +1,324 @@
+"""`skep cluster`: the cluster file, proposed from what joined, checked, or imported."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from skep_services.cli import exits, render
+from skep_services.cli.exits import CommandError
+from skep_services.cli.options import Command, client_of, print_json, say
+from skep_services.cli.render import Column
+from skep_services.cli.show import problem_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skep.wire.cluster import Cluster
+    from skep.wire.node import NodeJoined
+    from skep.wire.spec import Problem
+    from skep_services.cli.specs import Document
+
+KEYS = ("version", "chains", "pinned", "vcs", "physicalCluster", "virtualClusters")
+
+BARE_HOSTS = re.compile(r"\[[^\"'\n]*[\w.-]\[\d")
+"""A host list without quotes between brackets, which YAML takes for a list in a list."""
+
+
+def options_cluster(parser: ArgumentParser) -> None:
+    """Add what `cluster` takes."""
+    parser.add_argument("verb", choices=("init", "check", "import"), help="what to do")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?",
+        help="check: a cluster file; import: a configuration of HiveD's; - is standard input",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help="where init and import write, if not here")
+
+
+def run_cluster(arguments: Namespace) -> int:
+    """Propose a cluster file, check one, or make one of a configuration of HiveD's."""
+    verb = arguments.verb
+    if verb == "init" and arguments.file:
+        raise CommandError(exits.USAGE, "`skep cluster init` takes no file but by --out")
+    if verb != "init" and not arguments.file:
+        raise CommandError(exits.USAGE, f"which file? (skep cluster {verb} FILE)")
+    if verb == "check" and arguments.out:
+        raise CommandError(exits.USAGE, "`skep cluster check` writes nothing: leave --out away")
+    if verb == "init":
+        return _init(arguments)
+    if verb == "import":
+        return _import(arguments)
+    return check(arguments)
+
+
+# --- init -----------------------------------------------------------------------------------------
+
+
+def _init(arguments: Namespace) -> int:
+    from skep.cells.propose import propose
+
+    inventory = _inventory(arguments)
+    if not inventory:
+        text = "no node with a GPU has joined (`skep node ls`, `skep doctor`)"
+        raise CommandError(exits.FAILED, text)
+    return _write(arguments, propose(inventory), [], explain=True)
+
+
+def _inventory(arguments: Namespace) -> list[NodeJoined]:
+    """Return the nodes in use and their GPUs, as the gateway knows them."""
+    from skep.wire.node import Gpu, NodeJoined
+
+    gpus: dict[str, list[Gpu]] = {}
+    for row in client_of(arguments).get("/v1/gpus")["gpus"]:
+        gpu = Gpu(index=row["index"], type=row["type"], memory=row["memory"])
+        gpus.setdefault(row["node"], []).append(gpu)
+    return [
+        NodeJoined(node=node, identity="", incarnation=1, address="", ports=(1, 1),
+                   gpus=tuple(each), cpus=0, memory=0)
+        for node, each in gpus.items()
+    ]  # fmt: skip
+
+
+# --- import ---------------------------------------------------------------------------------------
+
+
+def _import(arguments: Namespace) -> int:
+    from skep.cells.hived import import_hived
+
+    document = _document(arguments.file)
+    read = import_hived(document.tree)
+    if isinstance(read, list):
+        _refuse(document, read, "nothing was imported, because the configuration is wrong:")
+    cluster, warnings = read
+    return _write(arguments, cluster, [_told(document, one) for one in warnings])
+
+
+def _write(
+    arguments: Namespace, cluster: Cluster, warnings: list[dict[str, Any]], *, explain: bool = False
+) -> int:
+    import msgspec
+
+    from skep.cells.clustertext import to_yaml
+
+    text = to_yaml(cluster, explain=explain)
+    if arguments.out:
+        try:
+            with open(arguments.out, "x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            told = f"{arguments.out} is there already; name another file"
+            raise CommandError(exits.FAILED, told) from None
+        except OSError as error:
+            raise CommandError(exits.FAILED, f"{arguments.out}: {error.strerror}") from None
+    if arguments.json:
+        print_json({"yaml": text, "cluster": msgspec.to_builtins(cluster), "warnings": warnings})
+        return exits.OK
+    _warn(warnings)
+    if arguments.out:
+        say(f"written to {arguments.out}; next: skep cluster check {arguments.out}")
+    else:
+        print(text, end="")
+    return exits.OK
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+def check(arguments: Namespace) -> int:
+    """Say everything that is wrong with a cluster file, or what it comes to.
+
+    A file without chains is measured by the nodes that have joined, if a cluster can be asked.
+    """
+    from skep.cells.clustercheck import cluster_remarks
+    from skep.cells.clusterfile import parse_cluster
+
+    document = _document(arguments.file)
+    tree = document.tree
+    if arguments.verb == "check" and isinstance(tree, dict) and not _has_keys(tree):
+        # The short form that `skep vc set` takes too: virtual clusters and nothing around them.
+        tree = {"vcs": tree}
+    read = parse_cluster(tree)
+    if isinstance(read, list):
+        _refuse(document, read, f"{document.source} is wrong:")
+    cluster, warnings = read, [_told(document, one) for one in cluster_remarks(read)]
+    if not cluster.chains:
+        cluster = _with_nodes(arguments, document, cluster, warnings)
+    report = _report(cluster)
+    if arguments.json:
+        print_json({"ok": True, **report, "warnings": warnings})
+        return exits.OK
+    _warn(warnings)
+    _show(report)
+    return exits.OK
+
+
+def _has_keys(tree: dict[Any, Any]) -> bool:
+    return not tree or any(key in tree for key in KEYS)
+
+
+def _with_nodes(
+    arguments: Namespace, document: Document, cluster: Cluster, warnings: list[dict[str, Any]]
+) -> Cluster:
+    """Return the cluster with chains of what joined; CommandError when that is too little."""
+    from skep.cells.clustercheck import problem
+    from skep.cells.propose import resolve
+    from skep.wire.reasons import Reason
+
+    try:
+        inventory = _inventory(arguments)
+    except CommandError as error:
+        if error.code != exits.UNREACHABLE:
+            raise
+        text = "no chains in the file, and no cluster to ask for its nodes: quotas are not checked"
+        one = problem("$.chains", Reason.MISSING_KEY, text)
+        warnings.append(_told(document, one))
+        return cluster
+    there = sum(len(node.gpus) for node in inventory)
+    wanted = sum(vc.gpus for vc in cluster.vcs.values())
+    if wanted > there:
+        text = (
+            f"the virtual clusters own {wanted} GPUs; {there} have joined: {wanted - there} short"
+        )
+        one = problem("$.vcs", Reason.INFEASIBLE, text, "take some away, or add nodes")
+        _refuse(document, [one], f"{document.source} is wrong:")
+    return resolve(cluster, inventory)
+
+
+def _report(cluster: Cluster) -> dict[str, Any]:
+    """Return what a good cluster comes to: cells there, owned and left by level, and by owner."""
+    from skep.cells.feasible import stocks
+    from skep.cells.levels import cells_by_level, level_names
+    from skep.cells.propose import resolve
+
+    resolved = resolve(cluster, ()) if cluster.chains else cluster
+    chains: dict[str, Any] = {}
+    for name, stock in stocks(resolved).items():
+        chain = cluster.chains[name]
+        counts = cells_by_level(chain)
+        chains[name] = {
+            "gpu": chain.gpu,
+            "nodes": len(chain.nodes),
+            "gpus": counts[0],
+            "levels": [
+                {"level": level, "cells": counts[at], "owned": stock.taken[at],
+                 "left": stock.usable(at)}
+                for at, level in enumerate(level_names(chain))
+            ],
+        }  # fmt: skip
+    vcs = {
+        name: {
+            "gpus": _gpus(resolved, name),
+            "cells": {f"{one.chain}/{one.level}": one.count for one in vc.cells},
+            "pinned": list(vc.pinned),
+            "weight": vc.weight,
+            "jobs_max": vc.jobs_max,
+        }
+        for name, vc in resolved.vcs.items()
+    }
+    return {"chains": chains, "vcs": vcs}
+
+
+def _gpus(cluster: Cluster, vc: str) -> int:
+    """Return the GPUs of all cells that a virtual cluster owns."""
+    from skep.cells.levels import gpus_by_level, level_names
+
+    one = cluster.vcs[vc]
+    cells = [(quota.chain, quota.level, quota.count) for quota in one.cells]
+    pins = [cluster.pins[pin] for pin in one.pinned]
+    cells += [(pin.chain, pin.level, 1) for pin in pins]
+    total = one.gpus
+    for name, level, count in cells:
+        chain = cluster.chains[name]
+        total += count * gpus_by_level(chain)[level_names(chain).index(level)]
+    return total
+
+
+def _show(report: dict[str, Any]) -> None:
+    rows = [
+        (name, chain["gpu"], one)
+        for name, chain in report["chains"].items()
+        for one in reversed(chain["levels"])
+    ]
+    if rows:
+        render.show_table(
+            [
+                Column("CHAIN", [name for name, _, _ in rows]),
+                Column("GPU", [gpu for _, gpu, _ in rows], drop=1),
+                Column("LEVEL", [one["level"] for _, _, one in rows]),
+                Column("CELLS", [str(one["cells"]) for _, _, one in rows], right=True),
+                Column("OWNED", [str(one["owned"]) for _, _, one in rows], right=True),
+                Column("LEFT", [str(one["left"]) for _, _, one in rows], right=True),
+            ]
+        )
+        print()
+    vcs = report["vcs"]
+    if vcs:
+        cells = [
+            " ".join([*(f"{count}×{cell}" for cell, count in vc["cells"].items()), *vc["pinned"]])
+            for vc in vcs.values()
+        ]
+        render.show_table(
+            [
+                Column("VC", list(vcs)),
+                Column("GPUS", [str(vc["gpus"]) for vc in vcs.values()], right=True),
+                Column("WEIGHT", [f"{vc['weight']:g}" for vc in vcs.values()], right=True, drop=1),
+                Column("CELLS", [text or "-" for text in cells], narrow=20),
+            ]
+        )
+    gpus = sum(chain["gpus"] for chain in report["chains"].values())
+    owned = sum(vc["gpus"] for vc in vcs.values())
+    of = f"{owned} of {render.plural(gpus, 'GPU')}" if rows else render.plural(owned, "GPU")
+    say(f"no mistake: {of} owned")
+
+
+# --- what they share ------------------------------------------------------------------------------
+
+
+def _document(name: str) -> Document:
+    """Return the one document of a file; an empty one is a document without anything."""
+    from skep_services.cli import specs
+
+    try:
+        documents = specs.read_any(name)
+    except CommandError as error:
+        if error.error["reason"] == "not-json" and _bare_hosts(name):
+            hint = 'between brackets a host list needs quotes: nodes: ["a-[1-8]", b1]'
+            raise CommandError(error.code, f"{error.text}\n  {hint}", "not-json") from None
+        raise
+    if len(documents) > 1:
+        raise CommandError(exits.USAGE, f"{name} holds {len(documents)} documents, not 1")
+    source = "standard input" if name == "-" else name
+    return documents[0] if documents else specs.Document(source, None, {})
+
+
+def _bare_hosts(name: str) -> bool:
+    if name == "-":
+        return False
+    with open(name, encoding="utf-8", errors="replace") as file:
+        return any(BARE_HOSTS.search(line) for line in file)
+
+
+def _told(document: Document, one: Problem) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "reason": str(one.reason),
+        "text": one.text,
+        "suggestion": one.suggestion,
+        "where": document.where(one.path),
+    }
+
+
+def _refuse(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+    told = [_told(document, one) for one in problems]
+    lines = [f"{one['where']}: {problem_text(one)}" for one in told]
+    text = "\n  ".join([head, *lines])
+    raise CommandError(exits.FAILED, text, told[0]["reason"], problems=told)
+
+
+def _warn(warnings: Sequence[dict[str, Any]]) -> None:
+    for one in warnings:
+        say(f"{one['where']}: {problem_text(one)}")
+
+
+COMMANDS = {"cluster": Command(options_cluster, run_cluster)}
