@@ -24,7 +24,8 @@ from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.base import Record, Send
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import SetVcs, VcConfig
+from skep.wire.admin import SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts
 from skep.wire.commands import BindJob
 from skep.wire.facts import Admitted, AllocatorFact
@@ -50,7 +51,7 @@ SPEC = JobSpec(name="train", vc="ml", command=("/bin/true",), resources=Resource
 
 def history(machine: AllocatorMachine, running: int) -> Iterator[Any]:
     """Yield the facts of jobs that come and go without end, `running` of them at any time."""
-    yield from _facts(machine, SetVcs(vcs={"ml": VcConfig(gpus=512)}))
+    yield from _facts(machine, SetVcs(vcs={"ml": VirtualCluster(gpus=512)}))
     yield from _facts(machine, NODE)
     job = 0
     while True:

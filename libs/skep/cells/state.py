@@ -6,7 +6,7 @@ same calls in the same order always lead to the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
@@ -324,20 +324,24 @@ class Cells:
     def set_bad(self, node: str, devices: Sequence[int] | None, *, bad: bool) -> None:
         """Note that GPUs of a node (None: all of them, in every chain) are bad or healthy."""
         for chain in self.chains.values():
-            shape = chain.topology
-            index = shape.node_index.get(node)
-            if index is None:
-                continue
-            leaves: Sequence[int] = shape.span(shape.node_level, index)
-            if devices is not None:
-                leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
-            if bad:
-                self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
-            else:
-                for leaf in leaves:
-                    self._ill.pop((shape.name, leaf), None)
-                leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
-            chain.set_bad(leaves, bad=bad)
+            index = chain.topology.node_index.get(node)
+            if index is not None:
+                self._set_bad(chain, index, devices, bad=bad)
+
+    def _set_bad(
+        self, chain: ChainState, index: int, devices: Sequence[int] | None, *, bad: bool
+    ) -> None:
+        shape = chain.topology
+        leaves: Sequence[int] = shape.span(shape.node_level, index)
+        if devices is not None:
+            leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
+        if bad:
+            self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
+        else:
+            for leaf in leaves:
+                self._ill.pop((shape.name, leaf), None)
+            leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
+        if chain.set_bad(leaves, bad=bad):
             chain.settle()
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
@@ -354,6 +358,17 @@ class Cells:
         if found is not None:
             self.chains[found[0]].set_bad([found[1]], bad=True)
             self.astray.setdefault(job, {}).setdefault(found[0], []).append(found[1])
+
+    def set_health(self, node: str, bad: Callable[[int, str], bool]) -> None:
+        """Note which GPUs of a node are bad, asked by device index and type, in every chain."""
+        for chain in self.chains.values():
+            shape = chain.topology
+            index = shape.node_index.get(node)
+            if index is not None:
+                devices = [shape.device(leaf) for leaf in shape.span(shape.node_level, index)]
+                ill = [device for device in devices if bad(device, shape.gpu)]
+                self._set_bad(chain, index, ill, bad=True)
+                self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
     def note_ill(self, node: str, device: int) -> None:
         """Take over that a GPU is bad, without settling who bears it: that is known already."""

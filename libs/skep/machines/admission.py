@@ -21,7 +21,8 @@ from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
@@ -62,7 +63,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
 
     epoch: int
     last_sequence: int
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
 
@@ -97,7 +98,7 @@ class AdmissionMachine:
     def __init__(self) -> None:
         """Start without tenants, hardware or jobs."""
         self.epoch = 0
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.nodes: dict[str, NodeSeen] = {}
         self.active: dict[str, ActiveJob] = {}
         self.keys: dict[tuple[str, str], str] = {}

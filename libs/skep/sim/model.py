@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from skep.ids import job_sequence
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.facts import (
     Admitted,
@@ -67,7 +67,7 @@ class AdmissionModel:
         self.cancelled: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.nodes: dict[str, NodeSeen] = {}
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self._allocator = allocator
 
@@ -152,7 +152,7 @@ class AllocatorModel:
         self.jobs: dict[str, ModelJob] = {}
         self.ended: dict[str, JobEnded] = {}
         self.nodes: dict[str, ModelNode] = {}
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.gpus: dict[Key, Key] = {}
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}

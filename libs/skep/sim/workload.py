@@ -15,7 +15,8 @@ from skep.sim.processes import KINDS
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.wire import codec, subjects
-from skep.wire.admin import JOBS_MAX, DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.cluster import JOBS_MAX, VirtualCluster
 from skep.wire.verdict import Verdict
 
 VCS = ("nlp", "vision", "lab")
@@ -232,7 +233,7 @@ class People:
         """Publish the virtual clusters."""
         gpus = (16, 12, 8) if generous else (self._rng.randrange(1, 8), 4, 2)
         jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
-        vcs = {vc: VcConfig(gpus=quota, jobs_max=jobs_max)
+        vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max)
                for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
         self._admin("vcs", SetVcs(vcs=vcs))
 

@@ -13,7 +13,7 @@ import msgspec
 
 from skep.cells.nodes import Holding, NodeState
 from skep.machines.allocator.jobs import JobState, State
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import VirtualCluster
 from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     epoch: int
     order: int
     last_queued: int
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
     queues: tuple[tuple[str, bool], ...]
     used: tuple[tuple[str, int], ...]
 

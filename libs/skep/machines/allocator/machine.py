@@ -24,8 +24,9 @@ from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.queue import JobQueue
 from skep.units import Instant
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import QueueAdvice
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
@@ -71,7 +72,7 @@ class AllocatorMachine:
         self.epoch = 0
         self.order = 0
         self.last_queued = 0
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.nodes: dict[str, NodeState] = {}
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
