@@ -30,7 +30,7 @@ from skep.wire.spec import Problem
 TOP_IGNORED = {
     "kubeApiServerAddress": "Skep needs no Kubernetes",
     "kubeConfigFilePath": "Skep needs no Kubernetes",
-    "webServerAddress": "`skep up --listen` says where the gateway listens",
+    "webServerAddress": "`skep up` says where the gateway listens",
     "forcePodBindThreshold": "a binding is final here",
     "waitingPodSchedulingBlockMilliSec": "the queue keeps its order without it",
 }
