@@ -321,6 +321,12 @@ def test_one_wrong_level_is_told_of_each_cell_it_does_not_fit() -> None:
     ]
 
 
+def test_cells_stand_above_nodes() -> None:
+    tree = {"chains": {"c": {"gpu": "g", "levels": {"node": 2}, "cells": {"r1": "a"}}}}
+    (found,) = problems(tree)
+    assert (found.path, found.suggestion) == ("$.chains.c.cells", "list them under `nodes`")
+
+
 def test_what_is_no_object_at_all() -> None:
     for tree, text in [(None, "not null"), ([1], "not a list"), ({3: 1}, "must be text")]:
         assert text in problems(tree)[0].text

@@ -446,10 +446,3 @@ def cluster_remarks(cluster: Cluster, paths: Paths | None = None) -> list[Proble
             text = f"no virtual cluster owns the pinned cell {pin!r}"
             found.append(problem(paths.pin(pin), Reason.UNKNOWN_PIN, text))
     return found
-
-
-def assert_good(cluster: Cluster) -> Cluster:
-    """Return a cluster that this program made, after making sure that nothing is wrong with it."""
-    problems = cluster_problems(cluster)
-    assert not problems, problems
-    return cluster

@@ -9,6 +9,7 @@ later is a problem with its path.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from skep.cells.clustercheck import (
@@ -196,10 +197,12 @@ class _Importer(TypeReader):
             return False
         chain = self.chains.setdefault(str(kind), _Chain(shape))
         before = len(self.problems)
-        if len(chain.nodes) < NODES_MAX:
+        gpus = (chain.counts[0] + 1) * math.prod(shape.fanouts)
+        if len(chain.nodes) < NODES_MAX and gpus <= GPUS_MAX:
             self.cell(chain, 0, value, at, path, "")
         else:
-            self.add(path, Reason.TOO_LARGE, f"more than {NODES_MAX} nodes in one chain")
+            text = f"more than {NODES_MAX} nodes or {GPUS_MAX} GPUs in one chain"
+            self.add(path, Reason.TOO_LARGE, text)
         if len(self.problems) > before:
             self.unsound[str(kind)] = True
         return True

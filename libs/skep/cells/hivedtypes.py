@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from skep.cells.clustercheck import GPUS_MAX, LEVELS_MAX, problem
@@ -159,5 +160,9 @@ class TypeReader:
             return None
         if len(types) > LEVELS_MAX + 1:
             self.add(here, Reason.BAD_VALUE, f"more than {LEVELS_MAX} levels")
+            return None
+        if (size := math.prod(fanouts)) > GPUS_MAX:
+            text = f"one {top} would have {size} GPUs; at most {GPUS_MAX}"
+            self.add(here, Reason.WRONG_FANOUT, text)
             return None
         return Shape(tuple(types), tuple(fanouts), nodes[0])
