@@ -1,0 +1,358 @@
+"""One chain's whole state: free cells, bound cells, who uses which GPU, and what is bad.
+
+Every change keeps the counts and indexes of `Forest`, of the pools and of the nodes in step; none
+costs more than the GPUs it is about times the number of levels, apart from splitting and merging,
+which cost the children of the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from skep.cells.forest import Draft, Forest, Index
+from skep.cells.holds import FREE, Hold, Spot
+from skep.cells.pools import Pool, VCell
+from skep.cells.topology import Topology
+
+OPEN, SPLIT, OWNED = 0, 1, 2
+"""What a node is: part of a free cell, partly bound below node level, part of a bound cell."""
+
+
+class ChainState:
+    """Cells of one chain. Callers name cells by level and index, and GPUs by leaf."""
+
+    def __init__(self, topology: Topology) -> None:
+        """Start with everything free."""
+        self.topology = topology
+        self.forest = Forest(topology)
+        self.bound: list[dict[int, VCell]] = [{} for _ in topology.levels]
+        self.pools: dict[tuple[str, str], Pool] = {}
+        """By VC and name of the pin; the VC's own cells have no pin."""
+        self.user: list[Hold | None] = [None] * topology.leaves
+        self.claim: dict[int, Hold] = {}
+        self.bad: Index = {}
+        self.doomed: dict[VCell, None] = {}
+        self.kind = bytearray(topology.count[topology.node_level])
+        self.crowd: tuple[dict[int, Index], ...] = ({}, {}, {})
+        """Split and owned nodes by their idle GPUs (open ones are found through free cells)."""
+        self.by_idle = [
+            [[0] * (topology.node_size + 1) for _ in range(count)]
+            if level > topology.node_level
+            else []
+            for level, count in enumerate(topology.count)
+        ]
+        """For each cell above node level: how many of its nodes have so many idle GPUs."""
+        for level in range(topology.node_level + 1, topology.top + 1):
+            for counts in self.by_idle[level]:
+                counts[-1] = topology.size[level] // topology.node_size
+
+    def add_pool(self, pool: Pool) -> None:
+        """Let a VC own cells here."""
+        self.pools[pool.vc, pool.pin] = pool
+        for level, count in enumerate(pool.total):
+            self.forest.owed[level] += count
+
+    # --- leaves --------------------------------------------------------------------------------
+
+    def priority(self, leaf: int) -> int:
+        """Return the priority that holds a leaf against others: its claimer's before its user's."""
+        claim = self.claim.get(leaf)
+        if claim is not None:
+            return claim.priority
+        user = self.user[leaf]
+        return FREE if user is None else user.priority
+
+    def idle(self, leaf: int) -> bool:
+        """Return whether nobody uses or claims a leaf and it is not bad."""
+        return self.user[leaf] is None and leaf not in self.claim and leaf not in self.bad
+
+    def cell_of(self, leaf: int) -> VCell | None:
+        """Return the bound cell that a leaf is in."""
+        for level in range(1, self.topology.top + 1):
+            cell = self.bound[level].get(leaf // self.topology.size[level])
+            if cell is not None:
+                return cell
+        return None
+
+    def use(self, hold: Hold, spot: Spot) -> None:
+        """Give a worker its leaves, binding the cell that covers them where that is not done."""
+        cell = self._cover(hold, spot)
+        turned: list[int] = []
+        firm: list[int] = []
+        for leaf in spot.leaves:
+            assert self.user[leaf] is None, (leaf, hold.job)
+            claimed = self.claim.pop(leaf, None)
+            assert claimed in (None, hold), (leaf, hold.job)
+            self.user[leaf] = hold
+            if claimed is None:
+                (turned if leaf not in self.bad else []).append(leaf)
+                if cell is not None:
+                    cell.used += 1
+        if cell is not None:
+            firm = turned
+        self._change(turned, firm, 1)
+
+    def reserve(self, hold: Hold, spot: Spot) -> None:
+        """Claim a worker's leaves, idle or not, for when their users are gone."""
+        cell = self._cover(hold, spot)
+        assert cell is not None, hold.job
+        for leaf in spot.leaves:
+            assert leaf not in self.claim, (leaf, hold.job)
+        turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
+        firm = [leaf for leaf in spot.leaves if leaf not in self.bad and not self._firm(leaf)]
+        for leaf in spot.leaves:
+            self.claim[leaf] = hold
+        cell.used += len(spot.leaves)
+        self._change(turned, firm, 1)
+
+    def unclaim(self, spot: Spot) -> None:
+        """Take a claim back; who used the leaves goes on as if it had never been."""
+        cell = self.cell_of(spot.leaves[0])
+        assert cell is not None, spot
+        for leaf in spot.leaves:
+            del self.claim[leaf]
+        turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
+        firm = [leaf for leaf in spot.leaves if leaf not in self.bad and not self._firm(leaf)]
+        self._change(turned, firm, -1)
+        self._unused(cell, len(spot.leaves))
+
+    def leave(self, leaves: Iterable[int], hold: Hold) -> None:
+        """Free leaves of one node that a hold uses; cells that nobody needs any more go back."""
+        gone = [leaf for leaf in leaves if self.user[leaf] is hold]
+        if not gone:
+            return
+        cell = self.cell_of(gone[0]) if hold.guaranteed else None
+        for leaf in gone:
+            self.user[leaf] = None
+        turned = [leaf for leaf in gone if self.idle(leaf)]
+        self._change(turned, turned if hold.guaranteed else (), -1)
+        if cell is not None:
+            self._unused(cell, len(gone))
+
+    def regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
+        """Turn a hold guaranteed or opportunistic where it is: same leaves, other levels."""
+        for spot in hold.spots:
+            self.leave(spot.leaves, hold)
+        hold.priority, hold.spots = priority, tuple(spots)
+        for spot in spots:
+            self.use(hold, spot)
+
+    def _firm(self, leaf: int) -> bool:
+        """Return whether a leaf counts as firm: bad, claimed, or in guaranteed use."""
+        user = self.user[leaf]
+        used = user is not None and user.guaranteed
+        return used or leaf in self.claim or leaf in self.bad
+
+    # --- health --------------------------------------------------------------------------------
+
+    def set_bad(self, leaves: Sequence[int], *, bad: bool) -> None:
+        """Note that leaves of one node turned bad or healed. `settle` says who has to bear it."""
+        changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
+        if not changed:
+            return
+        if not bad:
+            for leaf in changed:
+                del self.bad[leaf]
+        busy = [leaf for leaf in changed if self.idle(leaf)]
+        firm = [leaf for leaf in changed if not self._firm(leaf)]
+        if bad:
+            self.bad.update(dict.fromkeys(changed))
+        self._change(busy, firm, 1 if bad else -1)
+
+    def settle(self) -> None:
+        """Have VCs bear the bad hardware that is not avoidable, and none that is.
+
+        Where the healthy free cells cannot serve all that is owed, the VC with most unbound cells
+        of that level gets a bad one bound; it stays with that VC until there are enough again.
+        """
+        if self.bad or self.doomed:
+            for cell in [cell for cell in self.doomed if not cell.used]:
+                self._unbind(cell)
+                if any(self.forest.deficits()):
+                    self._bind(cell.pool, cell.level, cell.index, doomed=True)
+            short = self.forest.deficits()
+            while any(short):
+                level = max(level for level, count in enumerate(short) if count)
+                if not self._doom(level):
+                    return
+                short = self.forest.deficits()
+
+    def doom(self, vc: str, level: int, index: int) -> None:
+        """Bind a bad cell to a VC that has to bear it, as `settle` once decided."""
+        self._bind(self.pools[vc, ""], level, index, doomed=True)
+
+    def _doom(self, level: int) -> bool:
+        pools = [pool for pool in self.pools.values() if pool.left[level]]
+        worst = max(pools, key=lambda pool: (pool.left[level], pool.vc), default=None)
+        if worst is None:
+            return False
+        firm, shape = self.forest.firm[level], self.topology
+        for high in range(level, shape.top + 1):
+            for free in self.forest.ill[high]:
+                inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
+                for cell in sorted(inside, key=firm.__getitem__):
+                    if Draft(self.forest).take(level, cell):
+                        self._bind(worst, level, cell, doomed=True)
+                        return True
+        return False
+
+    # --- cells ---------------------------------------------------------------------------------
+
+    def pin(self, pool: Pool, level: int, index: int) -> None:
+        """Give a pinned cell to its pool for good."""
+        self.forest.owed[level] += 1
+        pool.total[level] = pool.left[level] = 1
+        self._bind(pool, level, index)
+
+    def _cover(self, hold: Hold, spot: Spot) -> VCell | None:
+        """Return the bound cell that covers a guaranteed worker; bind it if it is not yet."""
+        if not spot.level:
+            return None
+        index = self.topology.up(spot.leaves[0], spot.level)
+        pool = self.pools[hold.vc, hold.pin]
+        cell = self.bound[spot.level].get(index)
+        if cell is None:
+            cell = self._bind(pool, spot.level, index)
+        assert cell.pool is pool, f"{hold.job}: {self.topology.address(spot.level, index)}"
+        return cell
+
+    def _bind(self, pool: Pool, level: int, index: int, *, doomed: bool = False) -> VCell:
+        assert pool.left[level] > 0, f"{pool.vc} has no cell of level {level} left"
+        shape = self.topology
+        self.forest.take(level, index)
+        self.forest.owed[level] -= 1
+        pool.left[level] -= 1
+        cell = self.bound[level][index] = pool.bound[level, index] = VCell(pool, level, index)
+        if doomed:
+            cell.doomed = True
+            self.doomed[cell] = None
+        if level < shape.node_level:
+            node = shape.within(level, index, 1).start // shape.node_size
+            if self.kind[node] == OPEN:
+                self._turn(node, SPLIT)
+            pool.enter(self.forest, level, index)
+        else:
+            for node in shape.within(level, index, shape.node_level):
+                self._turn(node, OWNED)
+                pool.enter(self.forest, shape.node_level, node)
+        return cell
+
+    def _unused(self, cell: VCell, count: int) -> None:
+        cell.used -= count
+        assert cell.used >= 0, (cell.level, cell.index)
+        if not cell.used and not cell.pool.pin:
+            self._unbind(cell)
+
+    def _unbind(self, cell: VCell) -> None:
+        shape, level, index, pool = self.topology, cell.level, cell.index, cell.pool
+        del self.bound[level][index], pool.bound[level, index]
+        self.doomed.pop(cell, None)
+        pool.left[level] += 1
+        self.forest.owed[level] += 1
+        nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()
+        if level < shape.node_level:
+            pool.leave(self.forest, level, index)
+        for node in nodes:
+            pool.leave(self.forest, shape.node_level, node)
+            self._turn(node, OPEN)
+        self.forest.give(level, index)
+        if level < shape.node_level:
+            node = shape.span(level, index).start // shape.node_size
+            if self.forest.enclosing(shape.node_level, node):
+                self._turn(node, OPEN)
+
+    def _turn(self, node: int, kind: int) -> None:
+        idle = self.topology.node_size - self.forest.busy[self.topology.node_level][node]
+        if self.kind[node] != OPEN:
+            _drop(self.crowd[self.kind[node]], idle, node)
+        self.kind[node] = kind
+        if kind != OPEN:
+            self.crowd[kind].setdefault(idle, {})[node] = None
+
+    # --- counts --------------------------------------------------------------------------------
+
+    def _change(self, busy: Sequence[int], firm: Sequence[int], sign: int) -> None:
+        """Change the counts for leaves of one node, with every index that depends on them."""
+        leaves = dict.fromkeys((*busy, *firm))
+        if not leaves:
+            return
+        shape, forest = self.topology, self.forest
+        level = shape.node_level
+        node = next(iter(leaves)) // shape.node_size
+        regions = self._regions(node, leaves)
+        before = shape.node_size - forest.busy[level][node]
+        for at, index, pool in regions:
+            if pool is None:
+                forest.detach(at, index)
+            else:
+                pool.leave(forest, at, index)
+        turned, hardened = set(busy), set(firm)
+        for leaf in leaves:
+            hard = sign if leaf in hardened else 0
+            free = self._free_level(leaf, regions) if hard else 0
+            if free and hard > 0:
+                forest.health(free, shape.up(leaf, free), leaf, bad=True)
+            forest.count(leaf, sign if leaf in turned else 0, hard)
+            if free and hard < 0:
+                forest.health(free, shape.up(leaf, free), leaf, bad=False)
+        for at, index, pool in regions:
+            if pool is None:
+                forest.attach(at, index)
+            else:
+                pool.enter(forest, at, index)
+        after = shape.node_size - forest.busy[level][node]
+        if before != after:
+            self._moved(node, before, after)
+
+    def _free_level(self, leaf: int, regions: list[tuple[int, int, Pool | None]]) -> int:
+        """Return the level of the free cell among these that contains a leaf, 0 if none does."""
+        for level, index, pool in regions:
+            if self.topology.up(leaf, level) == index:
+                return level if pool is None else 0
+        raise AssertionError(leaf)
+
+    def _moved(self, node: int, before: int, after: int) -> None:
+        shape = self.topology
+        if self.kind[node] != OPEN:
+            crowd = self.crowd[self.kind[node]]
+            _drop(crowd, before, node)
+            crowd.setdefault(after, {})[node] = None
+        cell = node
+        for level in range(shape.node_level + 1, shape.top + 1):
+            cell //= shape.fan[level]
+            counts = self.by_idle[level][cell]
+            counts[before] -= 1
+            counts[after] += 1
+
+    def _regions(self, node: int, leaves: Iterable[int]) -> list[tuple[int, int, Pool | None]]:
+        """Return what leaves of a node are listed under: free cells, or units of pools."""
+        shape = self.topology
+        kind = self.kind[node]
+        if kind == OPEN:
+            level = self.forest.enclosing(shape.node_level, node)
+            return [(level, shape.up(node * shape.node_size, level), None)]
+        if kind == OWNED:
+            cell, index = None, node
+            for level in range(shape.node_level, shape.top + 1):
+                cell = self.bound[level].get(index)
+                if cell is not None:
+                    return [(shape.node_level, node, cell.pool)]
+                if level < shape.top:
+                    index //= shape.fan[level + 1]
+            raise AssertionError(node)
+        found: dict[tuple[int, int], Pool | None] = {}
+        for leaf in leaves:
+            cell = self.cell_of(leaf)
+            if cell is not None:
+                found[cell.level, cell.index] = cell.pool
+            else:
+                level = self.forest.enclosing(1, leaf)
+                found[level, shape.up(leaf, level)] = None
+        return [(level, index, pool) for (level, index), pool in found.items()]
+
+
+def _drop(buckets: dict[int, Index], key: int, index: int) -> None:
+    bucket = buckets[key]
+    del bucket[index]
+    if not bucket:
+        del buckets[key]

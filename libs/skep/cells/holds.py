@@ -1,0 +1,93 @@
+"""Who holds which GPUs, and what a placement consists of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OPPORTUNISTIC = -1
+"""The priority of everything that yields to any guaranteed job (HiveD section 3.3)."""
+FREE = -2
+
+
+class Spot(NamedTuple):
+    """One worker's GPUs: leaves of one node, and the level of the VC's cell that covers them.
+
+    `level` is 0 where no cell of a VC covers them: the worker runs opportunistically.
+    """
+
+    leaves: tuple[int, ...]
+    level: int = 0
+
+
+class Placement(NamedTuple):
+    """Where a gang goes: one spot for each worker, in the order asked for.
+
+    `victims` hold some of it and must be gone first, in full. `cancels` claim some of it for a
+    lower priority, and lose the claim. `demoted` keep running where they are, as opportunistic
+    jobs, and lose their hold on the VC's cells (lazy preemption).
+    """
+
+    chain: str
+    spots: tuple[Spot, ...]
+    victims: tuple[str, ...] = ()
+    cancels: tuple[str, ...] = ()
+    demoted: tuple[str, ...] = ()
+
+
+class Request(NamedTuple):
+    """What a job asks for: `members` are (workers, GPUs of each), all on GPUs of one chain.
+
+    `priority` is OPPORTUNISTIC or 0 and more, meaningful within the VC. `gpu` names the type, empty
+    for any; `pin` the pinned cell it must be in. `within` names the level of the cell all workers
+    should share: a `hard` wish waits for it. `lazy`: as a victim it may be demoted in place.
+    """
+
+    job: str
+    vc: str
+    priority: int
+    members: tuple[tuple[int, int], ...]
+    gpu: str = ""
+    pin: str = ""
+    within: str = ""
+    hard: bool = False
+    lazy: bool = False
+
+    @property
+    def guaranteed(self) -> bool:
+        """Return whether it is for its VC's own cells."""
+        return self.priority > OPPORTUNISTIC
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the GPUs of each worker, in the order asked for."""
+        return [gpus for workers, gpus in self.members for _ in range(workers)]
+
+
+class Hold:
+    """What one job, or several that share under one recorded decision, holds in one chain.
+
+    A hold *claims* its spots while others still use some of them; else it has them. `asked` is the
+    priority its job was submitted with: a demoted job's `priority` is OPPORTUNISTIC meanwhile.
+    """
+
+    __slots__ = ("asked", "chain", "claims", "job", "lazy", "pin", "priority", "sharers", "spots",
+                 "vc")  # fmt: skip
+
+    def __init__(self, request: Request, placement: Placement, *, claims: bool = False) -> None:
+        """Describe it; the chain's state says what of it is in force."""
+        self.job, self.vc = request.job, request.vc
+        self.priority = self.asked = request.priority
+        self.chain, self.spots = placement.chain, placement.spots
+        self.pin, self.lazy, self.claims = request.pin, request.lazy, claims
+        self.sharers: dict[str, str] = {}
+        """Further jobs on the same GPUs, each with the decision that put it there."""
+
+    @property
+    def guaranteed(self) -> bool:
+        """Return whether its GPUs are of its VC's cells."""
+        return self.priority > OPPORTUNISTIC
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs it holds."""
+        return sum(len(spot.leaves) for spot in self.spots)

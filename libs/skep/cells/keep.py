@@ -1,0 +1,156 @@
+"""The state of cells as plain data, and back: for snapshots, restarts and reconfiguration."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.state import Cells
+from skep.wire.cluster import Cluster
+
+
+class HoldKept(msgspec.Struct, frozen=True):
+    """One hold: whose, with which priority (`asked` for, and in force), and its spots."""
+
+    job: str
+    vc: str
+    asked: int
+    priority: int
+    chain: str
+    spots: tuple[tuple[tuple[int, ...], int], ...]
+    pin: str
+    lazy: bool
+    claims: bool
+    sharers: dict[str, str]
+
+
+class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
+    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index."""
+
+    cluster: Cluster
+    holds: tuple[HoldKept, ...]
+    ill: tuple[tuple[str, int], ...]
+    doomed: tuple[tuple[str, str, int, int], ...]
+    astray: tuple[tuple[str, str, int], ...]
+
+
+def keep(cells: Cells) -> CellsKept:
+    """Return what `restore` makes the same cells from."""
+    return CellsKept(
+        cluster=cells.cluster,
+        holds=tuple(_kept(hold) for hold in cells.holds.values()),
+        ill=tuple(sorted(cells.ill())),
+        doomed=tuple((name, cell.pool.vc, cell.level, cell.index)
+                     for name, chain in cells.chains.items() for cell in chain.doomed),
+        astray=tuple((job, *gpu) for job in cells.astray for gpu in astray_gpus(cells, job)),
+    )  # fmt: skip
+
+
+def restore(kept: CellsKept) -> Cells:
+    """Return cells in the state that was kept."""
+    cells = Cells(kept.cluster)
+    for job, node, device in kept.astray:
+        cells.stray(job, node, device)
+    for node, device in kept.ill:
+        cells.note_ill(node, device)
+    for name, vc, level, index in kept.doomed:
+        cells.chains[name].doom(vc, level, index)
+    for each in sorted(kept.holds, key=lambda hold: hold.claims):
+        cells.enter(_hold(each))
+    return cells
+
+
+def _kept(hold: Hold) -> HoldKept:
+    return HoldKept(job=hold.job, vc=hold.vc, asked=hold.asked, priority=hold.priority,
+                    chain=hold.chain, spots=tuple(hold.spots), pin=hold.pin, lazy=hold.lazy,
+                    claims=hold.claims, sharers=dict(hold.sharers))  # fmt: skip
+
+
+def _hold(kept: HoldKept) -> Hold:
+    request = Request(kept.job, kept.vc, kept.asked, (), pin=kept.pin, lazy=kept.lazy)
+    spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
+    hold = Hold(request, Placement(kept.chain, spots), claims=kept.claims)
+    hold.priority = kept.priority
+    hold.sharers.update(kept.sharers)
+    return hold
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a reconfiguration means for a job that holds GPUs.
+
+    `fate`: kept (its VC's cells cover it), promoted, demoted (it goes on where it is,
+    opportunistically), opportunistic (as before), released (a reservation, planned anew).
+    `astray` are GPUs it goes on using that are in no chain, or in another one, by now.
+    """
+
+    job: str
+    vc: str
+    fate: str
+    astray: tuple[tuple[str, int], ...] = ()
+
+
+def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
+    """Return the same jobs on another cluster, and what that means for each; none is stopped.
+
+    A job keeps its guarantee if its VC owns cells there that cover it and can be taken safely;
+    higher priorities come first, then who has run longest. GPUs that a job uses outside its new
+    chain count as bad until it leaves them.
+    """
+    new = Cells(cluster)
+    for node, device in cells.ill():
+        new.set_bad(node, (device,), bad=True)
+    changes: list[Change] = []
+    # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
+    order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
+    for hold in order:
+        if hold.claims:
+            changes.append(Change(hold.job, hold.vc, "released"))
+            continue
+        changes.append(_carry(cells, new, hold))
+    return new, changes
+
+
+def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
+    """Enter a hold into the new cells, on the same GPUs."""
+    shape = old.chains[hold.chain].topology
+    used = [[(shape.node(leaf), shape.device(leaf)) for leaf in spot.leaves]
+            for spot in hold.spots]  # fmt: skip
+    used += [[gpu] for gpu in astray_gpus(old, hold.job)]
+    homes = [new.find(node, device) for gpus in used for node, device in gpus]
+    chains = [home[0] for home in homes if home is not None]
+    name = max(dict.fromkeys(chains), key=chains.count, default="")
+    spots, astray = [], []
+    levels = [spot.level for spot in hold.spots] + [0] * len(used)
+    for gpus, level in zip(used, levels, strict=False):
+        found = [new.find(node, device) for node, device in gpus]
+        inside = tuple(sorted(home[1] for home in found if home is not None and home[0] == name))
+        if inside:
+            spots.append(Spot(inside, level))
+        astray += [gpu for gpu, home in zip(gpus, found, strict=True)
+                   if home is None or home[0] != name]  # fmt: skip
+    for node, device in astray:
+        new.stray(hold.job, node, device)
+    if not spots:
+        return Change(hold.job, hold.vc, "demoted", tuple(astray))
+    request = Request(hold.job, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy)
+    moved = Hold(request, Placement(name, tuple(spots)))
+    moved.sharers.update(hold.sharers)
+    covered = new.cover(moved) if hold.asked > OPPORTUNISTIC and not astray else None
+    if covered is not None:
+        moved.spots = covered
+        fate = "kept" if hold.guaranteed else "promoted"
+    else:
+        moved.priority = OPPORTUNISTIC
+        moved.spots = tuple(Spot(spot.leaves) for spot in spots)
+        fate = "demoted" if hold.guaranteed else "opportunistic"
+    new.enter(moved)
+    return Change(hold.job, hold.vc, fate, tuple(astray))
+
+
+def astray_gpus(cells: Cells, job: str) -> list[tuple[str, int]]:
+    """Return the GPUs that a job uses outside its chain, as (node, device)."""
+    found = []
+    for name, leaves in cells.astray.get(job, {}).items():
+        shape = cells.chains[name].topology
+        found += [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
+    return found

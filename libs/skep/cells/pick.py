@@ -1,0 +1,118 @@
+"""Which of a node's GPUs a worker gets: those closest to one another, at the least loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from skep.cells.chain import ChainState
+from skep.cells.holds import OPPORTUNISTIC, Hold
+from skep.cells.topology import Topology
+
+Loss = Callable[[str], float]
+"""The work that is lost if a job is stopped now, in any unit that compares; none is free."""
+
+
+def available(chain: ChainState, level: int, index: int, below: int) -> list[int]:
+    """Return the healthy leaves of a cell that nobody holds with this priority or a higher one."""
+    span = chain.topology.span(level, index)
+    user, claim, bad = chain.user, chain.claim, chain.bad
+    if below <= OPPORTUNISTIC:
+        return [leaf for leaf in span
+                if user[leaf] is None and leaf not in claim and leaf not in bad]  # fmt: skip
+    return [leaf for leaf in span if leaf not in bad and chain.priority(leaf) < below]
+
+
+def closest(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:
+    """Return so many of these leaves (of one node, ascending) with the lowest common ancestor.
+
+    Of several cells of that level the tightest; in it, whole children before parts of others.
+    """
+    if len(leaves) == gpus:
+        return tuple(leaves)
+    for level in range(shape.level_for(gpus) or 1, shape.top + 1):
+        groups = _groups(leaves, shape.size[level])
+        fitting = [group for group in groups if len(group) >= gpus]
+        if fitting:
+            return tuple(sorted(_part(shape, min(fitting, key=len), gpus, level)))
+    message = f"{gpus} of {len(leaves)} leaves"
+    raise AssertionError(message)
+
+
+def _part(shape: Topology, leaves: Sequence[int], gpus: int, level: int) -> list[int]:
+    """Return so many of a cell's leaves, breaking as few of its children as possible."""
+    if gpus == len(leaves) or level == 1:
+        return list(leaves[:gpus])
+    chosen: list[int] = []
+    groups = sorted(_groups(leaves, shape.size[level - 1]), key=len, reverse=True)
+    while len(chosen) < gpus:
+        left = gpus - len(chosen)
+        whole = next((group for group in groups if len(group) <= left), None)
+        if whole is None:
+            tightest = min(groups, key=len)
+            return chosen + _part(shape, tightest, left, level - 1)
+        groups.remove(whole)
+        chosen += whole
+    return chosen
+
+
+def _groups(leaves: Sequence[int], size: int) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf // size, []).append(leaf)
+    return list(groups.values())
+
+
+class Spoils(NamedTuple):
+    """Leaves taken from others: what that loses, whose they were, and who claimed them."""
+
+    loss: float
+    leaves: list[tuple[int, ...]]
+    victims: dict[str, None]
+    cancels: dict[str, None]
+
+
+def seize(
+    chain: ChainState, leaves: Sequence[int], sizes: Sequence[int], loss: Loss,
+    gone: Mapping[str, None],
+) -> Spoils | None:  # fmt: skip
+    """Return leaves for workers of these sizes at the least loss, or None if there are too few.
+
+    `gone` are victims already: their GPUs cost nothing more. Whole victims are taken one after the
+    other, the cheapest first, until their GPUs and the idle ones suffice.
+    """
+    need = sum(sizes)
+    if len(leaves) < need:
+        return None
+    by_user: dict[str, list[int]] = {}
+    free: list[int] = []
+    for leaf in leaves:
+        user = chain.user[leaf]
+        if user is None or user.job in gone:
+            free.append(leaf)
+        else:
+            by_user.setdefault(user.job, []).append(leaf)
+    victims: dict[str, None] = {}
+    lost = 0.0
+    for job in sorted(by_user, key=lambda each: (loss(each), each)):
+        if len(free) >= need:
+            break
+        victims[job] = None
+        lost += loss(job)
+        free += by_user[job]
+    free.sort()
+    chosen: list[tuple[int, ...]] = []
+    for gpus in sizes:
+        got = closest(chain.topology, free, gpus)
+        taken = set(got)
+        free = [leaf for leaf in free if leaf not in taken]
+        chosen.append(got)
+    used = [leaf for got in chosen for leaf in got]
+    needed = dict.fromkeys(_job(chain.user[leaf]) for leaf in used)
+    victims = {job: None for job in victims if job in needed}
+    claims = dict.fromkeys(chain.claim[leaf].job for leaf in used if leaf in chain.claim)
+    return Spoils(lost, chosen, victims, claims)
+
+
+def _job(hold: Hold | None) -> str:
+    return hold.job if hold is not None else ""

@@ -1,0 +1,347 @@
+"""Where a guaranteed gang goes in its VC's cells. Reads the state, changes nothing.
+
+The order of trial keeps what is scarce: room in cells the VC has bound already, tightest first;
+then a new cell of the smallest level that serves, clean of opportunistic jobs wherever safety
+allows splitting one off; then stopping opportunistic jobs; then jobs of the VC with a lower
+priority. A gang stays in the smallest cell that holds it; only then it is spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from skep.cells.chain import ChainState
+from skep.cells.forest import Draft
+from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
+from skep.cells.pick import Loss, Spoils, available, closest, seize
+from skep.cells.pools import Pool
+
+Limit = Callable[[str], int] | None
+"""How many of the gang's workers a node has other resources for; None if that limits nothing."""
+
+LOOK = 24
+"""Cells whose victims are compared before one is chosen: the counts put the least used first."""
+NOBODY: Mapping[str, None] = {}
+FAILS = 8
+"""Free cells that may prove unsafe to split before a level's search is given up."""
+
+
+class Cell(NamedTuple):
+    """Part of a VC's room: a physical cell, inside a cell of `bound` level that covers it."""
+
+    level: int
+    place: int
+    bound: int
+
+
+class Found(NamedTuple):
+    """A placement and what it costs others."""
+
+    spots: list[Spot]
+    loss: float = 0.0
+    victims: Mapping[str, None] = {}
+    cancels: Mapping[str, None] = {}
+
+
+class Search:
+    """One request against one chain's pool, with one threshold: who may be put aside.
+
+    `below`: priorities under it yield; with OPPORTUNISTIC only idle GPUs count.
+    """
+
+    def __init__(self, chain: ChainState, pool: Pool, request: Request, below: int,
+                 loss: Loss, limit: Limit) -> None:  # fmt: skip
+        """Prepare."""
+        self.chain, self.pool, self.below = chain, pool, below
+        self.shape = chain.topology
+        self.loss, self.limit = loss, limit
+        self.sizes = sorted(request.sizes, reverse=True)
+        self.need = sum(self.sizes)
+        within = self.shape.level(request.within) if request.within else None
+        self.hard = within if request.hard and within else self.shape.top
+        self.tied = request.hard and within is not None
+        self.least = self.shape.level_for(self.need) or self.shape.top + 1
+
+    def run(self) -> Found | None:
+        """Return where the gang goes, or None."""
+        if self.sizes[0] > self.shape.node_size:
+            return None
+        best: Found | None = None
+        for found in self._together():
+            if not found.loss and not found.victims and not found.cancels:
+                return found
+            if best is None or found.loss < best.loss:
+                best = found
+        if best is None and not self.tied:
+            best = self._spread()
+        return best
+
+    # --- in one cell ---------------------------------------------------------------------------
+
+    def _together(self) -> Iterator[Found]:
+        """Yield placements in one cell, the smallest cells first."""
+        top, node = self.hard, self.shape.node_level
+        if self.least <= node:
+            yield from self._in_units(min(top, node))
+        for level in range(1, self.shape.top + 1):
+            if node < level <= top and level >= self.least:
+                yield from self._in_domains(level)
+            if self.shape.size[level] >= self.need and self.pool.left[level]:
+                yield from self._in_new(level, min(level, top))
+
+    def _in_units(self, within: int) -> Iterator[Found]:
+        """Yield placements on one node, in cells the VC has bound."""
+        shape, pool = self.shape, self.pool
+        if self.below <= OPPORTUNISTIC:
+            units = pool.tightest(self.need, shape.size)
+        elif self.below == 0:
+            units = islice(pool.tightest_loose(self.need, shape.size), LOOK)
+        else:
+            units = self._units_by_priority()
+        for level, index in units:
+            for found in self._inside(level, index, within, self._bound_level(level, index)):
+                yield found
+                break
+
+    def _units_by_priority(self) -> Iterator[tuple[int, int]]:
+        chain, node = self.chain, self.shape.node_level
+        for level, index in self.pool.bound:
+            lower = min(level, node)
+            for unit in self.shape.within(level, index, lower):
+                if len(available(chain, lower, unit, self.below)) >= self.need:
+                    yield lower, unit
+
+    def _inside(self, level: int, index: int, within: int, bound: int) -> Iterator[Found]:
+        """Yield placements in a unit, tied to one of its cells of level `within` if that is less.
+
+        Without preemption the first is the best; else every cell is worth comparing.
+        """
+        if self.limit is not None:
+            node = self.shape.node(self.shape.span(level, index).start)
+            if self.limit(node) < len(self.sizes):
+                return
+        lower = min(level, within)
+        cells = self.shape.within(level, index, lower)
+        if len(cells) > 1:
+            busy = self.chain.forest.busy[lower]
+            cells = sorted(cells, key=lambda cell: -busy[cell])  # type: ignore[assignment]
+        for cell in cells:
+            found = self._take(available(self.chain, lower, cell, self.below), self.sizes, bound)
+            if found is not None:
+                yield found
+
+    def _take(self, leaves: list[int], sizes: Sequence[int], bound: int,
+              gone: Mapping[str, None] = NOBODY) -> Found | None:  # fmt: skip
+        """Return workers of these sizes on these leaves of one node; `gone` are victims anyway."""
+        if len(leaves) < sum(sizes):
+            return None
+        if self.below <= OPPORTUNISTIC:
+            spots = []
+            for gpus in sizes:
+                got = closest(self.shape, leaves, gpus)
+                spots.append(Spot(got, bound))
+                if len(got) < len(leaves):
+                    leaves = [leaf for leaf in leaves if leaf not in got]
+            return Found(spots)
+        spoils = seize(self.chain, leaves, sizes, self.loss, gone)
+        return None if spoils is None else _found(spoils, bound)
+
+    def _bound_level(self, level: int, index: int) -> int:
+        """Return the level of the pool's cell that covers a unit."""
+        shape = self.shape
+        while (level, index) not in self.pool.bound:
+            level += 1
+            index //= shape.fan[level]
+        return level
+
+    def _in_domains(self, level: int) -> Iterator[Found]:
+        """Yield placements over several nodes of one cell above node level that is bound."""
+        tight: list[tuple[int, Cell]] = []
+        counts = self.chain.forest.busy if self.below <= OPPORTUNISTIC else self.chain.forest.firm
+        for bound, index in self.pool.bound:
+            if bound >= level:
+                for cell in self.shape.within(bound, index, level):
+                    room = self.shape.size[level] - counts[level][cell]
+                    if room >= self.need or self.below > 0:
+                        tight.append((room, Cell(level, cell, bound)))
+        for _, domain in sorted(tight)[:LOOK]:
+            units = [Cell(self.shape.node_level, node, domain.bound)
+                     for node in self._nodes(domain)]  # fmt: skip
+            found = self._fill(units)
+            if found is not None:
+                yield found
+                if not found.victims:
+                    return
+
+    def _nodes(self, domain: Cell) -> list[int]:
+        """Return a cell's nodes, those with most room first."""
+        node = self.shape.node_level
+        counts = self.chain.forest.busy if self.below <= OPPORTUNISTIC else self.chain.forest.firm
+        return sorted(self.shape.within(domain.level, domain.place, node),
+                      key=counts[node].__getitem__)  # fmt: skip
+
+    # --- in new cells --------------------------------------------------------------------------
+
+    def _in_new(self, level: int, within: int) -> Iterator[Found]:
+        """Yield placements in one more cell of a level that the VC binds for it."""
+        for cell in self._new_cells(level, 1):
+            node = self.shape.node_level
+            if level <= node:
+                for found in self._inside(level, cell, within, level):
+                    yield found
+                    break
+                continue
+            lower = max(within, node)
+            for part in self.shape.within(level, cell, lower):
+                if self.shape.size[lower] < self.need:
+                    return
+                units = [Cell(node, each, level) for each in self._nodes(Cell(lower, part, level))]
+                laid = self._one_node(units, within) if within <= node else self._fill(units)
+                if laid is not None:
+                    yield laid
+                    break
+
+    def _one_node(self, units: list[Cell], within: int) -> Found | None:
+        for unit in units:
+            for found in self._inside(unit.level, unit.place, within, unit.bound):
+                return found
+        return None
+
+    def _new_cells(self, level: int, count: int, draft: Draft | None = None) -> Iterator[int]:
+        """Yield cells that may be bound: safe to take out of the free cells, one after another.
+
+        With a threshold of 0 and more also cells that opportunistic jobs use. A caller that wants
+        one of several gets each as an alternative; one that brings a draft gets them together.
+        """
+        forest = self.chain.forest
+        cells = forest.clean_cells(level)
+        if self.below > OPPORTUNISTIC:
+            cells = islice(forest.used_cells(level), LOOK)
+        refused, fails = (0, -1), 0
+        for cell, high, free in cells:
+            if (high, free) == refused:
+                continue
+            if (draft or Draft(forest)).take(level, cell):
+                yield cell
+                count -= 1
+                if not count and draft is not None:
+                    return
+            else:
+                refused, fails = (high, free), fails + 1
+                if fails > FAILS and draft is None:
+                    return
+
+    # --- over several cells --------------------------------------------------------------------
+
+    def _spread(self) -> Found | None:
+        """Return a placement over several units: bound room first, then new cells.
+
+        Of new cells the largest that are filled, and the smallest that holds the rest.
+        """
+        loose = self.below > OPPORTUNISTIC
+        units = (Cell(level, index, self._bound_level(level, index))
+                 for level, index in self._roomy(loose=loose))  # fmt: skip
+        return self._fill(units, more=self._more_units)
+
+    def _roomy(self, *, loose: bool) -> Iterator[tuple[int, int]]:
+        if self.below <= 0:
+            yield from self.pool.roomiest(loose=loose)
+            return
+        node = self.shape.node_level
+        for level, index in self.pool.bound:
+            lower = min(level, node)
+            for unit in self.shape.within(level, index, lower):
+                yield lower, unit
+
+    def _more_units(self, sizes: list[int]) -> Iterator[Cell]:
+        """Yield the units of new cells for the workers that are left (`sizes` shrinks meanwhile)."""
+        shape, node = self.shape, self.shape.node_level
+        draft, left = Draft(self.chain.forest), list(self.pool.left)
+        while sizes:
+            level = self._next_level(left, sizes)
+            if level is None:
+                return
+            each = max(1, shape.size[level] // sizes[0])
+            want = min(left[level], max(1, len(sizes) // each))
+            got = list(self._new_cells(level, want, draft))[:want]
+            left[level] = left[level] - len(got) if got else 0
+            lower = min(level, node)
+            for cell in got:
+                for unit in shape.within(level, cell, lower):
+                    yield Cell(lower, unit, level)
+
+    def _next_level(self, left: list[int], sizes: list[int]) -> int | None:
+        """Return the smallest level that holds what is left of the gang, else the largest."""
+        need, largest = sum(sizes), None
+        for level in range(1, self.shape.top + 1):
+            if left[level] and self.shape.size[level] >= sizes[-1]:
+                largest = level
+                if self.shape.size[level] >= need:
+                    break
+        return largest
+
+    def _fill(
+        self,
+        units: Iterator[Cell] | Sequence[Cell],
+        more: Callable[[list[int]], Iterator[Cell]] | None = None,
+    ) -> Found | None:
+        """Place the workers on units in this order, the largest that fit first."""
+        rest = list(self.sizes)
+        got: list[Spot] = []
+        victims: dict[str, None] = {}
+        cancels: dict[str, None] = {}
+        lost = 0.0
+        for source in (iter(units), more(rest) if more is not None else iter(())):
+            for unit in source:
+                leaves = available(self.chain, unit.level, unit.place, self.below)
+                fitting = self._fitting(rest, len(leaves), unit)
+                if not fitting:
+                    continue
+                laid = self._take(leaves, fitting, unit.bound, victims)
+                assert laid is not None, unit
+                got += laid.spots
+                lost += laid.loss
+                victims.update(laid.victims)
+                cancels.update(laid.cancels)
+                if not rest:
+                    return Found(got, lost, victims, cancels)
+        return None
+
+    def _fitting(self, rest: list[int], room: int, unit: Cell) -> list[int]:
+        """Take out of `rest` (descending) the workers that a unit has room for."""
+        most = len(rest)
+        if self.limit is not None:
+            most = self.limit(self.shape.node(self.shape.span(unit.level, unit.place).start))
+        if room < rest[-1]:
+            return []
+        if rest[0] == rest[-1]:
+            count = min(most, room // rest[0], len(rest))
+            taken = rest[:count]
+            del rest[:count]
+            return taken
+        taken, kept = [], []
+        for gpus in rest:
+            if gpus <= room and len(taken) < most:
+                taken.append(gpus)
+                room -= gpus
+            else:
+                kept.append(gpus)
+        rest[:] = kept
+        return taken
+
+
+def _found(spoils: Spoils, bound: int) -> Found:
+    spots = [Spot(leaves, bound) for leaves in spoils.leaves]
+    return Found(spots, spoils.loss, spoils.victims, spoils.cancels)
+
+
+def placement(chain: ChainState, request: Request, found: Found) -> Placement:
+    """Return what was found with the workers in the order the request names them."""
+    by_size: dict[int, list[Spot]] = {}
+    for spot in sorted(found.spots, key=lambda each: each.leaves):
+        by_size.setdefault(len(spot.leaves), []).append(spot)
+    order = {gpus: iter(spots) for gpus, spots in by_size.items()}
+    spots = tuple(next(order[gpus]) for gpus in request.sizes)
+    return Placement(chain.topology.name, spots, tuple(found.victims), tuple(found.cancels))

@@ -1,0 +1,405 @@
+"""All chains and all virtual clusters: what jobs may hold, hold, claim, and give back.
+
+`place` decides and changes nothing. Everything else changes the state to what it is told, so the
+same calls in the same order always lead to the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from skep.cells.chain import ChainState
+from skep.cells.forest import Draft
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.idle import place_idle
+from skep.cells.pick import Loss
+from skep.cells.place import Found, Limit, Search, placement
+from skep.cells.pools import Pool
+from skep.cells.topology import Topology
+from skep.wire.cluster import Cluster
+
+
+class Offer(NamedTuple):
+    """A VC's cells in one chain."""
+
+    chain: ChainState
+    pool: Pool
+
+
+def nothing_lost(_job: str) -> float:
+    """Weigh every victim alike."""
+    return 1.0
+
+
+class Cells:
+    """The cells of a cluster. Every GPU is healthy until `set_bad` says otherwise."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Lay out a valid, feasible cluster with everything free.
+
+        Quotas are in cells (a shorthand in GPUs was turned into cells before).
+        """
+        self.cluster = cluster
+        self.chains = {
+            name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
+        }
+        self.holds: dict[str, Hold] = {}
+        self.sharing: dict[str, str] = {}
+        """Jobs that share another's GPUs, and whose."""
+        self.astray: dict[str, dict[str, list[int]]] = {}
+        """By job and chain: leaves it uses though its hold is in another chain, or in none."""
+        self._ill: dict[tuple[str, int], None] = {}
+        """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
+        self._priorities: dict[str, dict[int, int]] = {}
+        """By VC: how many holds of each priority."""
+        for vc, owned in cluster.vcs.items():
+            for name in owned.pinned:
+                pin = cluster.pins[name]
+                chain = self.chains[pin.chain]
+                level = chain.topology.level(pin.level)
+                assert level is not None, name
+                self._pool(chain, vc, name)
+                chain.pin(chain.pools[vc, name], level, pin.index)
+        for vc, owned in cluster.vcs.items():
+            for quota in owned.cells:
+                chain = self.chains[quota.chain]
+                level = chain.topology.level(quota.level)
+                assert level is not None, quota
+                pool = self._pool(chain, vc, "")
+                pool.total[level] += quota.count
+                pool.left[level] += quota.count
+                chain.forest.owed[level] += quota.count
+
+    @staticmethod
+    def _pool(chain: ChainState, vc: str, pin: str) -> Pool:
+        pool = chain.pools.get((vc, pin))
+        if pool is None:
+            shape = chain.topology
+            pool = Pool(vc, [0] * (shape.top + 1), shape.node_level, pin)
+            chain.pools[vc, pin] = pool
+        return pool
+
+    # --- deciding ------------------------------------------------------------------------------
+
+    def offers(self, vc: str, gpu: str, pin: str = "") -> Iterator[Offer]:
+        """Yield what a VC owns of a GPU type (empty: of any)."""
+        for chain in self.chains.values():
+            pool = chain.pools.get((vc, pin))
+            if pool is not None and (pin or gpu in ("", chain.topology.gpu)):
+                yield Offer(chain, pool)
+
+    def place(
+        self, request: Request, loss: Loss = nothing_lost, limit: Limit = None
+    ) -> Placement | None:
+        """Return where a gang goes and at whose expense, or None if it has to wait.
+
+        Guaranteed gangs only ever go to their VC's cells, and put aside nobody but opportunistic
+        jobs and lower priorities of the same VC.
+        """
+        if not request.guaranteed:
+            for chain in self.chains.values():
+                if request.gpu in ("", chain.topology.gpu):
+                    found = place_idle(chain, request, limit)
+                    if found is not None:
+                        return found
+            return None
+        offers = list(self.offers(request.vc, request.gpu, request.pin))
+        for below in self._thresholds(request):
+            best: tuple[float, Offer, Found] | None = None
+            for offer in offers:
+                search = Search(offer.chain, offer.pool, request, below, loss, limit)
+                if below > 0 and (lazy := self._lazily(offer, request, search)) is not None:
+                    return lazy
+                result = search.run()
+                if result is not None and (best is None or result.loss < best[0]):
+                    best = result.loss, offer, result
+                    if not result.victims and not result.cancels:
+                        break
+            if best is not None:
+                return placement(best[1].chain, request, best[2])
+        return None
+
+    def _thresholds(self, request: Request) -> list[int]:
+        lower = any(priority < request.priority
+                    for priority in self._priorities.get(request.vc, ()))  # fmt: skip
+        steps = [OPPORTUNISTIC, 0]
+        return [*steps, request.priority] if lower and request.priority > 0 else steps
+
+    def _lazily(self, offer: Offer, request: Request, search: Search) -> Placement | None:
+        """Return a placement in a cell that demoting lower priorities in place sets free.
+
+        The VC's cell moves to other hardware and its jobs go on where they are, opportunistically.
+        """
+        chain, pool = offer
+        for (level, index), cell in sorted(pool.bound.items()):
+            if level < search.least or pool.pin:
+                continue
+            users = {leaf: hold for leaf in chain.topology.span(level, index)
+                     if (hold := chain.claim.get(leaf) or chain.user[leaf]) is not None
+                     and hold.guaranteed}  # fmt: skip
+            holds = dict.fromkeys(users.values())
+            movable = all(hold.lazy and hold.priority < request.priority and not hold.claims
+                          and len(hold.spots) == self._spots_in(hold, level, index, chain)
+                          for hold in holds)  # fmt: skip
+            if not movable or not cell.used:
+                continue
+            draft = Draft(chain.forest)
+            span = chain.topology.span(level, index)
+            draft.returned(level, bad=any(leaf in span for leaf in chain.bad))
+            for new, _, _ in chain.forest.clean_cells(level):
+                if draft.take(level, new):
+                    found = self._lay(chain, request, search, level, new)
+                    if found is not None:
+                        made = placement(chain, request, found)
+                        return made._replace(demoted=tuple(hold.job for hold in holds))
+                break
+        return None
+
+    @staticmethod
+    def _spots_in(hold: Hold, level: int, index: int, chain: ChainState) -> int:
+        return sum(chain.topology.up(spot.leaves[0], level) == index for spot in hold.spots)
+
+    @staticmethod
+    def _lay(chain: ChainState, request: Request, search: Search, level: int,
+             cell: int) -> Found | None:  # fmt: skip
+        """Return the gang's workers one after the other on a clean cell."""
+        if search.sizes[0] > chain.topology.node_size or (search.tied and level > search.hard):
+            return None
+        at = chain.topology.span(level, cell).start
+        spots, size = [], chain.topology.node_size
+        for gpus in search.sizes:
+            if at % size + gpus > size:
+                at += size - at % size
+            if at + gpus > chain.topology.span(level, cell).stop:
+                return None
+            spots.append(Spot(tuple(range(at, at + gpus)), level))
+            at += gpus
+        if search.limit is not None:
+            counts: dict[str, int] = {}
+            for spot in spots:
+                node = chain.topology.node(spot.leaves[0])
+                counts[node] = counts.get(node, 0) + 1
+            if any(search.limit(node) < count for node, count in counts.items()):
+                return None
+        return Found(spots)
+
+    def cover(self, hold: Hold) -> tuple[Spot, ...] | None:
+        """Return a job's own leaves as cells its VC can own now, or None if it cannot.
+
+        A worker fits a cell the VC has bound there, or a new one that may be taken safely.
+        """
+        chain = self.chains[hold.chain]
+        pool = chain.pools.get((hold.vc, hold.pin))
+        if pool is None:
+            return None
+        draft, left, shape = Draft(chain.forest), list(pool.left), chain.topology
+        new: dict[tuple[int, int], None] = {}
+        spots = []
+        for spot in hold.spots:
+            level = self._cover_level(chain, pool, spot, new)
+            if not level:
+                first, last = min(spot.leaves), max(spot.leaves)
+                for at in self._levels(spot.level, shape.top):
+                    cell = first // shape.size[at]
+                    if cell == last // shape.size[at] and left[at] and draft.take(at, cell):
+                        left[at] -= 1
+                        new[at, cell] = None
+                        level = at
+                        break
+            if not level:
+                return None
+            spots.append(Spot(spot.leaves, level))
+        return tuple(spots)
+
+    @staticmethod
+    def _levels(preferred: int, top: int) -> list[int]:
+        levels = list(range(1, top + 1))
+        return sorted(levels, key=lambda level: (level != preferred, level))
+
+    @staticmethod
+    def _cover_level(
+        chain: ChainState, pool: Pool, spot: Spot, new: dict[tuple[int, int], None]
+    ) -> int:
+        shape = chain.topology
+        for level in range(1, shape.top + 1):
+            cells = {leaf // shape.size[level] for leaf in spot.leaves}
+            if len(cells) == 1:
+                key = level, cells.pop()
+                if key in new or key in pool.bound:
+                    return level
+        return 0
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def hold(self, request: Request, where: Placement) -> Hold:
+        """Give a gang its GPUs; none of them is used or claimed by another."""
+        hold = Hold(request, where)
+        self.enter(hold)
+        return hold
+
+    def reserve(self, request: Request, where: Placement) -> Hold:
+        """Claim a gang's GPUs until their users are gone: nobody else is offered them."""
+        hold = Hold(request, where, claims=True)
+        self.enter(hold)
+        return hold
+
+    def enter(self, hold: Hold) -> None:
+        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed."""
+        assert hold.job not in self.holds, hold.job
+        self.holds[hold.job] = hold
+        self._count(hold, 1)
+        chain = self.chains[hold.chain]
+        for spot in hold.spots:
+            if hold.claims:
+                chain.reserve(hold, spot)
+            else:
+                chain.use(hold, spot)
+        self.sharing.update(dict.fromkeys(hold.sharers, hold.job))
+        chain.settle()
+
+    def ready(self, job: str) -> bool:
+        """Return whether nobody uses what a job claims any more."""
+        hold = self.holds[job]
+        user = self.chains[hold.chain].user
+        return all(user[leaf] is None for spot in hold.spots for leaf in spot.leaves)
+
+    def occupy(self, job: str) -> None:
+        """Turn a job's claim into use."""
+        hold = self.holds[job]
+        assert hold.claims, job
+        assert self.ready(job), job
+        hold.claims = False
+        for spot in hold.spots:
+            self.chains[hold.chain].use(hold, spot)
+
+    def release(self, job: str, node: str = "") -> None:
+        """Take from a job what it holds or claims (on one node, or everywhere).
+
+        Of jobs that share, the others keep it.
+        """
+        if job in self.sharing:
+            del self.holds[self.sharing.pop(job)].sharers[job]
+            return
+        self._return_astray(job, node)
+        hold = self.holds.get(job)
+        if hold is None:
+            return
+        if hold.sharers:
+            self._pass_on(hold)
+            return
+        chain = self.chains[hold.chain]
+        gone = [spot for spot in hold.spots
+                if not node or chain.topology.node(spot.leaves[0]) == node]  # fmt: skip
+        for spot in gone:
+            if hold.claims:
+                chain.unclaim(spot)
+            else:
+                chain.leave(spot.leaves, hold)
+        hold.spots = tuple(spot for spot in hold.spots if spot not in gone)
+        if not hold.spots:
+            del self.holds[job]
+            self._count(hold, -1)
+        chain.settle()
+
+    def demote(self, job: str) -> None:
+        """Have a job go on where it is, opportunistically: its VC's cells are free again.
+
+        Who bears bad hardware is settled by what follows: a placement that wanted the cells.
+        """
+        hold = self.holds[job]
+        self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
+
+    def promote(self, job: str, spots: Sequence[Spot]) -> None:
+        """Have a demoted job go on where it is, on its VC's cells again (`spots` by `cover`)."""
+        hold = self.holds[job]
+        self._regrade(hold, spots, hold.asked)
+        self.chains[hold.chain].settle()
+
+    def share(self, job: str, on: str, decision: str) -> None:
+        """Let a further job use what another holds, by a recorded decision."""
+        self.holds[on].sharers[job] = decision
+        self.sharing[job] = on
+
+    def set_bad(self, node: str, devices: Sequence[int] | None, *, bad: bool) -> None:
+        """Note that GPUs of a node (None: all of them, in every chain) are bad or healthy."""
+        for chain in self.chains.values():
+            shape = chain.topology
+            index = shape.node_index.get(node)
+            if index is None:
+                continue
+            leaves: Sequence[int] = shape.span(shape.node_level, index)
+            if devices is not None:
+                leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
+            if bad:
+                self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
+            else:
+                for leaf in leaves:
+                    self._ill.pop((shape.name, leaf), None)
+                leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
+            chain.set_bad(leaves, bad=bad)
+            chain.settle()
+
+    def find(self, node: str, device: int) -> tuple[str, int] | None:
+        """Return the chain and the leaf that a GPU of a node is, or None if it is in no chain."""
+        for name, chain in self.chains.items():
+            leaf = chain.topology.leaf(node, device)
+            if leaf is not None:
+                return name, leaf
+        return None
+
+    def stray(self, job: str, node: str, device: int) -> None:
+        """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
+        found = self.find(node, device)
+        if found is not None:
+            self.chains[found[0]].set_bad([found[1]], bad=True)
+            self.astray.setdefault(job, {}).setdefault(found[0], []).append(found[1])
+
+    def note_ill(self, node: str, device: int) -> None:
+        """Take over that a GPU is bad, without settling who bears it: that is known already."""
+        found = self.find(node, device)
+        if found is not None:
+            self._ill[found] = None
+            self.chains[found[0]].set_bad([found[1]], bad=True)
+
+    def ill(self) -> list[tuple[str, int]]:
+        """Return the GPUs that were reported bad, as (node, device)."""
+        shapes = {name: chain.topology for name, chain in self.chains.items()}
+        return [(shapes[name].node(leaf), shapes[name].device(leaf)) for name, leaf in self._ill]
+
+    def _is_astray(self, name: str, leaf: int) -> bool:
+        return any(leaf in parts.get(name, ()) for parts in self.astray.values())
+
+    def _return_astray(self, job: str, node: str) -> None:
+        for name, leaves in list(self.astray.get(job, {}).items()):
+            shape = self.chains[name].topology
+            gone = [leaf for leaf in leaves if not node or shape.node(leaf) == node]
+            for leaf in gone:
+                leaves.remove(leaf)
+                if (name, leaf) not in self._ill:
+                    self.chains[name].set_bad([leaf], bad=False)
+            self.chains[name].settle()
+            if not leaves:
+                del self.astray[job][name]
+        if not self.astray.get(job, True):
+            del self.astray[job]
+
+    def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
+        self._count(hold, -1)
+        self.chains[hold.chain].regrade(hold, spots, priority)
+        self._count(hold, 1)
+
+    def _pass_on(self, hold: Hold) -> None:
+        """Let the first sharer be the one whose name the GPUs are held under."""
+        heir = next(iter(hold.sharers))
+        del hold.sharers[heir], self.sharing[heir], self.holds[hold.job]
+        hold.job = heir
+        self.holds[heir] = hold
+        self.sharing.update(dict.fromkeys(hold.sharers, heir))
+
+    def _count(self, hold: Hold, change: int) -> None:
+        if hold.guaranteed:
+            counts = self._priorities.setdefault(hold.vc, {})
+            counts[hold.priority] = counts.get(hold.priority, 0) + change
+            if not counts[hold.priority]:
+                del counts[hold.priority]
