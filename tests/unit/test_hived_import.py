@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from skep.cells import hived
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.clustertext import to_yaml
 from skep.cells.hived import import_hived
@@ -310,9 +311,11 @@ def test_an_undefined_type_is_named_once() -> None:
     assert sum(one.reason == "unknown-cell-type" for one in found) == 1
 
 
-def test_more_gpus_than_one_chain_may_have_are_not_spelled_out() -> None:
+def test_more_gpus_than_one_chain_may_have_are_not_spelled_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hived, "GPUS_MAX", 3)
     tree = good()
-    tree["physicalCluster"]["cellTypes"]["OLD"]["childCellNumber"] = 600_000
     tree["physicalCluster"]["physicalCells"] = [
         {"cellType": "OLD", "cellAddress": f"o{at}"} for at in range(2)
     ]
