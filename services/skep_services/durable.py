@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
 def write(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file atomically; on return it is on disk under its name. Raises OSError."""
+    """Replace a file atomically; on return it is on disk under its name.
+
+    Raises OSError that names the file, which is then as it was.
+    """
     draft = f"{path}.{os.getpid()}.draft"
+    try:
+        _replace(path, draft, data, mode)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        # What a descriptor has no room for is told without a name.
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _replace(path: str, draft: str, data: bytes, mode: int) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with open(descriptor, "wb") as file:
         file.write(data)
