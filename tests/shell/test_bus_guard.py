@@ -17,6 +17,9 @@ from tests.shell.test_bus_watch import Monitor
 SERVER = f"""#!{sys.executable} -S
 import signal, sys
 
+if "--version" in sys.argv:
+    print("nats-server: v2.99.0")
+    sys.exit()
 signal.signal(signal.SIGHUP, lambda *_: print("hup", flush=True))
 signal.signal(signal.SIGTERM, lambda *_: (print("term", flush=True), sys.exit(7)))
 print("up", *sys.argv[1:], flush=True)

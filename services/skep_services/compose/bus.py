@@ -6,7 +6,10 @@ check of a container is looked at and nothing else. So this asks the server as t
 `skep up` does, and kills it once there is room again. What was acknowledged is synced, and the
 others of the cluster have it too.
 
-Signals are passed on. The exit code is the server's, or 75 if it was ended here.
+A server older than the one that opened the store before is not started (`nats_version`).
+
+Signals are passed on. The exit code is the server's, 75 if it was ended here, or 64 if it is not to
+be started.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
+from pathlib import Path
 
 from skep_services.adapters.nats_server import binary
+from skep_services.adapters.nats_version import ServerVersionError, accept
 from skep_services.compose.check import MONITOR
 from skep_services.supervisor import bus_watch
 from skep_services.supervisor.run import BUS_CHECK_EVERY_S, say
@@ -28,6 +33,8 @@ FOLDER = "/var/lib/skep"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What nats-server understands: to end (at once, or once its clients have moved), to read its
 configuration again, and to open its log again."""
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 64
 EXIT_ANEW = 75
 EXIT_SIGNALLED = 128
 
@@ -39,7 +46,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--monitor", default=f"http://{MONITOR[0]}:{MONITOR[1]}")
     parser.add_argument("--folder", default=FOLDER, help="of the store")
     given = parser.parse_args(arguments)
-    argv = (str(binary()), "-c", given.config)
+    server = binary()
+    try:
+        accept(server, Path(given.folder))
+    except ServerVersionError as error:
+        say("bus not started", service="bus", error=str(error))
+        return EXIT_CONFIGURATION
+    except OSError as error:
+        say("bus not started", service="bus", error=f"{error.filename}: {error.strerror}")
+        return EXIT_FAILED
+    argv = (str(server), "-c", given.config)
     return asyncio.run(_run(argv, given.monitor, given.folder))
 
 
@@ -57,7 +73,7 @@ async def _run(argv: Sequence[str], monitor: str, folder: str) -> int:
     for number in PASSED_ON:
         loop.add_signal_handler(number, take, number)
     server = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL)
-    for number in list(asked):
+    for number in asked:
         _send(server, number)
     end = asyncio.create_task(server.wait())
     while not end.done():
@@ -66,7 +82,7 @@ async def _run(argv: Sequence[str], monitor: str, folder: str) -> int:
         # One that was asked to end stops storing first, and hands its streams over meanwhile.
         ending = end.done() or signal.SIGTERM in asked or signal.SIGUSR2 in asked
         if trouble and not ending and bus_watch.has_room(folder):
-            say("bus started anew: it stores nothing", error=trouble)
+            say("bus started anew: it stores nothing", service="bus", error=trouble)
             _send(server, signal.SIGKILL)
             await end
             return EXIT_ANEW
