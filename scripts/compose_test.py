@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -30,10 +29,10 @@ if __name__ == "__main__":
 
 import itertools
 
-from scripts import account, engine
+from scripts import account
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
-from scripts.compose import Deployment, until
+from scripts.compose import FAILURES, Deployment, deploy_and_run, until
 from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
 
 PROJECT = "skep-test"
@@ -90,7 +89,7 @@ class Kill(NamedTuple):
     gap_ms: int
 
 
-class StuckError(Exception):
+class StuckError(RuntimeError):
     """A check that everything after it needs."""
 
 
@@ -130,6 +129,12 @@ class Run:
 
     async def run(self) -> None:
         """Do everything but the deployment itself."""
+        try:
+            await self._run()
+        finally:
+            print(table(self.kills), file=self._out, flush=True)
+
+    async def _run(self) -> None:
         about = self.deployment.about
         self.check_containers()
         self.check_viewers()
@@ -507,26 +512,19 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     given = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="skep-compose-") as folder:
-        run = None
-        try:
-            engine.up(install=False)
-            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
-            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
-            deployment.down(wipe=True)
-            run = Run(deployment, rolling=not given.no_rolling)
-            try:
-                run.check(True, f"deployed and well after {deployment.up():.1f} s")
-                asyncio.run(run.run())
-            finally:
-                print(table(run.kills))
-                if run.failures or sys.exc_info()[0]:
-                    print(deployment.last_words())
-                if not given.keep:
-                    deployment.down(wipe=True)
-        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
-            print(f"FAIL {type(error).__name__}: {error}")
-            return 1
+    try:
+        run = deploy_and_run(
+            lambda deployment: Run(deployment, rolling=not given.no_rolling),
+            project=PROJECT,
+            image=given.image,
+            ports=(NATS_PORT, GATEWAY_PORT),
+            options=("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}"),
+            up=lambda run, took_s: run.check(True, f"deployed and well after {took_s:.1f} s"),
+            keep=given.keep,
+        )
+    except FAILURES as error:
+        print(f"FAIL {type(error).__name__}: {error}")
+        return 1
     took_s = time.monotonic() - began
     verdict = "FAILED" if run.failures else "passed"
     print(f"compose-test {verdict} in {took_s:.0f} s: {run.failures} checks failed")
