@@ -26,8 +26,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.bare_client import BareClient, bare_client
-from scripts.compose import FAILURES, Deployment, deploy_and_run, until
-from scripts.compose_test import RECOVERY_WITHIN_S, VC, Run, ask
+from scripts.compose import Deployment, until
+from scripts.compose_test import RECOVERY_WITHIN_S, VC, Run, ask, attempt
 
 PROJECT = "skep-failover"
 NATS_PORT, GATEWAY_PORT = 16222, 20470
@@ -139,16 +139,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
-    try:
-        run = deploy_and_run(
-            lambda deployment: FailoverRun(deployment, given.rounds),
-            project=PROJECT,
-            image=given.image,
-            ports=(NATS_PORT, GATEWAY_PORT),
-            options=("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}"),
-        )
-    except FAILURES as error:
-        print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
+    run = attempt(
+        lambda deployment: FailoverRun(deployment, given.rounds),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+    )
+    if run is None:
         return 1
     text = json.dumps(run.report(), indent=1)
     print(text)

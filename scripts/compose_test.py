@@ -19,10 +19,10 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -87,6 +87,9 @@ class Kill(NamedTuple):
     what: str
     bound_ms: int
     gap_ms: int
+
+
+R = TypeVar("R", bound="Run")
 
 
 class StuckError(RuntimeError):
@@ -497,6 +500,30 @@ async def read_stream(client: BareClient, stream: str) -> list[Any]:
     return records
 
 
+def attempt(
+    make: Callable[[Deployment], R],
+    project: str,
+    image: str,
+    ports: tuple[int, int],
+    *,
+    out: TextIO = sys.stderr,
+    **more: Any,
+) -> R | None:
+    """Return a run that came to its end, on a deployment of its own (`deploy_and_run`).
+
+    What kept it from its end is told on `out`.
+    """
+    options = ("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+    try:
+        run: R = deploy_and_run(
+            make, project=project, image=image, ports=ports, options=options, **more
+        )
+    except FAILURES as error:
+        print(f"FAIL {type(error).__name__}: {error}", file=out)
+        return None
+    return run
+
+
 def table(kills: Sequence[Kill]) -> str:
     """Return the kills as lines of text."""
     lines = [f"     {'what was done':<44} {'new job bound':>14} {'longest gap of acks':>20}"]
@@ -512,18 +539,16 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     given = parser.parse_args()
     began = time.monotonic()
-    try:
-        run = deploy_and_run(
-            lambda deployment: Run(deployment, rolling=not given.no_rolling),
-            project=PROJECT,
-            image=given.image,
-            ports=(NATS_PORT, GATEWAY_PORT),
-            options=("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}"),
-            up=lambda run, took_s: run.check(True, f"deployed and well after {took_s:.1f} s"),
-            keep=given.keep,
-        )
-    except FAILURES as error:
-        print(f"FAIL {type(error).__name__}: {error}")
+    run = attempt(
+        lambda deployment: Run(deployment, rolling=not given.no_rolling),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+        out=sys.stdout,
+        up=lambda run, took_s: run.check(True, f"deployed and well after {took_s:.1f} s"),
+        keep=given.keep,
+    )
+    if run is None:
         return 1
     took_s = time.monotonic() - began
     verdict = "FAILED" if run.failures else "passed"

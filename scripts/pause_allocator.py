@@ -33,13 +33,13 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.bare_client import BareClient, bare_client
-from scripts.compose import FAILURES, Deployment, deploy_and_run, until
+from scripts.compose import Deployment, until
 from scripts.compose_test import (
     BURST_JOB_S,
     RECOVERY_WITHIN_S,
-    SLOTS,
     VC,
     Run,
+    attempt,
     read_stream,
 )
 from skep_services.adapters.journal import FRAME, MAGIC
@@ -311,16 +311,13 @@ def main() -> int:
                         help="the successor is silent after every one but the first")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
-    try:
-        run = deploy_and_run(
-            lambda deployment: PauseRun(deployment, given.pauses),
-            project=PROJECT,
-            image=given.image,
-            ports=(NATS_PORT, GATEWAY_PORT),
-            options=("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}"),
-        )
-    except FAILURES as error:
-        print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
+    run = attempt(
+        lambda deployment: PauseRun(deployment, given.pauses),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+    )
+    if run is None:
         return 1
     run.report["failed_checks"] = run.failures
     text = json.dumps(run.report, indent=1)
