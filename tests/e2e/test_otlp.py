@@ -1,4 +1,4 @@
-"""Spans leave the real services by OTLP, as with the profile `viewers`, and make one trace a job."""
+"""Spans leave the real services by OTLP, as with the profile `viewers`: one trace for a job."""
 
 from __future__ import annotations
 

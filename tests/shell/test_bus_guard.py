@@ -1,4 +1,4 @@
-"""The first process of a bus server's container: passes signals on, and ends a server that is sick."""
+"""The first process of a bus server's container passes signals on, and ends a sick server."""
 
 from __future__ import annotations
 

