@@ -44,6 +44,8 @@ def test_a_disk_without_room_is_told_with_the_name_of_the_file(
     path = tmp_path / "marker"
     durable.write(str(path), b"1")
 
+    durable.write(str(path), b"1", sync=False)
+
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
