@@ -51,6 +51,8 @@ class Cells:
         """By job and chain: leaves it uses though its hold is in another chain, or in none."""
         self._ill: dict[tuple[str, int], None] = {}
         """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
+        self.borrowed: dict[str, int] = {}
+        """By VC: GPUs its jobs use opportunistically."""
         self._priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
@@ -289,6 +291,7 @@ class Cells:
             self._pass_on(hold)
             return
         chain = self.chains[hold.chain]
+        self._count(hold, -1)
         gone = [spot for spot in hold.spots
                 if not node or chain.topology.node(spot.leaves[0]) == node]  # fmt: skip
         for spot in gone:
@@ -297,9 +300,10 @@ class Cells:
             else:
                 chain.leave(spot.leaves, hold)
         hold.spots = tuple(spot for spot in hold.spots if spot not in gone)
-        if not hold.spots:
+        if hold.spots:
+            self._count(hold, 1)
+        else:
             del self.holds[job]
-            self._count(hold, -1)
         chain.settle()
 
     def demote(self, job: str) -> None:
@@ -413,7 +417,9 @@ class Cells:
         self.sharing.update(dict.fromkeys(hold.sharers, heir))
 
     def _count(self, hold: Hold, change: int) -> None:
-        if hold.guaranteed:
+        if not hold.guaranteed:
+            self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
+        else:
             counts = self._priorities.setdefault(hold.vc, {})
             counts[hold.priority] = counts.get(hold.priority, 0) + change
             if not counts[hold.priority]:

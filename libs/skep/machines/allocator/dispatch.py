@@ -80,6 +80,8 @@ class Soft:
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.uncovered: dict[str, int] = {}
+        """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
