@@ -56,7 +56,7 @@ def restore(kept: CellsKept) -> Cells:
     for name, vc, level, index in kept.doomed:
         cells.chains[name].doom(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
-        cells.enter(_hold(each))
+        cells.enter(_hold(each), settle=False)
     return cells
 
 

@@ -187,11 +187,12 @@ class Cells:
     def cover(self, hold: Hold) -> tuple[Spot, ...] | None:
         """Return a job's own leaves as cells its VC can own now, or None if it cannot.
 
-        A worker fits a cell the VC has bound there, or a new one that may be taken safely.
+        A worker fits a cell the VC has bound there, or a new one that may be taken safely. A job
+        that has to make room for another has no claim to where it is.
         """
         chain = self.chains[hold.chain]
         pool = chain.pools.get((hold.vc, hold.pin))
-        if pool is None:
+        if pool is None or any(leaf in chain.claim for spot in hold.spots for leaf in spot.leaves):
             return None
         draft, left, shape = Draft(chain.forest), list(pool.left), chain.topology
         new: dict[tuple[int, int], None] = {}
@@ -244,8 +245,12 @@ class Cells:
         self.enter(hold)
         return hold
 
-    def enter(self, hold: Hold) -> None:
-        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed."""
+    def enter(self, hold: Hold, *, settle: bool = True) -> None:
+        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed.
+
+        Where several are entered as they were, who bears bad hardware is not settled between them:
+        a cell that one of the later ones needs might be given to somebody for its bad GPUs.
+        """
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
         self._count(hold, 1)
@@ -256,7 +261,8 @@ class Cells:
             else:
                 chain.use(hold, spot)
         self.sharing.update(dict.fromkeys(hold.sharers, hold.job))
-        chain.settle()
+        if settle:
+            chain.settle()
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
@@ -305,7 +311,8 @@ class Cells:
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
 
-        Who bears bad hardware is settled by what follows: a placement that wanted the cells.
+        Nobody claims its GPUs: it would have to make room already. Who bears bad hardware is
+        settled by what follows: a placement that wanted the cells.
         """
         hold = self.holds[job]
         self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
