@@ -261,18 +261,10 @@ class History:
     def accept(self, request: Request, found: Placement) -> None:
         """Carry a placement out as far as that is done at once, and check what it promised."""
         assert_fits(self.cells, request, found)
-        for job in found.cancels:
-            self.cells.release(job)
-            self.waiting.append(self.requests.pop(job))
-        for job in found.demoted:
-            self.cells.demote(job)
-            self.verify()
-        self.requests[request.job] = request
-        if found.victims:
-            self.cells.reserve(request, found)
-        else:
-            self.cells.hold(request, found)
+        self.cells.carry_out(request, found)
         self.verify()
+        self.waiting += [self.requests.pop(job) for job in found.cancels]
+        self.requests[request.job] = request
         self.stats["preempting" if found.victims else "bound"] += 1
         self.stats["guaranteed" if request.guaranteed else "opportunistic"] += 1
         self.stats["cancelled"] += len(found.cancels)

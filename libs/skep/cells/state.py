@@ -233,6 +233,18 @@ class Cells:
 
     # --- changing ------------------------------------------------------------------------------
 
+    def carry_out(self, request: Request, where: Placement) -> Hold:
+        """Do what `place` decided: claims cancelled, jobs demoted, GPUs held or (victims) claimed.
+
+        Who bears bad hardware is settled only then: what is given back on the way is meant for
+        this job, and must not be given to somebody for the bad GPUs beside it.
+        """
+        for job in where.cancels:
+            self.release(job, settle=False)
+        for job in where.demoted:
+            self.demote(job)
+        return self.reserve(request, where) if where.victims else self.hold(request, where)
+
     def hold(self, request: Request, where: Placement) -> Hold:
         """Give a gang its GPUs; none of them is used or claimed by another."""
         hold = Hold(request, where)
@@ -279,10 +291,11 @@ class Cells:
         for spot in hold.spots:
             self.chains[hold.chain].use(hold, spot)
 
-    def release(self, job: str, node: str = "") -> None:
+    def release(self, job: str, node: str = "", *, settle: bool = True) -> None:
         """Take from a job what it holds or claims (on one node, or everywhere).
 
-        Of jobs that share, the others keep it.
+        Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
+        what follows (see `carry_out`).
         """
         if job in self.sharing:
             del self.holds[self.sharing.pop(job)].sharers[job]
@@ -306,7 +319,8 @@ class Cells:
         if not hold.spots:
             del self.holds[job]
             self._count(hold, -1)
-        chain.settle()
+        if settle:
+            chain.settle()
 
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
