@@ -20,12 +20,12 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check bench chaos clean distclean format lint types imports \
-	tidy format-check proto proto-check bless seeds planted up down cov wheel image compose-up \
+	tidy format-check proto proto-check bless seeds cells-histories planted up down cov wheel image compose-up \
 	compose-down compose-test
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create .venv with everything; every target does it when needed
 	@echo "$(VENV) is ready"
@@ -86,6 +86,9 @@ bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the dif
 
 seeds: $(READY) ## Run the protocol simulator over N seeds (make seeds N=20000)
 	@$(BIN)/python -m skep.sim.run --seeds $(N) $(ARGS)
+
+cells-histories: $(READY) ## Run N random histories of cells, all invariants checked; prints JSON
+	@$(BIN)/python -m scripts.cell_histories --seeds $(N) $(ARGS)
 
 planted: $(READY) ## Plant bugs in the machines: the simulator must find each
 	@$(BIN)/python -m skep.sim.planted $(ARGS)

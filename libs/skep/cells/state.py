@@ -73,6 +73,20 @@ class Cells:
                 pool.left[level] += quota.count
                 chain.forest.owed[level] += quota.count
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether everything is as there, apart from orders that nothing was promised of."""
+        return isinstance(other, Cells) and self._summary() == other._summary()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _summary(self) -> tuple[object, ...]:
+        holds = {job: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
+                       hold.pin, hold.lazy, hold.sharers)
+                 for job, hold in self.holds.items()}  # fmt: skip
+        doomed = {(name, cell.pool.vc, cell.level, cell.index)
+                  for name, chain in self.chains.items() for cell in chain.doomed}  # fmt: skip
+        return self.cluster, holds, doomed, self._ill, self.astray
+
     @staticmethod
     def _pool(chain: ChainState, vc: str, pin: str) -> Pool:
         pool = chain.pools.get((vc, pin))
@@ -189,11 +203,13 @@ class Cells:
     def cover(self, hold: Hold) -> tuple[Spot, ...] | None:
         """Return a job's own leaves as cells its VC can own now, or None if it cannot.
 
-        A worker fits a cell the VC has bound there, or a new one that may be taken safely.
+        A worker fits a cell the VC has bound there, or a new one that may be taken safely. A job
+        that has to make room for another has no claim to where it is.
         """
         chain = self.chains[hold.chain]
         pool = chain.pools.get((hold.vc, hold.pin))
-        if pool is None:
+        claimed = any(leaf in chain.claim for spot in hold.spots for leaf in spot.leaves)
+        if pool is None or claimed:
             return None
         draft, left, shape = Draft(chain.forest), list(pool.left), chain.topology
         new: dict[tuple[int, int], None] = {}
@@ -234,6 +250,18 @@ class Cells:
 
     # --- changing ------------------------------------------------------------------------------
 
+    def carry_out(self, request: Request, where: Placement) -> Hold:
+        """Do what `place` decided: claims cancelled, jobs demoted, GPUs held or (victims) claimed.
+
+        Who bears bad hardware is settled only then: what is given back on the way is meant for
+        this job, and must not be given to somebody for the bad GPUs beside it.
+        """
+        for job in where.cancels:
+            self.release(job, settle=False)
+        for job in where.demoted:
+            self.demote(job)
+        return self.reserve(request, where) if where.victims else self.hold(request, where)
+
     def hold(self, request: Request, where: Placement) -> Hold:
         """Give a gang its GPUs; none of them is used or claimed by another."""
         hold = Hold(request, where)
@@ -246,8 +274,12 @@ class Cells:
         self.enter(hold)
         return hold
 
-    def enter(self, hold: Hold) -> None:
-        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed."""
+    def enter(self, hold: Hold, *, settle: bool = True) -> None:
+        """Put a hold in force as it is: its cells are bound, its GPUs used or claimed.
+
+        Where several are entered as they were, who bears bad hardware is not settled between them:
+        a cell that one of the later ones needs might be given to somebody for its bad GPUs.
+        """
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
         self._count(hold, 1)
@@ -258,7 +290,14 @@ class Cells:
             else:
                 chain.use(hold, spot)
         self.sharing.update(dict.fromkeys(hold.sharers, hold.job))
-        chain.settle()
+        if settle:
+            chain.settle()
+
+    def claimed(self, job: str) -> bool:
+        """Return whether another job claims some of what a job uses."""
+        hold = self.holds[job]
+        claim = self.chains[hold.chain].claim
+        return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
@@ -275,10 +314,11 @@ class Cells:
         for spot in hold.spots:
             self.chains[hold.chain].use(hold, spot)
 
-    def release(self, job: str, node: str = "") -> None:
+    def release(self, job: str, node: str = "", *, settle: bool = True) -> None:
         """Take from a job what it holds or claims (on one node, or everywhere).
 
-        Of jobs that share, the others keep it.
+        Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
+        what follows (see `carry_out`).
         """
         if job in self.sharing:
             del self.holds[self.sharing.pop(job)].sharers[job]
@@ -304,12 +344,14 @@ class Cells:
             self._count(hold, 1)
         else:
             del self.holds[job]
-        chain.settle()
+        if settle:
+            chain.settle()
 
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
 
-        Who bears bad hardware is settled by what follows: a placement that wanted the cells.
+        Nobody claims its GPUs: it would have to make room already. Who bears bad hardware is
+        settled by what follows: a placement that wanted the cells.
         """
         hold = self.holds[job]
         self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)

@@ -13,11 +13,15 @@ from skep.wire.commands import BindJob
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsReserved,
+    CellsSet,
     End,
     GhostGone,
     JobBound,
+    JobDemoted,
     JobEnded,
     JobOver,
+    JobPromoted,
     JobQueued,
     JobRan,
     JobRequeued,
@@ -33,6 +37,7 @@ from skep.wire.facts import (
     NodeSeen,
     Refused,
     Repeated,
+    ReservationDropped,
     VcsSet,
 )
 from skep.wire.node import Outcome
@@ -124,6 +129,8 @@ class ModelJob(msgspec.Struct):
     gone: dict[str, MemberGone] = {}
     ran: dict[str, None] = {}
     stopping: Reason | None = None
+    claims: bool = False
+    guaranteed: bool = False
 
 
 class ModelNode(msgspec.Struct):
@@ -170,8 +177,22 @@ class AllocatorModel:
                     self._node(fact)
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
-                case VcsSet():
-                    self.vcs = fact.vcs
+                case CellsSet():
+                    self.vcs = fact.asked.vcs
+                    for fate in fact.fates:
+                        if fate.fate == "demoted" and fate.job in self.jobs:
+                            self.jobs[fate.job].guaranteed = False
+                    for vc in self.vcs:
+                        self._within_quota(vc)
+                case JobDemoted():
+                    self._attempt(fact.job, fact.attempt).guaranteed = False
+                case JobPromoted():
+                    job = self._attempt(fact.job, fact.attempt)
+                    job.guaranteed = True
+                    self._within_quota(job.spec.vc)
+                case CellsReserved() | ReservationDropped():
+                    require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
+                    self._job(fact.job).claims = isinstance(fact, CellsReserved)
                 case JobQueued():
                     known = fact.job in self.jobs or fact.job in self.ended
                     require(not known, "I1", f"{fact.job} is queued twice")
@@ -248,8 +269,13 @@ class AllocatorModel:
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
-        self._in_turn(job, fact)
+        if not job.claims:  # Who has claimed its cells had its turn then.
+            self._in_turn(job, fact)
         job.queued, job.attempt, job.order = False, fact.attempt, fact.order
+        job.claims = False
+        job.guaranteed = any(level for member in fact.members for level in member.levels)
+        allowed = not (job.guaranteed and job.spec.opportunistic)
+        require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
         for member in fact.members:
@@ -260,15 +286,14 @@ class AllocatorModel:
             for gpu in _gpus(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = fact.job, fact.attempt
-        if not job.spec.opportunistic:
-            self._within_quota(job.spec.vc)
+        self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
         """Require that nobody in the job's queue is more important, or earlier without advice."""
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         for name, other in self.jobs.items():
             theirs = other.spec
-            if not other.queued or name == fact.job or theirs.vc != spec.vc:
+            if not other.queued or other.claims or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
                 first = theirs.priority > spec.priority
@@ -277,8 +302,8 @@ class AllocatorModel:
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
     def _within_quota(self, vc: str) -> None:
-        holders = [job.spec for job in self.jobs.values() if not job.queued]
-        used = sum(spec.gpus for spec in holders if spec.vc == vc and not spec.opportunistic)
+        holders = [job.spec for job in self.jobs.values() if not job.queued and job.guaranteed]
+        used = sum(spec.gpus for spec in holders if spec.vc == vc)
         quota = self.vcs[vc].gpus if vc in self.vcs else 0
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 

@@ -127,8 +127,8 @@ class Member(Message, frozen=True):
 class JobFate(Message, frozen=True):
     """What a change of the cells means for a job that holds GPUs.
 
-    `fate`: kept, promoted, demoted (it goes on where it is, opportunistically), opportunistic (as
-    before), released (its reservation is planned anew).
+    `fate`: demoted (it goes on where it is, opportunistically), or released (its reservation is
+    planned anew).
     """
 
     job: str

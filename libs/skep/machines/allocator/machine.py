@@ -359,7 +359,8 @@ class AllocatorMachine:
                 self.reserved[job.job] = job
             case ReservationDropped():
                 job.move("ReservationDropped")
-                self.cells.release(name)
+                # A claim lost to another job: that one's placement settles who bears bad hardware.
+                self.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
                 del self.reserved[job.job]
                 self.queue(job).add(job.entry)
             case JobDemoted():
@@ -446,7 +447,7 @@ class AllocatorMachine:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
             name = cellwork.holder(*attempt)
-            if self.cells.holds[name].guaranteed:
+            if self.cells.holds[name].guaranteed and not self.cells.claimed(name):
                 self.cells.demote(name)
             self.soft.changes += 1
 

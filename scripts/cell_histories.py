@@ -1,0 +1,68 @@
+"""Run random histories of cells and print what happened in them as JSON.
+
+python -m scripts.cell_histories --seeds 2000      exit 1 if an invariant broke
+python -m scripts.cell_histories --seed 17         one history, with its traceback if it fails
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.property.cells_histories import EVENTS, History
+
+SEEDS_AT_ONCE = 8
+FAILURES_TOLD_MAX = 20
+
+
+def run_seed(seed: int) -> tuple[int, dict[str, int], str]:
+    """Run one history; return its seed, what happened how often, and why it failed."""
+    try:
+        return seed, History(seed).run(), ""
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+        return seed, {}, f"{type(error).__name__} at {where}: {str(error)[:200]}"
+
+
+def main() -> int:
+    """Run the histories; return 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many histories")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        print(json.dumps(History(arguments.seed).run()))
+        return 0
+    begin = time.monotonic()
+    happened: Counter[str] = Counter()
+    failures = []
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    with multiprocessing.Pool(arguments.workers) as pool:
+        for seed, counts, failure in pool.imap_unordered(run_seed, seeds, SEEDS_AT_ONCE):
+            happened.update(counts)
+            if failure:
+                failures.append({"seed": seed, "error": failure})
+    failures.sort(key=lambda each: str(each["seed"]))
+    told = {
+        "histories": len(seeds),
+        "first": arguments.first,
+        "events_each": EVENTS,
+        "failed": len(failures),
+        "failures": failures[:FAILURES_TOLD_MAX],
+        "happened": dict(sorted(happened.items())),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+    print(json.dumps(told, indent=2))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
