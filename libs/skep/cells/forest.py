@@ -313,6 +313,16 @@ class Draft:
         for counts in (self._free, self._owed) if bad else (self._free, self._owed, self._whole):
             counts[level] += 1
 
+    def overlaps(self, level: int, index: int) -> bool:
+        """Return whether some of a cell is taken already."""
+        if (level, index) in self._split:
+            return True
+        shape = self._forest.topology
+        while level < shape.top and (level, index) not in self._taken:
+            level += 1
+            index //= shape.fan[level]
+        return (level, index) in self._taken
+
     def take(self, level: int, index: int) -> bool:
         """Take a cell if every cell owed can still be had then, healthy as far as now."""
         forest, shape = self._forest, self._forest.topology
