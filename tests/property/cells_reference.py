@@ -69,8 +69,9 @@ def _granted(chain: ChainState, pool: Pool, request: Request, *, healthy: bool) 
     sizes = tuple(sorted(request.sizes, reverse=True))
     bound = [_offered(chain, level, index, request) for level, index in pool.bound]
     for new in product(*(range(left + 1) for left in pool.left)):
-        if _fits_view(chain.topology, bound, new, request, sizes) and _bindable(chain, new,
-                                                                               healthy=healthy):
+        if _fits_view(chain.topology, bound, new, request, sizes) and _bindable(
+            chain, new, healthy=healthy
+        ):
             return True
     return False
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
-from skep.cells.forest import Draft
+from skep.cells.forest import Draft, Kind
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.pick import Loss, Spoils, available, closest, seize
 from skep.cells.pools import Pool
@@ -25,10 +25,6 @@ Limit = Callable[[str], int] | None
 LOOK = 24
 """Cells whose victims are compared before one is chosen: the counts put the least used first."""
 NOBODY: Mapping[str, None] = {}
-FAILS = 8
-"""Free cells of a level that may prove unsafe to split before the others are left alone."""
-TRIES = 4096
-"""The same for cells of a gang: in one free cell some are safe to take and others are not."""
 
 
 class Cell(NamedTuple):
@@ -220,23 +216,27 @@ class Search:
         before; one that brings a draft gets them together, the clean ones first.
         """
         forest, looked = self.chain.forest, 0
-        loose = self.below > OPPORTUNISTIC
-        clean = forest.clean_cells(level) if not loose or draft is not None else iter(())
-        used = forest.used_cells(level) if loose else iter(())
-        refused, fails = (0, -1), [0] * (self.shape.top + 1)
-        for cell, high, free in chained(clean, used):
-            if draft is None and ((high, free) == refused or fails[high] > FAILS):
+        loose, plan = self.below > OPPORTUNISTIC, draft or Draft(self.chain.forest)
+        refused: dict[Kind, None] = {}
+
+        def skip(high: int, free: int) -> bool:
+            return bool(refused) and (high, high) in refused and plan.untouched(high, free)
+
+        clean = forest.clean_cells(level, skip) if not loose or draft is not None else iter(())
+        used = forest.used_cells(level, skip) if loose else iter(())
+        for cell, _, _ in chained(clean, used):
+            kind = plan.kind(level, cell)
+            if kind is None or kind in refused:
                 continue
-            if draft is not None and (fails[high] > TRIES or draft.overlaps(level, cell)):
+            if not plan.take(level, cell):
+                refused[kind] = None
                 continue
-            if (draft or Draft(forest)).take(level, cell):
-                yield cell
-                looked += 1
-                if draft is None and loose and looked == LOOK:
-                    return
-            else:
-                refused = high, free
-                fails[high] += 1
+            if draft is None:
+                plan = Draft(forest)
+            yield cell
+            looked += 1
+            if draft is None and loose and looked == LOOK:
+                return
 
     # --- over several cells --------------------------------------------------------------------
 
