@@ -6,6 +6,7 @@ are checked; what the events promise beyond them is asserted here. Everything fo
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -55,11 +56,17 @@ def rng_of(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def random_cluster(rng: random.Random, *, shapes: Cluster | None = None) -> Cluster:
-    """Return a feasible cluster; with `shapes`, one that has mostly the same nodes."""
-    chains = _same_chains(rng, shapes) if shapes is not None else _new_chains(rng)
+def random_cluster(
+    rng: random.Random, *, shapes: Cluster | None = None, leaves: int = LEAVES_MAX
+) -> Cluster:
+    """Return a feasible cluster; with `shapes`, one that has mostly the same nodes.
+
+    `leaves` bounds the GPUs of a chain.
+    """
+    chains = _same_chains(rng, shapes) if shapes is not None else _new_chains(rng, leaves)
     pins: dict[str, Pin] = {}
-    vcs: dict[str, dict[tuple[str, str], int]] = {vc: {} for vc in ("a", "b", "c")[: rng.choice((2, 3))]}  # fmt: skip
+    names = ("a", "b", "c")[: rng.choice((2, 3))]
+    vcs: dict[str, dict[tuple[str, str], int]] = {vc: {} for vc in names}
     pinned: dict[str, list[str]] = {vc: [] for vc in vcs}
     for name, chain in chains.items():
         shape = Topology(name, chain)
@@ -93,10 +100,10 @@ def random_cluster(rng: random.Random, *, shapes: Cluster | None = None) -> Clus
     return Cluster(chains=chains, pins=pins, vcs=owners)
 
 
-def _new_chains(rng: random.Random) -> dict[str, Chain]:
+def _new_chains(rng: random.Random, leaves: int) -> dict[str, Chain]:
     chains: dict[str, Chain] = {}
     for number in range(rng.choice((1, 1, 2))):
-        chains[f"c{number}"] = _chain(rng, f"c{number}", f"g{number}")
+        chains[f"c{number}"] = _chain(rng, f"c{number}", f"g{number}", leaves)
     if rng.random() < 0.15:
         # A machine with two kinds of GPU is a node of two chains.
         first = next(iter(chains.values()))
@@ -109,15 +116,15 @@ def _new_chains(rng: random.Random) -> dict[str, Chain]:
     return chains
 
 
-def _chain(rng: random.Random, name: str, gpu: str) -> Chain:
-    fans, at = rng.choice(SHAPES)
+def _chain(rng: random.Random, name: str, gpu: str, leaves: int) -> Chain:
+    fans, at = rng.choice([each for each in SHAPES if math.prod(each[0]) <= leaves])
     names = [*BELOW[: at - 1], "node", *ABOVE]
     size = top = 1
     for level, fan in enumerate(fans):
         top *= fan
         if level < at:
             size *= fan
-    tops = max(1, min(rng.randint(1, 4), LEAVES_MAX // top))
+    tops = max(1, min(rng.randint(1, 4), leaves // top))
     nodes = []
     for number in range(tops * top // size):
         devices = tuple(rng.sample(range(size), size)) if rng.random() < 0.1 else ()
@@ -156,11 +163,11 @@ def _same_chains(rng: random.Random, cluster: Cluster) -> dict[str, Chain]:
 class History:
     """One history: the cells, the jobs that hold some of them, and those that wait."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, leaves: int = LEAVES_MAX) -> None:
         """Begin with a new cluster that nobody uses."""
         self.seed = seed
         self.rng = rng_of(seed)
-        self.cells = Cells(random_cluster(self.rng))
+        self.cells = Cells(random_cluster(self.rng, leaves=leaves))
         self.stats: Counter[str] = Counter()
         self.waiting: list[Request] = []
         self.requests: dict[str, Request] = {}

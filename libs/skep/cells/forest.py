@@ -14,7 +14,7 @@ many cells there are. Counting costs O(levels^2) per GPU that changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from skep.cells.topology import Topology
 
@@ -75,12 +75,15 @@ class Forest:
         owed[level] += 1
         return not any(deficits(self.whole, owed, self.topology))
 
-    def clean_cells(self, level: int) -> Iterator[tuple[int, int, int]]:
+    def clean_cells(
+        self, level: int, skip: Callable[[int, int], bool] | None = None
+    ) -> Iterator[tuple[int, int, int]]:
         """Yield clean cells of a level in the order of preference, each with its free cell.
 
         From the lowest free cells up, so that large ones stay whole; at each level first out of
         those with bad GPUs, which are good for nothing larger, then untouched ones, then those
-        that opportunistic jobs use elsewhere. Yields (cell, level and index of the free cell).
+        that opportunistic jobs use elsewhere. Yields (cell, level and index of the free cell);
+        `skip` is asked before each whether to leave the (rest of the) free cell out.
         """
         for high in range(level, self.topology.top + 1):
             if high == level:
@@ -92,8 +95,12 @@ class Forest:
             part = (cell for cell in self.part[high][level] if cell not in self.ill[high])
             for cells in (ill, self.by_busy[high].get(0, ()), part):
                 for cell in cells:
+                    if skip is not None and skip(high, cell):
+                        continue
                     for each in self.clean_in(high, cell, level):
                         yield each, high, cell
+                        if skip is not None and skip(high, cell):
+                            break
 
     def clean_in(self, level: int, index: int, lower: int) -> Iterator[int]:
         """Yield the clean cells of a lower level in a cell."""
@@ -107,12 +114,19 @@ class Forest:
         except ValueError:
             return
 
-    def used_cells(self, level: int) -> Iterator[tuple[int, int, int]]:
-        """Yield cells of a level that only opportunistic jobs use, least used free cells first."""
+    def used_cells(
+        self, level: int, skip: Callable[[int, int], bool] | None = None
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield cells of a level that only opportunistic jobs use, least used free cells first.
+
+        `skip` is asked before each free cell whether to leave it out.
+        """
         busy, firm = self.busy[level], self.firm[level]
         for high in range(level, self.topology.top + 1):
             for count in sorted(self.by_busy[high]):
                 for cell in self.by_busy[high][count] if count else ():
+                    if skip is not None and skip(high, cell):
+                        continue
                     inside = self.topology.within(high, cell, level)
                     for each in sorted((i for i in inside if busy[i] and not firm[i]),
                                        key=busy.__getitem__):  # fmt: skip
@@ -300,6 +314,10 @@ class Forest:
             self.ill[level].pop(index, None)
 
 
+Kind = tuple[int, int]
+"""Levels: of what is split to take a cell, and of the largest healthy cell it is part of (or 0)."""
+
+
 class Draft:
     """A plan of several cells to take, checked one after the other, that changes nothing."""
 
@@ -319,36 +337,48 @@ class Draft:
         for counts in (self._free, self._owed) if bad else (self._free, self._owed, self._whole):
             counts[level] += 1
 
+    def kind(self, level: int, index: int) -> Kind | None:
+        """Return what the safety of taking a cell depends on, or None if some of it is taken."""
+        forest, shape = self._forest, self._forest.topology
+        if (level, index) in self._split:
+            return None
+        at, cell, high = level, index, 0 if forest.firm[level][index] else level
+        while cell not in forest.free[at]:
+            parent = (at + 1, cell // shape.fan[at + 1]) if at < shape.top else (0, 0)
+            if parent in self._split:
+                return None if parent in self._taken else (at, high)
+            if at == shape.top:
+                return None
+            at, cell = parent
+            if high and not forest.firm[at][cell]:
+                high = at
+        return at, high
+
+    def untouched(self, level: int, index: int) -> bool:
+        """Return whether nothing of a free cell is taken, and all cells in it are of one kind."""
+        return (level, index) not in self._split and not self._forest.firm[level][index]
+
     def take(self, level: int, index: int) -> bool:
         """Take a cell if every cell owed can still be had then, healthy as far as now."""
-        forest, shape = self._forest, self._forest.topology
-        at, cell, path = level, index, [(level, index)]
-        if path[0] in self._split:
+        kind = self.kind(level, index)
+        if kind is None:
             return False
-        high = level
-        while cell not in forest.free[at] and (
-            at < shape.top and (at + 1, cell // shape.fan[at + 1]) not in self._split
-        ):
-            at += 1
-            cell //= shape.fan[at]
-            path.append((at, cell))
-            if not forest.firm[at][cell]:
-                high = at
-        parent = (at + 1, cell // shape.fan[at + 1]) if at < shape.top else (0, 0)
-        if parent in self._taken or (parent not in self._split and cell not in forest.free[at]):
-            return False
+        at, high = kind
         self._move(self._free, at, level, 1)
-        if not forest.firm[level][index]:
+        if high:
             self._move(self._whole, high, level, 1)
         self._owed[level] -= 1
         if at > level and not self._safe():
             self._move(self._free, at, level, -1)
-            if not forest.firm[level][index]:
+            if high:
                 self._move(self._whole, high, level, -1)
             self._owed[level] += 1
             return False
-        self._split.update(path)
+        shape, cell = self._forest.topology, index
         self._taken.add((level, index))
+        for each in range(level, at + 1):
+            self._split.add((each, cell))
+            cell //= shape.fan[each + 1] if each < shape.top else 1
         return True
 
     def _move(self, counts: list[int], high: int, level: int, sign: int) -> None:

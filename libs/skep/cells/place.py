@@ -9,11 +9,12 @@ priority. A gang stays in the smallest cell that holds it; only then it is sprea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain as chained
 from itertools import islice
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
-from skep.cells.forest import Draft
+from skep.cells.forest import Draft, Kind
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.pick import Loss, Spoils, available, closest, seize
 from skep.cells.pools import Pool
@@ -24,8 +25,6 @@ Limit = Callable[[str], int] | None
 LOOK = 24
 """Cells whose victims are compared before one is chosen: the counts put the least used first."""
 NOBODY: Mapping[str, None] = {}
-FAILS = 8
-"""Free cells that may prove unsafe to split before a level's search is given up."""
 
 
 class Cell(NamedTuple):
@@ -186,7 +185,7 @@ class Search:
 
     def _in_new(self, level: int, within: int) -> Iterator[Found]:
         """Yield placements in one more cell of a level that the VC binds for it."""
-        for cell in self._new_cells(level, 1):
+        for cell in self._new_cells(level):
             node = self.shape.node_level
             if level <= node:
                 for found in self._inside(level, cell, within, level):
@@ -209,29 +208,35 @@ class Search:
                 return found
         return None
 
-    def _new_cells(self, level: int, count: int, draft: Draft | None = None) -> Iterator[int]:
+    def _new_cells(self, level: int, draft: Draft | None = None) -> Iterator[int]:
         """Yield cells that may be bound: safe to take out of the free cells, one after another.
 
         With a threshold of 0 and more also cells that opportunistic jobs use. A caller that wants
-        one of several gets each as an alternative; one that brings a draft gets them together.
+        one of several gets each as an alternative, and no clean ones where those were not enough
+        before; one that brings a draft gets them together, the clean ones first.
         """
-        forest = self.chain.forest
-        cells = forest.clean_cells(level)
-        if self.below > OPPORTUNISTIC:
-            cells = islice(forest.used_cells(level), LOOK)
-        refused, fails = (0, -1), 0
-        for cell, high, free in cells:
-            if (high, free) == refused:
+        forest, looked = self.chain.forest, 0
+        loose, plan = self.below > OPPORTUNISTIC, draft or Draft(self.chain.forest)
+        refused: dict[Kind, None] = {}
+
+        def skip(high: int, free: int) -> bool:
+            return bool(refused) and (high, high) in refused and plan.untouched(high, free)
+
+        clean = forest.clean_cells(level, skip) if not loose or draft is not None else iter(())
+        used = forest.used_cells(level, skip) if loose else iter(())
+        for cell, _, _ in chained(clean, used):
+            kind = plan.kind(level, cell)
+            if kind is None or kind in refused:
                 continue
-            if (draft or Draft(forest)).take(level, cell):
-                yield cell
-                count -= 1
-                if not count and draft is not None:
-                    return
-            else:
-                refused, fails = (high, free), fails + 1
-                if fails > FAILS and draft is None:
-                    return
+            if not plan.take(level, cell):
+                refused[kind] = None
+                continue
+            if draft is None:
+                plan = Draft(forest)
+            yield cell
+            looked += 1
+            if draft is None and loose and looked == LOOK:
+                return
 
     # --- over several cells --------------------------------------------------------------------
 
@@ -265,7 +270,7 @@ class Search:
                 return
             each = max(1, shape.size[level] // sizes[0])
             want = min(left[level], max(1, len(sizes) // each))
-            got = list(self._new_cells(level, want, draft))[:want]
+            got = list(islice(self._new_cells(level, draft), want))
             left[level] = left[level] - len(got) if got else 0
             lower = min(level, node)
             for cell in got:
