@@ -26,6 +26,7 @@ from skep.wire.facts import (
     JobRan,
     JobRequeued,
     JobStopping,
+    JobWaits,
     Member,
     MemberGone,
     MemberRan,
@@ -164,6 +165,8 @@ class AllocatorModel:
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
         """Machines whose name was given to another, until it is theirs again and they are clean."""
+        self.hopeless: dict[str, None] = {}
+        """Jobs that no cell can hold as things are: somebody has to cancel them."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -184,6 +187,11 @@ class AllocatorModel:
                             self.jobs[fate.job].guaranteed = False
                     for vc in self.vcs:
                         self._within_quota(vc)
+                case JobWaits():
+                    if fact.why is Reason.FITS_NO_CELL:
+                        self.hopeless[fact.job] = None
+                    else:
+                        self.hopeless.pop(fact.job, None)
                 case JobDemoted():
                     self._attempt(fact.job, fact.attempt).guaranteed = False
                 case JobPromoted():

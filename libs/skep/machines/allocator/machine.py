@@ -492,6 +492,10 @@ class AllocatorMachine:
         wanted = job.spec.resources
         kinds = wanted.gpu_type or "any type"
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
+        if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
+            self.soft.vacant = Cells(self.cells.cluster)
+        if self.soft.vacant.place(asked) is None:
+            return Reason.FITS_NO_CELL, needs
         if asked.priority == OPPORTUNISTIC:
             return Reason.WAITS_FOR_GPUS, needs
         return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
