@@ -182,6 +182,7 @@ class AllocatorModel:
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
                     self.vcs = fact.asked.vcs
+                    self.hopeless.clear()
                     for fate in fact.fates:
                         if fate.fate == "demoted" and fate.job in self.jobs:
                             self.jobs[fate.job].guaranteed = False
@@ -301,7 +302,8 @@ class AllocatorModel:
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         for name, other in self.jobs.items():
             theirs = other.spec
-            if not other.queued or other.claims or name == fact.job or theirs.vc != spec.vc:
+            aside = other.claims or name in self.hopeless
+            if not other.queued or aside or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
                 first = theirs.priority > spec.priority
@@ -376,6 +378,7 @@ class AllocatorModel:
         require(fact.attempts == job.attempt, "I1", f"{fact.job}: {fact.attempts} attempts")
         self.ended[fact.job] = fact
         del self.jobs[fact.job]
+        self.hopeless.pop(fact.job, None)
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""
