@@ -90,6 +90,8 @@ class Store:
             self.unmount()
             shutil.move(f"{self.image}.cut", self.image)
             self._mount()
+            # That it was given back may not have reached the disk.
+            self.free()
 
     def unmount(self) -> None:
         """Take it away; raises RuntimeError if a process stays on it."""
