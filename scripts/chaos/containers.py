@@ -6,6 +6,7 @@ place of volumes, fixed addresses, a clock of its own, and a folder for the jobs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -86,6 +87,7 @@ class Containers:
                                      changes=changes)  # fmt: skip
         self._engine = docker.APIClient(version="auto")
         self._paused, self._lock = Paused(), threading.Lock()
+        self._frozen: set[str] = set()
         self._pool = ThreadPoolExecutor(len(NAMES))
         vcs = [word for vc, gpus in VCS.items() for word in ("--vc", f"{vc}={gpus}")]
         self.deployment.init("--gpus", str(GPUS), *vcs)
@@ -165,6 +167,23 @@ class Containers:
     def resume(self, name: str) -> None:
         with self._lock:
             self._paused.wake(name)
+
+    def freeze(self, name: str) -> bool:
+        if name in self._frozen:
+            return False
+        self._frozen.add(name)
+        try:
+            self._engine.pause(self._ids[name])
+        except APIError:
+            self._frozen.discard(name)
+            return False  # It does not run, or a frozen disk has it.
+        return True
+
+    def unfreeze(self, name: str) -> None:
+        if name in self._frozen:
+            with contextlib.suppress(APIError):
+                self._engine.unpause(self._ids[name])
+            self._frozen.discard(name)
 
     def set_clock(self, offset_s: int) -> None:
         self._clock.set(offset_s)

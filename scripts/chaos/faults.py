@@ -39,6 +39,8 @@ KINDS = {
     "crash-loop": Kind(6, ("service", "agent", "bus")),
     "pause": Kind(10, ("service", "agent", "runner", "bus"), (1.0, 12.0)),
     "pause-long": Kind(1, ("agent",), (42.0, 55.0)),
+    "freeze": Kind(4, ("service", "agent", "bus"), (1.0, 12.0)),
+    "freeze-long": Kind(1, ("agent",), (42.0, 55.0)),
     "full-disk": Kind(4, ("store",), (2.0, 8.0)),
     "slow-disk": Kind(4, ("store",), (2.0, 8.0)),
     "mute": Kind(3, ("service", "agent"), (2.0, 15.0)),
@@ -143,7 +145,8 @@ class Injector:
             "pause": self._pause, "pause-long": self._pause, "full-disk": self._full_disk,
             "slow-disk": self._slow_disk, "mute": self._cut, "deaf": self._cut, "lossy": self._cut,
             "duplicate": self._duplicate, "clock": self._clock, "power-cut": self._power_cut,
-            "delay": self._cut, "partition": self._partition, "kill-bus": self._kill_bus,
+            "freeze": self._freeze, "freeze-long": self._freeze, "delay": self._cut,
+            "partition": self._partition, "kill-bus": self._kill_bus,
         }  # fmt: skip
         try:
             done.done = await acts[fault.kind](fault)
@@ -158,6 +161,7 @@ class Injector:
         target.set_clock(0)
         for name in target.components():
             target.resume(name)
+            target.unfreeze(name)
         target.network.heal_all()
         for store in target.stores.values():
             store.thaw()
@@ -167,10 +171,10 @@ class Injector:
     # --- processes -------------------------------------------------------------------------------
 
     async def _kill(self, fault: Fault) -> bool:
-        return self.target.kill(fault.component)
+        return await asyncio.to_thread(self.target.kill, fault.component)
 
     async def _kill_supervisor(self, fault: Fault) -> bool:
-        done = self.target.kill("supervisor")
+        done = await asyncio.to_thread(self.target.kill, "supervisor")
         await asyncio.sleep(fault.seconds)
         await self._restart()
         return done
@@ -179,12 +183,11 @@ class Injector:
         """Kill every bus server within some milliseconds."""
         del fault
         servers = [name for name, role in self.target.components().items() if role == "bus"]
-        done = [self.target.kill(name) for name in servers]
-        return any(done)
+        return any(await asyncio.to_thread(lambda: [self.target.kill(name) for name in servers]))
 
     async def _kill_everything(self, fault: Fault) -> bool:
         async with self._restarting:
-            self.target.kill_everything(jobs=False)
+            await asyncio.to_thread(self.target.kill_everything, jobs=False)
             await asyncio.sleep(fault.seconds)
         await self._restart()
         return True
@@ -193,23 +196,30 @@ class Injector:
         """Kill a component each time it is back, at once."""
         deadline, killed, latest = time.monotonic() + CRASH_WITHIN_S, 0, 0
         while killed < CRASHES and time.monotonic() < deadline:
-            pid = self.target.pid(fault.component)
-            if pid and pid != latest and self.target.kill(fault.component):
+            pid = await asyncio.to_thread(self.target.pid, fault.component)
+            if pid and pid != latest and await self._kill(fault):
                 latest, killed = pid, killed + 1
             await asyncio.sleep(LOOK_S)
         return killed > 1
 
     async def _pause(self, fault: Fault) -> bool:
-        done = self.target.pause(fault.component)
+        done = await asyncio.to_thread(self.target.pause, fault.component)
         if done:
             await asyncio.sleep(fault.seconds)
             self.target.resume(fault.component)
         return done
 
+    async def _freeze(self, fault: Fault) -> bool:
+        done = await asyncio.to_thread(self.target.freeze, fault.component)
+        if done:
+            await asyncio.sleep(fault.seconds)
+            await asyncio.to_thread(self.target.unfreeze, fault.component)
+        return done
+
     async def _restart(self) -> None:
         async with self._restarting:
             for attempt in range(RESTART_TRIES):
-                if self.target.is_kept_up():
+                if await asyncio.to_thread(self.target.is_kept_up):
                     return
                 try:
                     await asyncio.to_thread(self.target.restart)
@@ -247,7 +257,8 @@ class Injector:
         async with self._restarting:
             target = self.target
             for store in target.stores.values():
-                store.thaw()
+                store.hold()
+            # Nothing else is done to the cluster until all is dead: no other task may run.
             names = [name for name in target.components() if target.pause(name)]
             for store in target.stores.values():
                 store.snap()
@@ -276,7 +287,7 @@ class Injector:
     async def _cut_off(self, name: str, cut: Cut, seconds: float) -> bool:
         """Cut a component off, and whatever takes its place meanwhile."""
         network, until = self.target.network, time.monotonic() + seconds
-        pid = self.target.pid(name)
+        pid = await asyncio.to_thread(self.target.pid, name)
         if not pid:
             return False
         self._cuts_made += 1
@@ -284,7 +295,7 @@ class Injector:
         try:
             await asyncio.to_thread(network.cut, key, name, pid, cut)
             while time.monotonic() < until:
-                again = self.target.pid(name)
+                again = await asyncio.to_thread(self.target.pid, name)
                 if again and again != pid and await asyncio.to_thread(network.move, key, again):
                     pid = again
                 await asyncio.sleep(CUT_LOOK_S)

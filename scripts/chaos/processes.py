@@ -51,6 +51,7 @@ class Processes:
         trains = importlib.util.find_spec("torch") is not None
         self.jobs = Jobs(sys.executable, str(WORK), str(self.notes), trains)
         self.cannot = {"kill-bus": "there is one bus server: `kill` does it"}
+        self.cannot |= dict.fromkeys(("freeze", "freeze-long"), "processes have no container")
         if not loopback.works:
             self.cannot |= dict.fromkeys(KINDS, "no net_cls control group or packet filter")
         if not self._clock.works:
@@ -89,6 +90,12 @@ class Processes:
     def resume(self, name: str) -> None:
         with self._lock:
             self._paused.wake(name)
+
+    def freeze(self, name: str) -> bool:
+        raise NotImplementedError(name)
+
+    def unfreeze(self, name: str) -> None:
+        pass  # Nothing is.
 
     def set_clock(self, offset_s: int) -> None:
         self._clock.set(offset_s)

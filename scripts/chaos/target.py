@@ -73,6 +73,14 @@ class Target(Protocol):
         """SIGCONT what `pause` stopped; harmless if it has died since."""
         ...
 
+    def freeze(self, name: str) -> bool:
+        """Stop it and everything it has started, jobs too, as a machine that stands still."""
+        ...
+
+    def unfreeze(self, name: str) -> None:
+        """Undo `freeze`; harmless if it has died since."""
+        ...
+
     def set_clock(self, offset_s: int) -> None:
         """Have the cluster's wall clock differ from the machine's by `offset_s`."""
         ...
