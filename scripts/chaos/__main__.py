@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -236,6 +237,8 @@ def attack(chosen: argparse.Namespace, target: Target) -> tuple[dict[str, Any], 
 def main() -> int:
     """Run it in a folder of its own, processes in namespaces of their own too."""
     chosen = options()
+    # Whoever ends it early finds nothing left either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if os.geteuid() != 0:
         print("error: chaos cuts off networks and disks: run it as root", file=sys.stderr)
         return 2

@@ -191,3 +191,24 @@ def test_a_check_without_a_bus_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert check.main([], environment) == 1
     assert "127.0.0.1: " in capsys.readouterr().err
     assert check.main([], {}) == 1
+
+
+@pytest.mark.parametrize(
+    "words, room_bytes, up_s, anew",
+    [
+        ('{"status":"unavailable","error":"JetStream not enabled (10076)"}', 1 << 30, 60.0, True),
+        ("JetStream stream 'A > ALLOC' write error: no space left on device", 1 << 30, 60.0, True),
+        ("JetStream not enabled (10076)", 1 << 10, 60.0, False),
+        ("JetStream not enabled (10076)", 1 << 30, 1.0, False),
+        ("JetStream has not established contact with a meta leader", 1 << 30, 60.0, False),
+    ],
+    ids=["was-full", "stream-given-up", "still-full", "just-started", "no-leader"],
+)
+def test_a_server_that_stores_nothing_is_started_anew_once_there_is_room(
+    words: str, room_bytes: int, up_s: float, anew: bool
+) -> None:
+    assert check.is_to_start_anew(words, room_bytes, up_s) is anew
+
+
+def test_the_room_is_looked_for_where_the_servers_store() -> None:
+    assert init.STORE.startswith(f"{check.VOLUME}/")
