@@ -228,8 +228,10 @@ def attack(chosen: argparse.Namespace, target: Target) -> tuple[dict[str, Any], 
             report = asyncio.run(chaos.run())
             drawn = chaos.picture()
     finally:
-        left = target.stop()
-        target.unmount()
+        try:
+            left = target.stop()
+        finally:
+            target.unmount()
     report["violations"] += [Violation("orphan", text)._asdict() for text in left]
     return report, drawn
 

@@ -90,9 +90,14 @@ class Containers:
         self._frozen: set[str] = set()
         self._pool = ThreadPoolExecutor(len(NAMES))
         vcs = [word for vc, gpus in VCS.items() for word in ("--vc", f"{vc}={gpus}")]
-        self.deployment.init("--gpus", str(GPUS), *vcs)
-        self.deployment.down(wipe=True)
-        self.deployment.up()
+        try:
+            self.deployment.init("--gpus", str(GPUS), *vcs)
+            self.deployment.down(wipe=True)
+            self.deployment.up()
+        except BaseException:
+            self.deployment.down(wipe=True)
+            self.unmount()
+            raise
         self._ids = {name: str(one["Id"]) for name, one in self.deployment.containers().items()}
 
     def _make_stores(self, base: Path) -> dict[str, Store]:
