@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SECONDS_MAX = 300
 JOBS, FAULTS = 24, 7
 KINDS = "kill,crash-loop,pause,partition,delay,duplicate,kill-everything"
+DONE_MIN = 5
+"""Of the faults that seed draws; one that finds its component dead does nothing."""
 
 
 def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
     if probe.returncode:
         pytest.skip(f"no namespaces of its own: {probe.stderr.decode().strip()}")
     told, drawn = tmp_path / "report.json", tmp_path / "timeline.svg"
-    command = [sys.executable, "-m", "scripts.chaos", "--seed", "3", "--jobs", f"{JOBS}",
+    command = [sys.executable, "-m", "scripts.chaos", "--seed", "30", "--jobs", f"{JOBS}",
                "--faults", f"{FAULTS}", "--minutes", "0.35", "--kinds", KINDS,
                "--json", str(told), "--out", str(drawn)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
@@ -36,5 +38,5 @@ def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
     assert report["problems"] == []
     assert report["jobs"]["acknowledged"] == JOBS
     assert report["faults"]["planned"] == FAULTS
-    assert report["faults"]["done"] > 0
+    assert report["faults"]["done"] >= DONE_MIN
     assert drawn.read_text().startswith("<svg")
