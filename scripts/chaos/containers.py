@@ -264,11 +264,11 @@ class Containers:
         return entry if ours else {}
 
     def _entry(self, name: str) -> dict[str, Any]:
-        """Return a component's own process, not the init that an engine puts before it."""
+        """Return a component's own process, not what passes signals on to it as the first one."""
         container, _, part = name.partition("/")
         first = self._first(container)
-        if not first or container in BUS:
-            return first
+        if not first:
+            return {}
         if part == "runner":
             inside = _namespace(first["pid"])
             for pid in pids():
@@ -282,7 +282,7 @@ class Containers:
             children = Path(f"/proc/{first['pid']}/task/{first['pid']}/children").read_text()
         except OSError:
             return {}
-        # What the init adopts comes behind what it started.
+        # What the first process adopts comes behind what it started.
         return entry_of(int(children.split()[0])) if children.split() else {}
 
 

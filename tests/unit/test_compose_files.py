@@ -92,6 +92,21 @@ def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
             assert port.startswith("127.0.0.1:")
 
 
+def test_agents_get_the_engine_only_by_a_file_of_its_own(compose: Any) -> None:
+    socket = "/var/run/docker.sock"
+    assert not any(socket in text for one in compose["services"].values()
+                   for text in one.get("volumes", ()))  # fmt: skip
+    more = yaml.safe_load((FILE.parent / "containers.yaml").read_text())
+    assert set(more["services"]) == {"agent-1", "agent-2"} <= set(compose["services"])
+    ports = [one["environment"]["SKEP_PORTS"] for one in more["services"].values()]
+    assert len(set(ports)) == len(ports), "ranks of both nodes share the machine's network"
+    for name, service in more["services"].items():
+        assert f"{socket}:{socket}" in service["volumes"]
+        state, _, folder = service["environment"]["SKEP_STATE"].rpartition("/")
+        assert folder == name
+        assert f"{state}:{state}" in service["volumes"], "the same path inside and outside"
+
+
 def test_viewers_come_on_demand_confined_and_with_files_that_are_there(whole: Any) -> None:
     viewers = {name: one for name, one in whole["services"].items() if "profiles" in one}
     assert set(viewers) == VIEWERS
@@ -191,24 +206,3 @@ def test_a_check_without_a_bus_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert check.main([], environment) == 1
     assert "127.0.0.1: " in capsys.readouterr().err
     assert check.main([], {}) == 1
-
-
-@pytest.mark.parametrize(
-    "words, room_bytes, up_s, anew",
-    [
-        ('{"status":"unavailable","error":"JetStream not enabled (10076)"}', 1 << 30, 60.0, True),
-        ("JetStream stream 'A > ALLOC' write error: no space left on device", 1 << 30, 60.0, True),
-        ("JetStream not enabled (10076)", 1 << 10, 60.0, False),
-        ("JetStream not enabled (10076)", 1 << 30, 1.0, False),
-        ("JetStream has not established contact with a meta leader", 1 << 30, 60.0, False),
-    ],
-    ids=["was-full", "stream-given-up", "still-full", "just-started", "no-leader"],
-)
-def test_a_server_that_stores_nothing_is_started_anew_once_there_is_room(
-    words: str, room_bytes: int, up_s: float, anew: bool
-) -> None:
-    assert check.is_to_start_anew(words, room_bytes, up_s) is anew
-
-
-def test_the_room_is_looked_for_where_the_servers_store() -> None:
-    assert init.STORE.startswith(f"{check.VOLUME}/")

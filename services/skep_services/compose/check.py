@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -19,13 +18,6 @@ from pathlib import Path
 TIMEOUT_S = 3.0
 MONITOR = ("127.0.0.1", 8222)
 ANSWER_BYTES_MAX = 1 << 20
-SICK = ("write error", "JetStream not enabled")
-"""What a server says of itself that had a full disk: it stores nothing until it is started anew."""
-VOLUME = "/var/lib/skep"
-ROOM_BYTES_MIN = 1 << 20
-"""What has to be free before a new start is worth it: recovery writes an index of each stream."""
-UP_S_MIN = 20.0
-"""A server that has just been started is not judged."""
 
 
 def main(arguments: list[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -47,29 +39,9 @@ def nats_health() -> str:
         while piece := connection.recv(4096):
             answer += piece
     head, _, body = answer.partition(b"\r\n\r\n")
-    words = body.decode("utf-8", "replace")
     if b" 200 " not in head.splitlines()[0]:
-        disk = os.statvfs(VOLUME)
-        if is_to_start_anew(words, disk.f_bavail * disk.f_frsize, _up_s()):
-            # An engine starts again what has ended, and lets be what is only not well. Everything
-            # acknowledged is synced, here or by the other servers, so the end costs nothing.
-            os.kill(1, signal.SIGTERM)
-            words = f"it stores nothing and is started anew: {words}"
-        raise OSError(words)
-    return words
-
-
-def is_to_start_anew(words: str, room_bytes: int, up_s: float) -> bool:
-    """Return whether a server that says this of itself helps nobody until it is started anew."""
-    sick = any(each in words for each in SICK)
-    return sick and room_bytes >= ROOM_BYTES_MIN and up_s >= UP_S_MIN
-
-
-def _up_s() -> float:
-    """Return since when the container's first process, the server, has run."""
-    fields = Path("/proc/1/stat").read_bytes().rpartition(b")")[2].split()
-    up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    return up_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        raise OSError(body.decode("utf-8", "replace"))
+    return body.decode("utf-8", "replace")
 
 
 def service_health(environment: Mapping[str, str]) -> str:
