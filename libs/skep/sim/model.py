@@ -312,8 +312,10 @@ class AllocatorModel:
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
     def _within_quota(self, vc: str) -> None:
-        holders = [job.spec for job in self.jobs.values() if not job.queued and job.guaranteed]
-        used = sum(spec.gpus for spec in holders if spec.vc == vc)
+        holders = [job for job in self.jobs.values()
+                   if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
+        used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
+                   if member.node not in job.gone)  # fmt: skip
         quota = self.vcs[vc].gpus if vc in self.vcs else 0
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
