@@ -26,7 +26,7 @@ def test_histories(part: int) -> None:
 
 def test_histories_go_where_it_hurts() -> None:
     seen: dict[str, int] = {}
-    for seed in range(0, 60):
+    for seed in range(60):
         history = History(seed)
         for what, count in history.run(40).items():
             seen[what] = seen.get(what, 0) + count
