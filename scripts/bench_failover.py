@@ -17,7 +17,6 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,9 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts import engine
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import Deployment, until
-from scripts.compose_test import RECOVERY_WITHIN_S, VC, Run, StuckError, ask
+from scripts.compose_test import RECOVERY_WITHIN_S, VC, Run, ask, attempt
 
 PROJECT = "skep-failover"
 NATS_PORT, GATEWAY_PORT = 16222, 20470
@@ -141,23 +139,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="skep-failover-") as folder:
-        try:
-            engine.up(install=False)
-            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
-            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
-            deployment.down(wipe=True)
-            run = FailoverRun(deployment, given.rounds)
-            try:
-                deployment.up()
-                asyncio.run(run.run())
-            finally:
-                if run.failures or sys.exc_info()[0]:
-                    print(deployment.last_words(), file=sys.stderr)
-                deployment.down(wipe=True)
-        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
-            print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+    run = attempt(
+        lambda deployment: FailoverRun(deployment, given.rounds),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+    )
+    if run is None:
+        return 1
     text = json.dumps(run.report(), indent=1)
     print(text)
     if given.out:

@@ -4,7 +4,8 @@
 
 For each length a history is made by the real machine (jobs that are queued, bound, run and end),
 written into a real, synced log with the snapshots the service itself would have kept, and then the
-real service is started on it, with the snapshots and again without them.
+real service is started on it, with the snapshots and again without them. The advisor, which has no
+log of its own, is started on it too, until it has read everything.
 """
 
 from __future__ import annotations
@@ -24,16 +25,25 @@ from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.base import Record, Send
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import SetVcs, VcConfig
+from skep.wire.admin import SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts
 from skep.wire.commands import BindJob
 from skep.wire.facts import Admitted, AllocatorFact
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.spec import JobSpec, Resources
-from skep_services.adapters.nats_access import ALLOCATOR, BOOTSTRAP, new_passwords, users
+from skep_services.adapters.nats_access import (
+    ADVISOR,
+    ALLOCATOR,
+    BOOTSTRAP,
+    OPERATOR,
+    new_passwords,
+    users,
+)
+from skep_services.adapters.nats_api import StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
-from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_link import LinkOptions, Silence
 from skep_services.adapters.nats_server import Server
 from skep_services.adapters.nats_streams import bootstrap_streams
 from skep_services.shell import KEEP_EVERY, KEEP_SHARE
@@ -50,7 +60,7 @@ SPEC = JobSpec(name="train", vc="ml", command=("/bin/true",), resources=Resource
 
 def history(machine: AllocatorMachine, running: int) -> Iterator[Any]:
     """Yield the facts of jobs that come and go without end, `running` of them at any time."""
-    yield from _facts(machine, SetVcs(vcs={"ml": VcConfig(gpus=512)}))
+    yield from _facts(machine, SetVcs(vcs={"ml": VirtualCluster(gpus=512)}))
     yield from _facts(machine, NODE)
     job = 0
     while True:
@@ -130,14 +140,8 @@ class Bench:
 
     async def ready_ms(self) -> float:
         """Start the service; return how long it took to recover, ms, interpreter included."""
-        environment = {**os.environ, "SKEP_STATE": str(self.folder / "state"),
-                       "SKEP_NATS_URL": self.server.url, "SKEP_NATS_USER": ALLOCATOR,
-                       "SKEP_NATS_PASSWORD": self.passwords[ALLOCATOR]}  # fmt: skip
         began = time.perf_counter()
-        service = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "skep_services.allocator", env=environment,
-            stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        service = await self._start(ALLOCATOR)
         assert service.stderr is not None
         said = b""
         while b'"ready"' not in said:
@@ -147,6 +151,36 @@ class Bench:
         service.kill()
         await service.communicate()
         return round(took_ms, 1)
+
+    async def advisor_ms(self) -> float:
+        """Start the advisor, which reads the log from its beginning; return how long that took."""
+        operator = await self.bus(OPERATOR)
+        info = await ask(operator.link, f"STREAM.INFO.{subjects.ALLOC}", None, StreamInfo)
+        began = time.perf_counter()
+        service = await self._start(ADVISOR)
+        reading = asyncio.ensure_future(service.communicate())
+        position = 0
+        while position < info.state.last_seq:
+            assert not reading.done(), "the service ended before it had read all"
+            told = await operator.link.call(subjects.health(ADVISOR), b"", {}, 1.0)
+            if isinstance(told, Silence):
+                await asyncio.sleep(0.01)  # Nobody listens before it is connected.
+            else:
+                position = json.loads(told.data)["positions"].get(subjects.ALLOC, 0)
+        took_ms = (time.perf_counter() - began) * 1000
+        service.kill()
+        await reading
+        await operator.close()
+        return round(took_ms, 1)
+
+    async def _start(self, identity: str) -> asyncio.subprocess.Process:
+        environment = {**os.environ, "SKEP_STATE": str(self.folder / "state" / identity),
+                       "SKEP_NATS_URL": self.server.url, "SKEP_NATS_USER": identity,
+                       "SKEP_NATS_PASSWORD": self.passwords[identity]}  # fmt: skip
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", f"skep_services.{identity}", env=environment,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
 
 
 def _fail(error: Exception) -> None:
@@ -160,6 +194,7 @@ async def measure(facts: int, running: int) -> dict[str, Any]:
         await bench.start()
         try:
             row = await bench.write(facts, running)
+            row["advisor_caught_up_ms"] = [await bench.advisor_ms() for _ in range(3)]
             row["ready_ms"] = [await bench.ready_ms() for _ in range(3)]
             bus = await bench.bus(ALLOCATOR)
             await bus.link.call(f"$JS.API.STREAM.PURGE.{subjects.KEPT}", b"", {}, 5.0)

@@ -10,17 +10,19 @@ says where everything is once the cluster is well. `down` keeps the volumes, `do
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -300,6 +302,59 @@ class Deployment:
             words = self.logs(name).splitlines()[-LOG_LINES_SHOWN:]
             lines += [f"    {line[:300]}" for line in words]
         return "\n".join(lines)
+
+
+class Verdict(Protocol):
+    """What a run says of itself."""
+
+    @property
+    def failures(self) -> int:
+        """Return how many checks did not hold."""
+        ...
+
+    async def run(self) -> None:
+        """Do everything but the deployment itself."""
+        ...
+
+
+R = TypeVar("R", bound=Verdict)
+FAILURES = (engine.EngineError, RuntimeError, TimeoutError)
+"""What keeps a run from its end."""
+
+
+def deploy_and_run(
+    make: Callable[[Deployment], R],
+    *,
+    project: str,
+    image: str,
+    ports: tuple[int, int],
+    options: Sequence[str],
+    up: Callable[[R, float], None] = lambda _run, _took_s: None,
+    keep: bool = False,
+) -> R:
+    """Deploy aside, do what `make` returns, and take it all down again unless `keep`.
+
+    `ports` are the first of the bus and the gateway's, `options` those of `compose.init`; `up` is
+    told after how many seconds the deployment was well. Whatever is not well in the end says so on
+    standard error. Raises EngineError, RuntimeError, TimeoutError, and what the run raises.
+    """
+    engine.up(install=False)
+    with tempfile.TemporaryDirectory(prefix=f"{project}-") as folder:
+        deployment = Deployment(project, Path(folder), image, *ports)
+        deployment.init(*options)
+        deployment.down(wipe=True)
+        run = make(deployment)
+        well = False
+        try:
+            up(run, deployment.up())
+            asyncio.run(run.run())
+            well = not run.failures
+        finally:
+            if not well:
+                print(deployment.last_words(), file=sys.stderr)
+            if not keep:
+                deployment.down(wipe=True)
+    return run
 
 
 def _loops(container: Any) -> bool:

@@ -18,22 +18,21 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import itertools
 
-from scripts import account, engine
+from scripts import account
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
-from scripts.compose import Deployment, until
+from scripts.compose import FAILURES, Deployment, deploy_and_run, until
 from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
 
 PROJECT = "skep-test"
@@ -90,7 +89,10 @@ class Kill(NamedTuple):
     gap_ms: int
 
 
-class StuckError(Exception):
+R = TypeVar("R", bound="Run")
+
+
+class StuckError(RuntimeError):
     """A check that everything after it needs."""
 
 
@@ -130,6 +132,12 @@ class Run:
 
     async def run(self) -> None:
         """Do everything but the deployment itself."""
+        try:
+            await self._run()
+        finally:
+            print(table(self.kills), file=self._out, flush=True)
+
+    async def _run(self) -> None:
         about = self.deployment.about
         self.check_containers()
         self.check_viewers()
@@ -492,6 +500,30 @@ async def read_stream(client: BareClient, stream: str) -> list[Any]:
     return records
 
 
+def attempt(
+    make: Callable[[Deployment], R],
+    project: str,
+    image: str,
+    ports: tuple[int, int],
+    *,
+    out: TextIO = sys.stderr,
+    **more: Any,
+) -> R | None:
+    """Return a run that came to its end, on a deployment of its own (`deploy_and_run`).
+
+    What kept it from its end is told on `out`.
+    """
+    options = ("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+    try:
+        run: R = deploy_and_run(
+            make, project=project, image=image, ports=ports, options=options, **more
+        )
+    except FAILURES as error:
+        print(f"FAIL {type(error).__name__}: {error}", file=out)
+        return None
+    return run
+
+
 def table(kills: Sequence[Kill]) -> str:
     """Return the kills as lines of text."""
     lines = [f"     {'what was done':<44} {'new job bound':>14} {'longest gap of acks':>20}"]
@@ -507,26 +539,17 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave everything up at the end")
     given = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="skep-compose-") as folder:
-        run = None
-        try:
-            engine.up(install=False)
-            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
-            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
-            deployment.down(wipe=True)
-            run = Run(deployment, rolling=not given.no_rolling)
-            try:
-                run.check(True, f"deployed and well after {deployment.up():.1f} s")
-                asyncio.run(run.run())
-            finally:
-                print(table(run.kills))
-                if run.failures or sys.exc_info()[0]:
-                    print(deployment.last_words())
-                if not given.keep:
-                    deployment.down(wipe=True)
-        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
-            print(f"FAIL {type(error).__name__}: {error}")
-            return 1
+    run = attempt(
+        lambda deployment: Run(deployment, rolling=not given.no_rolling),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+        out=sys.stdout,
+        up=lambda run, took_s: run.check(True, f"deployed and well after {took_s:.1f} s"),
+        keep=given.keep,
+    )
+    if run is None:
+        return 1
     took_s = time.monotonic() - began
     verdict = "FAILED" if run.failures else "passed"
     print(f"compose-test {verdict} in {took_s:.0f} s: {run.failures} checks failed")

@@ -24,7 +24,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,16 +32,14 @@ from typing import Any, NamedTuple
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts import engine
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import Deployment, until
 from scripts.compose_test import (
     BURST_JOB_S,
     RECOVERY_WITHIN_S,
-    SLOTS,
     VC,
     Run,
-    StuckError,
+    attempt,
     read_stream,
 )
 from skep_services.adapters.journal import FRAME, MAGIC
@@ -314,23 +311,14 @@ def main() -> int:
                         help="the successor is silent after every one but the first")  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the report to a file as well")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="skep-pause-") as folder:
-        try:
-            engine.up(install=False)
-            deployment = Deployment(PROJECT, Path(folder), given.image, NATS_PORT, GATEWAY_PORT)
-            deployment.init("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
-            deployment.down(wipe=True)
-            run = PauseRun(deployment, given.pauses)
-            try:
-                deployment.up()
-                asyncio.run(run.run())
-            finally:
-                if run.failures or sys.exc_info()[0]:
-                    print(deployment.last_words(), file=sys.stderr)
-                deployment.down(wipe=True)
-        except (engine.EngineError, StuckError, RuntimeError, TimeoutError) as error:
-            print(f"FAIL {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+    run = attempt(
+        lambda deployment: PauseRun(deployment, given.pauses),
+        PROJECT,
+        given.image,
+        (NATS_PORT, GATEWAY_PORT),
+    )
+    if run is None:
+        return 1
     run.report["failed_checks"] = run.failures
     text = json.dumps(run.report, indent=1)
     print(text)

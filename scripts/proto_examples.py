@@ -6,6 +6,7 @@ import msgspec
 
 from skep.units import Duration, Instant
 from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
+from skep.wire.cluster import VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
 
@@ -108,7 +109,7 @@ ADVICE: tuple[msgspec.Struct, ...] = (
     ),
 )  # fmt: skip
 ADMIN: tuple[msgspec.Struct, ...] = (
-    admin.SetVcs(vcs={"nlp": admin.VcConfig(gpus=4), "vision": admin.VcConfig(gpus=4,
+    admin.SetVcs(vcs={"nlp": VirtualCluster(gpus=4), "vision": VirtualCluster(gpus=4,
                                                                               jobs_max=100)}),
     admin.DrainNode(node="node-1"),
 )  # fmt: skip
@@ -117,7 +118,7 @@ VERDICTS: tuple[msgspec.Struct, ...] = (
 )
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
-    facts.VcsSet(vcs={"nlp": admin.VcConfig(gpus=4)}),
+    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}),
     facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
     facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),
     facts.Refused(job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo",

@@ -12,7 +12,8 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
 from skep.machines.base import Effect, Machine, Record, Restarted, Tick
 from skep.units import GIB, Instant, after, seconds
-from skep.wire.admin import SetVcs, VcConfig
+from skep.wire.admin import SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
 from skep.wire.facts import Admitted, CancelAsked, EpochBegan, Member, NodeAdded
@@ -122,9 +123,9 @@ def member(node: str, *devices: tuple[int, ...], first_rank: int = 0) -> Member:
     return Member(node=node, identity=f"id-{node}", first_rank=first_rank, devices=devices)
 
 
-def vcs(**gpus: int) -> dict[str, VcConfig]:
+def vcs(**gpus: int) -> dict[str, VirtualCluster]:
     """Return virtual clusters by name and quota."""
-    return {name: VcConfig(gpus=count) for name, count in gpus.items()}
+    return {name: VirtualCluster(gpus=count) for name, count in gpus.items()}
 
 
 # --- commands -----------------------------------------------------------------------------------

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
-def write(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file atomically; on return it is on disk under its name. Raises OSError."""
+def write(path: str, data: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
+    """Replace a file atomically; with `sync` it is on disk under its name on return.
+
+    Raises OSError that names the file, which is then as it was.
+    """
     draft = f"{path}.{os.getpid()}.draft"
+    try:
+        _replace(path, draft, data, mode, sync=sync)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        # What a descriptor has no room for is told without a name.
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _replace(path: str, draft: str, data: bytes, mode: int, *, sync: bool) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with open(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     os.replace(draft, path)
+    if not sync:
+        return
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)

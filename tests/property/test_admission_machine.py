@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from skep.machines.admission import AdmissionMachine, Kept
 from skep.machines.base import Effect, Record, Send
-from skep.wire.admin import SetVcs, VcConfig
+from skep.wire.admin import SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import CancelRequest, Facts
 from skep.wire.facts import Admitted, CancelAsked, End, JobEnded, NodeSeen, Refused, Repeated
 from skep.wire.reasons import Reason
@@ -37,7 +38,7 @@ class Admission(RuleBasedStateMachine):
         super().__init__()
         self.decide = Driver(AdmissionMachine)
         self.sequence = 0
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.became: dict[str, Any] = {}
         self.unfinished: dict[str, JobSpec] = {}
         self.first: dict[tuple[str, str], str] = {}
@@ -49,10 +50,10 @@ class Admission(RuleBasedStateMachine):
     @rule(
         quotas=st.dictionaries(
             st.sampled_from(VCS),
-            st.builds(VcConfig, gpus=st.integers(0, 12), jobs_max=st.integers(1, 4)),
+            st.builds(VirtualCluster, gpus=st.integers(0, 12), jobs_max=st.integers(1, 4)),
         )
     )
-    def set_vcs(self, quotas: dict[str, VcConfig]) -> None:
+    def set_vcs(self, quotas: dict[str, VirtualCluster]) -> None:
         self.decide(SetVcs(vcs=quotas))
         self.vcs = quotas
 

@@ -60,8 +60,8 @@ def test_a_transcript_is_its_commands_and_what_followed() -> None:
     told = transcript("# Hello.\nvcs nlp=1\n----\nanything\n\nwait 5\n")
     assert told == (
         "# Hello.\nvcs nlp=1\n----\n"
-        "admission records VcsSet vcs={nlp:(VcConfig gpus=1)}\n"
-        "allocator records VcsSet vcs={nlp:(VcConfig gpus=1)}\n"
+        "admission records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
+        "allocator records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
         "\nwait 5\n----\n"
     )
     assert transcript(told) == told

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ class Monitor:
 
     def __init__(self, state: Path) -> None:
         self.status, self.text = 200, "ok"
+        self._asked = Semaphore(0)
         monitor = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,6 +30,7 @@ class Monitor:
                 self.send_response(monitor.status)
                 self.end_headers()
                 self.wfile.write(monitor.text.encode())
+                monitor._asked.release()
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -38,6 +40,11 @@ class Monitor:
         self.thread.start()
         ports = {"monitoring": [f"http://127.0.0.1:{self.server.server_port}"]}
         (state / f"nats-server_{PID}.ports").write_text(json.dumps(ports))
+
+    def wait_asked(self, times: int) -> None:
+        """Return once it was asked so many times more."""
+        for _ in range(times):
+            assert self._asked.acquire(timeout=60.0), "nobody asks"
 
     def close(self) -> None:
         self.server.shutdown()
@@ -57,8 +64,17 @@ def test_failed_writes_are_told_and_nothing_else_is(monitor: Monitor, tmp_path: 
     assert bus_watch.write_trouble(state, PID) == ""
     monitor.status, monitor.text = 503, "JetStream stream '$G > SUBMIT' write error: no space left"
     assert "SUBMIT" in bus_watch.write_trouble(state, PID)
-    monitor.text = "JetStream is not current"
-    assert bus_watch.write_trouble(state, PID) == ""
+    monitor.text = '{"status":"unavailable","error":"JetStream not enabled (10076)"}'
+    assert "not enabled" in bus_watch.write_trouble(state, PID)
+    for passing in (
+        "JetStream is not current with the meta leader",
+        "JetStream has not established contact with a meta leader",
+        "JetStream stream '$G > SUBMIT' is not current",
+        "JetStream stream '$G > SUBMIT' could not be recovered",
+        "failed to be ready for connections after 1ms",
+    ):
+        monitor.text = passing
+        assert bus_watch.write_trouble(state, PID) == "", passing
 
 
 def test_a_server_that_is_away_or_another_is_not_judged(tmp_path: Path) -> None:

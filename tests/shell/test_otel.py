@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.otel import FLUSH_MAX, GATHERED_MAX, OtelTracer
 from skep_services.ports import Delivery
+from tests.collector import collecting
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 DEADLINE_S = 120.0
@@ -64,25 +62,8 @@ async def test_spans_travel_on_the_bus() -> None:
 
 @pytest.mark.asyncio
 async def test_otlp_where_the_variables_say_so(monkeypatch: Any) -> None:
-    got: list[bytes] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            packed = self.headers.get("Content-Encoding") == "gzip"
-            got.append(gzip.decompress(body) if packed else body)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         bus = MemoryBus(MemoryBroker(ManualClock()), "admission", _fail)
         tracer = OtelTracer("admission", "admission", bus)
         heard: asyncio.Queue[Delivery] = asyncio.Queue()
@@ -92,11 +73,8 @@ async def test_otlp_where_the_variables_say_so(monkeypatch: Any) -> None:
         message = await asyncio.wait_for(heard.get(), DEADLINE_S)
         (span,) = json.loads(message.payload)
         await asyncio.to_thread(tracer.close)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    ids = [bytes.fromhex(text) for text in ("aa" * 16, "bb" * 8, span["span_id"])]
-    assert any(
-        b"admission Admitted" in body and all(each in body for each in ids) for body in got
-    ), "the same span as on the bus, in the same trace"
+    (got,) = collector.spans
+    assert (got.service, got.name) == ("skep-admission", "admission Admitted")
+    assert (got.trace_id, got.parent_id, got.span_id) == ("a" * 32, "b" * 16, span["span_id"])
+    assert (got.start_ns, got.end_ns, got.attributes) == (10, 30, {"job": "j9"})
+    assert not collector.refused

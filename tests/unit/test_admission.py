@@ -8,7 +8,8 @@ import pytest
 from skep.machines.admission import KEY_CHARACTERS_MAX, AdmissionMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import GIB
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
@@ -167,7 +168,7 @@ def test_a_spec_published_to_another_vc(admission: Driver[AdmissionMachine]) -> 
 
 
 def test_too_many_unfinished_jobs(admission: Driver[AdmissionMachine]) -> None:
-    admission(SetVcs(vcs={"nlp": VcConfig(gpus=8, jobs_max=2)}))
+    admission(SetVcs(vcs={"nlp": VirtualCluster(gpus=8, jobs_max=2)}))
     admission(submission(1))
     admission(submission(2))
     problem = Problem(

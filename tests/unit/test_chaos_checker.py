@@ -13,7 +13,7 @@ import pytest
 from scripts.chaos.checker import Checker
 from scripts.chaos.evidence import Ack, Evidence, Run, Submitted, Told, read_notes
 from skep.units import Instant
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import (
     Admitted,
     End,
@@ -37,7 +37,7 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem, Resources
 from skep_services.ports import LogRecord
 
-VCS = VcsSet(vcs={"red": VcConfig(gpus=4)})
+VCS = VcsSet(vcs={"red": VirtualCluster(gpus=4)})
 BAD = Problem(path="$.gpus", reason=Reason.BAD_VALUE, text="it is -1")
 
 

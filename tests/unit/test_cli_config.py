@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.wire.admin import QUOTA_MAX, VcConfig
+from skep.wire.admin import QUOTA_MAX
+from skep.wire.cluster import VirtualCluster
 from skep_services.supervisor import config, home, ports, table
 from skep_services.supervisor.backoff import DELAY_S_MAX, Backoff
 from skep_services.supervisor.config import Cluster, ConfigError, NodeConfig, Wishes, settle
@@ -18,8 +19,8 @@ from skep_services.supervisor.config import Cluster, ConfigError, NodeConfig, Wi
 HOME = "/state"
 
 
-def vcs(**gpus: int) -> dict[str, VcConfig]:
-    return {name: VcConfig(gpus=count) for name, count in gpus.items()}
+def vcs(**gpus: int) -> dict[str, VirtualCluster]:
+    return {name: VirtualCluster(gpus=count) for name, count in gpus.items()}
 
 
 # --- settling -------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def test_nodes_have_ports_of_their_own_in_every_folder() -> None:
 
 
 def test_virtual_clusters_on_the_command_line() -> None:
-    assert config.parse_vc("research=6") == ("research", VcConfig(gpus=6))
+    assert config.parse_vc("research=6") == ("research", VirtualCluster(gpus=6))
     for text in ("research", "research=", "research=-1", "research=six", "=²"):
         with pytest.raises(ConfigError, match="NAME=GPUS"):
             config.parse_vc(text)
@@ -128,7 +129,7 @@ def test_cluster_file() -> None:
     }
     cluster = settle(None, config.read_file(tree, "file"), HOME)
     assert [(node.name, node.gpus) for node in cluster.nodes] == [("big", 8), ("small", 4)]
-    assert cluster.vcs == {"a": VcConfig(gpus=6), "b": VcConfig(gpus=2, jobs_max=5)}
+    assert cluster.vcs == {"a": VirtualCluster(gpus=6), "b": VirtualCluster(gpus=2, jobs_max=5)}
     assert config.read_file({}, "file") == Wishes()
     wrongs: tuple[Any, ...] = ({"node": []}, {"nodes": [{"gpus": 1}]}, {"vcs": {"a": "x"}}, [])
     for wrong in wrongs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -113,6 +114,47 @@ def test_folder_that_cannot_be_used(tmp_path: Path, run: Run) -> None:
     code, _, err = run("up", "--home", str(tmp_path / "file" / "home"))
     assert code == 1
     assert "choose another: --home DIR" in err
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for a bus server, version 2.14.6."""
+    fake = tmp_path / "fake-server"
+    fake.write_text("#!/bin/sh\necho nats-server: v2.14.6\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("NATS_SERVER_BIN", str(fake))
+    return fake
+
+
+def test_a_bus_server_older_than_the_store_is_refused(folder: Path, run: Run, server: Path) -> None:
+    note = folder / "nats" / "server-version"
+    note.parent.mkdir()
+    note.write_text("2.15.1\n")
+    code, _, err = run("up", "--port", "0")
+    assert code == 1
+    for words in (str(folder), "opened by nats-server 2.15.1", "2.14.6", f"remove {note}"):
+        assert words in err
+    assert not (folder / "cluster.json").exists(), "nothing was changed"
+    server.write_text("#!/bin/sh\necho nats-server: v2.12.8\n")
+    note.unlink()
+    code, _, err = run("up", "--port", "0")
+    assert code == 1
+    assert "2.12.8" in err
+    assert "too old: Skep needs 2.14.0" in err
+    assert not note.exists()
+
+
+def test_a_disk_without_room_is_told_with_the_file_and_what_to_do(
+    folder: Path, run: Run, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run("up", "--port", "0")
+    assert code == 1
+    assert f"{folder}/nats/server-version cannot be written: No space left" in err
+    assert "--home DIR" in err
 
 
 def test_folder_that_somebody_else_works_on(locked: Path, run: Run) -> None:

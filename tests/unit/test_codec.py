@@ -7,8 +7,9 @@ import pytest
 
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import QueueAdvice
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import (
     CancelRequest,
     Facts,
@@ -54,7 +55,7 @@ def test_a_cancellation() -> None:
 @pytest.mark.parametrize(
     "subject, message",
     [
-        (subjects.admin("vcs"), SetVcs(vcs={"nlp": VcConfig(gpus=3)})),
+        (subjects.admin("vcs"), SetVcs(vcs={"nlp": VirtualCluster(gpus=3)})),
         (subjects.admin("drain"), DrainNode(node="node-1")),
         (subjects.node_event("node-1", "joined"), joined()),
         (subjects.node_event("node-1", "started"), started("j1")),

@@ -92,6 +92,21 @@ def test_every_container_is_confined_and_comes_back(compose: Any) -> None:
             assert port.startswith("127.0.0.1:")
 
 
+def test_agents_get_the_engine_only_by_a_file_of_its_own(compose: Any) -> None:
+    socket = "/var/run/docker.sock"
+    assert not any(socket in text for one in compose["services"].values()
+                   for text in one.get("volumes", ()))  # fmt: skip
+    more = yaml.safe_load((FILE.parent / "containers.yaml").read_text())
+    assert set(more["services"]) == {"agent-1", "agent-2"} <= set(compose["services"])
+    ports = [one["environment"]["SKEP_PORTS"] for one in more["services"].values()]
+    assert len(set(ports)) == len(ports), "ranks of both nodes share the machine's network"
+    for name, service in more["services"].items():
+        assert f"{socket}:{socket}" in service["volumes"]
+        state, _, folder = service["environment"]["SKEP_STATE"].rpartition("/")
+        assert folder == name
+        assert f"{state}:{state}" in service["volumes"], "the same path inside and outside"
+
+
 def test_viewers_come_on_demand_confined_and_with_files_that_are_there(whole: Any) -> None:
     viewers = {name: one for name, one in whole["services"].items() if "profiles" in one}
     assert set(viewers) == VIEWERS

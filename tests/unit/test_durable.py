@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -34,6 +35,24 @@ def test_contents_are_synced_before_the_name_and_the_name_before_the_return(
     durable.write(str(path), b"22", 0o640)
     assert done == ["1", "name", "folder", "22", "name", "folder"]
     assert path.read_text() == "22"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["marker"]
+
+
+def test_a_disk_without_room_is_told_with_the_name_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "marker"
+    durable.write(str(path), b"1")
+
+    durable.write(str(path), b"1", sync=False)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*marker'"):
+        durable.write(str(path), b"22")
+    assert path.read_text() == "1"
     assert [entry.name for entry in tmp_path.iterdir()] == ["marker"]
 
 

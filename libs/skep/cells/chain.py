@@ -8,6 +8,7 @@ which cost the children of the cell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from skep.cells.forest import Draft, Forest, Index
 from skep.cells.holds import FREE, Hold, Spot
@@ -32,6 +33,8 @@ class ChainState:
         self.claim: dict[int, Hold] = {}
         self.bad: Index = {}
         self.doomed: dict[VCell, None] = {}
+        self._healed: list[VCell] = []
+        """Cells with GPUs that healed since it was last settled who bears what is bad."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[int, Index], ...] = ({}, {}, {})
         """Split and owned nodes by their idle GPUs (open ones are found through free cells)."""
@@ -145,11 +148,14 @@ class ChainState:
 
     # --- health --------------------------------------------------------------------------------
 
-    def set_bad(self, leaves: Sequence[int], *, bad: bool) -> None:
-        """Note that leaves of one node turned bad or healed. `settle` says who has to bear it."""
+    def set_bad(self, leaves: Sequence[int], *, bad: bool) -> bool:
+        """Note that leaves of one node turned bad or healed; return whether any did.
+
+        `settle` says who has to bear it.
+        """
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:
-            return
+            return False
         if not bad:
             for leaf in changed:
                 del self.bad[leaf]
@@ -158,6 +164,10 @@ class ChainState:
         if bad:
             self.bad.update(dict.fromkeys(changed))
         self._change(busy, firm, 1 if bad else -1)
+        cell = None if bad else self.cell_of(changed[0])
+        if cell is not None and cell.doomed:
+            self._healed.append(cell)
+        return True
 
     def settle(self) -> None:
         """Have VCs bear the bad hardware that is not avoidable, and none that is.
@@ -166,16 +176,33 @@ class ChainState:
         of that level gets a bad one bound; it stays with that VC until there are enough again.
         """
         if self.bad or self.doomed:
-            for cell in [cell for cell in self.doomed if not cell.used]:
-                self._unbind(cell)
-                if any(self.forest.deficits()):
-                    self._bind(cell.pool, cell.level, cell.index, doomed=True)
+            self._spare()
             short = self.forest.deficits()
             while any(short):
                 level = max(level for level, count in enumerate(short) if count)
                 if not self._doom(level):
                     return
                 short = self.forest.deficits()
+
+    def _spare(self) -> None:
+        """Take doomed cells back that need not be: those healed first, then one of each level."""
+        candidates = [cell for cell in self._healed if cell in self.doomed]
+        self._healed.clear()
+        levels = {cell.level for cell in candidates}
+        for cell in self.doomed:
+            if cell.level not in levels and not cell.used:
+                levels.add(cell.level)
+                candidates.append(cell)
+                if len(levels) == self.topology.top:
+                    break
+        while candidates:
+            cell = candidates.pop()
+            if cell.used or cell not in self.doomed:
+                continue
+            if not self.forest.firm[cell.level][cell.index] or self.forest.serves(cell.level):
+                self._unbind(cell)
+                others = (each for each in self.doomed if each.level == cell.level)
+                candidates += islice(others, 1)
 
     def doom(self, vc: str, level: int, index: int) -> None:
         """Bind a bad cell to a VC that has to bear it, as `settle` once decided."""

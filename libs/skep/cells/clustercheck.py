@@ -144,7 +144,7 @@ def chain_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
     if not chain.gpu or not chain.gpu.isprintable():
         text = "`gpu` must be the type of the chain's GPUs, as agents tell it"
         yield problem(paths.gpu(name), Reason.BAD_VALUE, text)
-    wrong = list(_levels(name, chain, paths))
+    wrong = list(level_problems(name, chain, paths))
     yield from wrong
     wrong_nodes = list(_nodes(name, chain, paths))
     yield from wrong_nodes
@@ -166,7 +166,8 @@ def _bad_name(path: str, name: str, what: str) -> Problem:
     return problem(path, Reason.BAD_VALUE, text)
 
 
-def _levels(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+def level_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    """Yield what is wrong with a chain's levels: with such, no sizes can be told."""
     if not 1 <= len(chain.levels) <= LEVELS_MAX:
         text = f"a chain has 1 to {LEVELS_MAX} levels above one GPU, not {len(chain.levels)}"
         yield problem(paths.levels(name), Reason.BAD_VALUE, text,
@@ -228,21 +229,30 @@ def _fill(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
 
 
 def _devices(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
+    """Yield what is wrong with GPU indices, once for all nodes that have the same."""
     wanted = gpus_per_node(chain)
+    groups: dict[tuple[int, ...], list[int]] = {}
     for position, cell in enumerate(chain.nodes):
-        here = paths.devices(name, position)
-        if not cell.devices:
-            continue
-        if len(cell.devices) != wanted:
-            text = f"node {cell.node!r} has {len(cell.devices)} devices; the levels say {wanted}"
+        if cell.devices:
+            groups.setdefault(cell.devices, []).append(position)
+    for devices, positions in groups.items():
+        here = paths.devices(name, positions[0])
+        nodes = _some([chain.nodes[position].node for position in positions])
+        if len(devices) != wanted:
+            text = f"{nodes} with {len(devices)} devices; the levels say {wanted}"
             yield problem(here, Reason.WRONG_FANOUT, text)
-        twice = [str(device) for device, count in Counter(cell.devices).items() if count > 1]
+        twice = [str(device) for device, count in Counter(devices).items() if count > 1]
         if twice:
-            text = f"node {cell.node!r} has device {', '.join(twice)} more than once"
+            text = f"{nodes} with device {', '.join(twice)} more than once"
             yield problem(here, Reason.DUPLICATE_DEVICE, text)
-        if not all(0 <= device <= DEVICE_MAX for device in cell.devices):
-            text = f"devices of node {cell.node!r} must be 0 to {DEVICE_MAX}"
+        if not all(0 <= device <= DEVICE_MAX for device in devices):
+            text = f"{nodes} with devices that are not 0 to {DEVICE_MAX}"
             yield problem(here, Reason.BAD_VALUE, text)
+
+
+def _some(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return f"node {nodes[0]!r}{more}"
 
 
 def _names(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
@@ -272,23 +282,26 @@ def _names(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
 
 
 def _shared_nodes(chains: dict[str, Chain], paths: Paths) -> Iterator[Problem]:
-    """Yield the nodes of two chains that share a GPU: a node may have two types, a GPU has one."""
+    """Yield what two chains share: a node may have two types of GPU, a GPU has one.
+
+    Nodes that have the same GPUs in the same two chains are told together.
+    """
     seen: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    shared: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for name, chain in chains.items():
         for position, cell in enumerate(chain.nodes):
             devices = devices_of(chain, position)
-            for other, others in seen.setdefault(cell.node, []):
-                both = sorted(dict.fromkeys(devices).keys() & dict.fromkeys(others).keys())
+            before = seen.setdefault(cell.node, [])
+            for other, others in before:
+                both = tuple(device for device in devices if device in others)
                 if both:
-                    text = (
-                        f"GPU {', '.join(map(str, both))} of node {cell.node!r} "
-                        f"is in chain {other!r} too"
-                    )
-                    hint = "a node of two chains needs `devices` in at least one of them"
-                    yield problem(
-                        paths.devices(name, position), Reason.OVERLAPPING_DEVICES, text, hint
-                    )
-            seen[cell.node].append((name, devices))
+                    shared.setdefault((name, other, both), []).append(position)
+            before.append((name, devices))
+    for (name, other, both), positions in shared.items():
+        nodes = _some([chains[name].nodes[position].node for position in positions])
+        text = f"GPU {', '.join(map(str, both))} of {nodes} is in chain {other!r} too"
+        hint = "a node of two chains needs `devices` in at least one of them"
+        yield problem(paths.devices(name, positions[0]), Reason.OVERLAPPING_DEVICES, text, hint)
 
 
 def _pins(cluster: Cluster, chains: dict[str, Chain], paths: Paths) -> Iterator[Problem]:
@@ -433,10 +446,3 @@ def cluster_remarks(cluster: Cluster, paths: Paths | None = None) -> list[Proble
             text = f"no virtual cluster owns the pinned cell {pin!r}"
             found.append(problem(paths.pin(pin), Reason.UNKNOWN_PIN, text))
     return found
-
-
-def assert_good(cluster: Cluster) -> Cluster:
-    """Return a cluster that this program made, after making sure that nothing is wrong with it."""
-    problems = cluster_problems(cluster)
-    assert not problems, problems
-    return cluster

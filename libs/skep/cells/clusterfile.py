@@ -32,6 +32,7 @@ from skep.cells.clustercheck import (
     PROBLEMS_MAX,
     Paths,
     chain_problems,
+    level_problems,
     problem,
     rest_problems,
 )
@@ -79,6 +80,8 @@ class _Reader:
         self.paths = _FilePaths()
         self.broken: list[str] = []
         """Chains with problems: what refers to them is not looked at."""
+        self.chains_read = True
+        """Whether `chains` is an object at all."""
         self.broken_pins: list[str] = []
 
     def add(self, path: str, reason: Reason, text: str, suggestion: str = "") -> None:
@@ -146,6 +149,7 @@ class _Reader:
             text = f"version {top['version']} is not spoken here"
             self.add("$.version", Reason.WRONG_VERSION, text, f"use version {CLUSTER_VERSION}")
         chains: dict[str, Chain] = {}
+        self.chains_read = isinstance(top.get("chains"), dict | None)
         for name, value in self.mapping(top.get("chains"), "$.chains", "chains by name").items():
             chain = self.chain(name, value)
             if chain is None:
@@ -174,20 +178,26 @@ class _Reader:
             return None
         tree = self.mapping(value, path, "an object")
         self.keys(tree, CHAIN_KEYS, path)
+        # A word in place of what cannot be read lets the rest be checked too.
         gpu = self.text(tree, "gpu", path, None)
+        gpu = "unread" if gpu is None else gpu
         leaf = self.text(tree, "leaf", path, "gpu")
+        leaf = "unread" if leaf is None else leaf
+        shape = len(self.found)
         levels = self.levels(tree, path)
         node_level = self.node_level(tree, path, levels)
-        if gpu is None or leaf is None or node_level is None or len(self.found) > before:
+        if node_level is None or len(self.found) > shape:
             self.nodes_of(tree.get("nodes"), f"{path}.nodes")
             return None
         chain = Chain(gpu=gpu, levels=levels, node_level=node_level, nodes=(), leaf=leaf)
         names: dict[str, str] = {}
         devices: dict[str, tuple[int, ...]] = {}
-        if all(level.fanout >= 1 for level in levels):
+        sized = not any(level_problems(name, chain, self.paths))
+        if sized:
             nodes = self.nodes(tree, path, name, chain, names)
             names.update(self.names(tree.get("names"), f"{path}.names"))
-            devices = self.devices(tree.get("devices"), f"{path}.devices", nodes)
+            whole = len(self.found) == before
+            devices = self.devices(tree.get("devices"), f"{path}.devices", nodes, whole=whole)
         else:
             # Without sizes, nodes cannot be told apart into cells.
             nodes = self.nodes_of(tree.get("nodes"), f"{path}.nodes")
@@ -198,9 +208,13 @@ class _Reader:
         )
         chain = Chain(gpu=gpu, levels=levels, node_level=node_level, nodes=cells, leaf=leaf,
                       names=names)  # fmt: skip
-        told = len(self.found) > before
-        self.found += [one for one in chain_problems(name, chain, self.paths)
-                       if not (told and one.reason == Reason.CELLS_NOT_FULL)]  # fmt: skip
+        # That cells are not full may only mean that nodes could not be read.
+        told = len(self.found) > before or not sized
+        self.found += [
+            one
+            for one in chain_problems(name, chain, self.paths)
+            if not (told and one.reason == Reason.CELLS_NOT_FULL)
+        ]
         return None if len(self.found) > before else chain
 
     def names(self, value: Any, path: str) -> dict[str, str]:
@@ -298,9 +312,9 @@ class _Reader:
             if count != per_cell and len(self.found) == problems:
                 text = f"a cell of level {title!r} has {per_cell} nodes, not {count}"
                 self.add(here, Reason.CELLS_NOT_FULL, text)
-                # Go on as if it were full, so that names of later cells stay right.
-                del nodes[start + per_cell :]
-                nodes += [f"missing-{start + at}" for at in range(count, per_cell)]
+            # Go on as if it were full, so that names of later cells stay right.
+            del nodes[start + per_cell :]
+            nodes += [f"missing-{start + at}" for at in range(count, per_cell)]
 
     def nodes_of(self, value: Any, path: str) -> list[str]:
         """Return the names in a host list or a list of them."""
@@ -323,8 +337,13 @@ class _Reader:
                 names += some
         return names
 
-    def devices(self, value: Any, path: str, nodes: list[str]) -> dict[str, tuple[int, ...]]:
-        """Return the GPU indices by node: one list for all nodes, or one for each host list."""
+    def devices(
+        self, value: Any, path: str, nodes: list[str], *, whole: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the GPU indices by node: one list for all nodes, or one for each host list.
+
+        `whole` says that all nodes are known: then one that is not is a mistake.
+        """
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -341,6 +360,8 @@ class _Reader:
                 continue
             for node in named:
                 if node not in present:
+                    if not whole:
+                        continue
                     text = f"no node {node!r} in this chain"
                     self.add(here, Reason.UNKNOWN_NODE, text, nearest(node, nodes[:1000]))
                 elif node in found:
@@ -366,7 +387,7 @@ class _Reader:
         parts = value.split("/")
         name = parts[0]
         if name not in chains:
-            if name not in self.broken:
+            if self.chains_read and name not in self.broken:
                 hint = nearest(name, list(chains))
                 self.add(path, Reason.UNKNOWN_CHAIN, f"no chain {name!r}", hint)
             return None
@@ -432,12 +453,13 @@ class _Reader:
         chain, mark, level = key.partition("/")
         if mark:
             # A chain with problems of its own hides whether it has the level.
-            return None if chain in self.broken else (chain, level)
+            unread = chain in self.broken or not self.chains_read
+            return None if unread else (chain, level)
         having = [name for name, one in chains.items() if key in level_names(one)]
-        if len(having) == 1 and not self.broken:
-            return having[0], key
-        if self.broken:
+        if self.broken or not self.chains_read:
             return None
+        if len(having) == 1:
+            return having[0], key
         if having:
             text = f"several chains have a level {key!r}: {', '.join(having)}"
             self.add(path, Reason.UNKNOWN_CHAIN, text, f"write {having[0]}/{key}")

@@ -69,6 +69,12 @@ class Forest:
         """Return, by level, how many of the cells owed cannot be had without bad hardware."""
         return deficits(self.whole, self.owed, self.topology)
 
+    def serves(self, level: int) -> bool:
+        """Return whether one more cell of a level could be owed and had without bad hardware."""
+        owed = list(self.owed)
+        owed[level] += 1
+        return not any(deficits(self.whole, owed, self.topology))
+
     def clean_cells(
         self, level: int, skip: Callable[[int, int], bool] | None = None
     ) -> Iterator[tuple[int, int, int]]:

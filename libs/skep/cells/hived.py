@@ -9,29 +9,29 @@ later is a problem with its path.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 from skep.cells.clustercheck import (
     GPUS_MAX,
-    LEVELS_MAX,
     NODES_MAX,
     PROBLEMS_MAX,
     Paths,
     chain_problems,
     cluster_remarks,
-    problem,
     rest_problems,
 )
+from skep.cells.hivedtypes import Shape, TypeReader
 from skep.cells.levels import level_names
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
-from skep.wire.parse import kind_of, nearest
+from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 
 TOP_IGNORED = {
     "kubeApiServerAddress": "Skep needs no Kubernetes",
     "kubeConfigFilePath": "Skep needs no Kubernetes",
-    "webServerAddress": "`skep up --listen` says where the gateway listens",
+    "webServerAddress": "`skep up` says where the gateway listens",
     "forcePodBindThreshold": "a binding is final here",
     "waitingPodSchedulingBlockMilliSec": "the queue keeps its order without it",
 }
@@ -41,7 +41,6 @@ PHYSICAL_IGNORED = {
     "gpuTypes": "HiveD itself does not read it; agents tell their CPUs and memory",
 }
 PHYSICAL_KEYS = ("cellTypes", "physicalCells", *PHYSICAL_IGNORED)
-TYPE_KEYS = ("childCellType", "childCellNumber", "isNodeLevel")
 CELL_KEYS = ("cellType", "cellAddress", "pinnedCellId", "cellChildren")
 VC_KEYS = ("virtualCells", "pinnedCells")
 
@@ -71,27 +70,10 @@ def import_hived(tree: Any) -> Imported | list[Problem]:
     return cluster, warnings[:PROBLEMS_MAX]
 
 
-class _CellType(NamedTuple):
-    """One entry of `cellTypes`."""
-
-    child: str
-    number: int
-    is_node: bool
-
-
-class _Shape(NamedTuple):
-    """A top cell type spelled out: type names and fan-outs from the top down to the GPU."""
-
-    types: tuple[str, ...]
-    fanouts: tuple[int, ...]
-    node: int
-    """Where in `types` the node level is."""
-
-
 class _Chain:
     """A chain while its cells are read. `counts` are the cells seen so far, by depth."""
 
-    def __init__(self, shape: _Shape) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.nodes: list[NodeCell] = []
         self.counts = [0] * len(shape.types)
@@ -146,71 +128,20 @@ class _HivedPaths(Paths):
         return "$.virtualClusters"
 
 
-class _Importer:
+class _Importer(TypeReader):
     """Reads one configuration and collects what is wrong with it and what is ignored."""
 
     def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.warnings: list[Problem] = []
+        super().__init__()
         self.paths = _HivedPaths()
-        self.types: dict[str, _CellType] = {}
-        self.bad_types: dict[str, bool] = {}
-        self.shapes: dict[str, _Shape | None] = {}
         self.chains: dict[str, _Chain] = {}
         self.unsound: dict[str, bool] = {}
         """Chains with problems in their cells: what refers to them is not looked at."""
+        self.unread = False
+        """Whether a top cell could not be read at all."""
+        self.hidden_pins: list[str] = []
+        """Ids of pinned cells in what could not be read."""
         self.pins: dict[str, Pin] = {}
-
-    def add(self, path: str, reason: Reason, text: str, suggestion: str = "") -> None:
-        self.problems.append(problem(path, reason, text, suggestion))
-
-    def warn(self, path: str, reason: Reason, text: str, suggestion: str = "") -> None:
-        self.warnings.append(problem(path, reason, text, suggestion))
-
-    def wrong_type(self, path: str, wanted: str, value: Any, suggestion: str = "") -> None:
-        text = f"must be {wanted}, not {kind_of(value)}"
-        self.add(path, Reason.WRONG_TYPE, text, suggestion)
-
-    def mapping(self, value: Any, path: str) -> dict[str, Any]:
-        """Return an object with its keys as text; nothing for what is absent or none."""
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.wrong_type(path, "an object", value)
-            return {}
-        return {str(key): inner for key, inner in value.items()}
-
-    def listing(self, value: Any, path: str) -> list[Any]:
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            self.wrong_type(path, "a list", value)
-            return []
-        return value
-
-    def keys(self, tree: dict[str, Any], known: tuple[str, ...], path: str) -> None:
-        """Warn of keys that the original ignores without a word."""
-        for key in tree:
-            if key not in known:
-                hint = nearest(key, list(known)) or f"known are {', '.join(known)}"
-                text = f"unknown key `{key}` is ignored"
-                self.warn(f"{path}.{key}", Reason.UNKNOWN_KEY, text, hint)
-
-    def ignored(self, tree: dict[str, Any], which: dict[str, str], path: str) -> None:
-        for key, why in which.items():
-            if key in tree:
-                text = f"`{key}` is ignored: {why}"
-                self.warn(f"{path}.{key}", Reason.IGNORED_KEY, text)
-
-    def count(self, tree: dict[str, Any], key: str, path: str) -> int | None:
-        value = tree.get(key)
-        if type(value) is int:
-            return value
-        if key not in tree:
-            self.add(f"{path}.{key}", Reason.MISSING_KEY, f"`{key}` is required")
-        else:
-            self.wrong_type(f"{path}.{key}", "a whole number", value)
-        return None
 
     # --- the file ---------------------------------------------------------------------------------
 
@@ -221,10 +152,10 @@ class _Importer:
         physical = self.mapping(top.get("physicalCluster"), "$.physicalCluster")
         virtual = self.mapping(top.get("virtualClusters"), "$.virtualClusters")
         if not physical:
-            if virtual:
+            if virtual and top.get("physicalCluster") in (None, {}):
                 text = "`physicalCluster` is required where there are virtual clusters"
                 self.add("$.physicalCluster", Reason.MISSING_KEY, text)
-            else:
+            elif not self.problems:
                 text = "no cells in it: the nodes that join will make up the chains"
                 self.warn("$", Reason.MISSING_KEY, text)
             return Cluster()
@@ -236,7 +167,9 @@ class _Importer:
             self.cell_type(name, value, f"{path}.cellTypes.{name}")
         cells = self.listing(physical.get("physicalCells"), f"{path}.physicalCells")
         for at, value in enumerate(cells):
-            self.top_cell(value, at, f"{path}.physicalCells[{at}]")
+            if not self.top_cell(value, at, f"{path}.physicalCells[{at}]"):
+                self.unread = True
+                self.hidden_pins += _pins_in(value)
         chains = {name: self.made(chain) for name, chain in self.chains.items()}
         vcs = {
             name: self.vc(name, value, chains, f"$.virtualClusters.{name}")
@@ -244,103 +177,35 @@ class _Importer:
         }
         return Cluster(chains=chains, pins=self.pins, vcs=vcs)
 
-    # --- cell types -------------------------------------------------------------------------------
-
-    def cell_type(self, name: str, value: Any, path: str) -> None:
-        before = len(self.problems)
-        if not isinstance(value, dict):
-            self.wrong_type(path, "an object", value)
-            self.bad_types[name] = True
-            return
-        tree = self.mapping(value, path)
-        self.keys(tree, TYPE_KEYS, path)
-        child = tree.get("childCellType")
-        if isinstance(child, int) and not isinstance(child, bool):
-            child = str(child)
-        if not isinstance(child, str) or not child:
-            here = f"{path}.childCellType"
-            if child is None or child == "":
-                self.add(here, Reason.MISSING_KEY, "`childCellType` is required")
-            else:
-                self.wrong_type(here, "the name of a cell type", child)
-        number = self.count(tree, "childCellNumber", path)
-        if number is not None and not 1 <= number <= GPUS_MAX:
-            text = f"a {name} is made of {number} children; give 1 or more"
-            self.add(f"{path}.childCellNumber", Reason.WRONG_FANOUT, text)
-        is_node = tree.get("isNodeLevel", False)
-        if not isinstance(is_node, bool):
-            self.wrong_type(f"{path}.isNodeLevel", "true or false", is_node)
-        if len(self.problems) > before:
-            self.bad_types[name] = True
-        elif isinstance(child, str) and number is not None:
-            self.types[name] = _CellType(child, number, bool(is_node))
-
-    def shape(self, top: str, path: str) -> _Shape | None:
-        """Return a top type spelled out; say once what is wrong with it."""
-        if top not in self.shapes:
-            self.shapes[top] = self._shape(top, path)
-        return self.shapes[top]
-
-    def _shape(self, top: str, path: str) -> _Shape | None:
-        if top in self.bad_types:
-            return None
-        if top not in self.types:
-            text = f"no cell type {top!r}"
-            hint = nearest(top, list(self.types)) or "describe it in cellTypes"
-            self.add(path, Reason.UNKNOWN_CELL_TYPE, text, hint)
-            return None
-        types, fanouts = [top], [1]
-        while types[-1] in self.types:
-            below = self.types[types[-1]]
-            if below.child in types:
-                text = f"the type is made of itself: {' > '.join([*types, below.child])}"
-                self.add(f"$.physicalCluster.cellTypes.{types[-1]}.childCellType",
-                         Reason.BAD_VALUE, text, "cell types form trees")  # fmt: skip
-                return None
-            types.append(below.child)
-            fanouts.append(below.number)
-        if types[-1] in self.bad_types:
-            return None
-        here = f"$.physicalCluster.cellTypes.{top}"
-        nodes = [at for at, name in enumerate(types[:-1]) if self.types[name].is_node]
-        if len(nodes) != 1:
-            way = " > ".join(types)
-            known = [name for name in self.types if name not in types]
-            hint = nearest(types[-1], known)
-            hint = hint and f"`{types[-1]}` has no entry in cellTypes: {hint}"
-            text = f"{len(nodes)} of the levels {way} have isNodeLevel; exactly one must"
-            self.add(here, Reason.BAD_VALUE, text, hint or "set it on the type that is one machine")
-            return None
-        if len(types) > LEVELS_MAX + 1:
-            self.add(here, Reason.BAD_VALUE, f"more than {LEVELS_MAX} levels")
-            return None
-        return _Shape(tuple(types), tuple(fanouts), nodes[0])
-
     # --- physical cells ---------------------------------------------------------------------------
 
-    def top_cell(self, value: Any, at: int, path: str) -> None:
+    def top_cell(self, value: Any, at: int, path: str) -> bool:
+        """Read a top cell and return whether its type is known, so that it could be read."""
         if not isinstance(value, dict):
             self.wrong_type(path, "an object", value)
-            return
+            return False
         kind = value.get("cellType")
         if kind is None:
             text = "`cellType` is required of a top cell"
             self.add(f"{path}.cellType", Reason.MISSING_KEY, text)
-            return
+            return False
         if not isinstance(kind, str | int):
             self.wrong_type(f"{path}.cellType", "the name of a cell type", kind)
-            return
+            return False
         shape = self.shape(str(kind), f"{path}.cellType")
         if shape is None:
-            return
+            return False
         chain = self.chains.setdefault(str(kind), _Chain(shape))
         before = len(self.problems)
-        if len(chain.nodes) < NODES_MAX:
+        gpus = (chain.counts[0] + 1) * math.prod(shape.fanouts)
+        if len(chain.nodes) < NODES_MAX and gpus <= GPUS_MAX:
             self.cell(chain, 0, value, at, path, "")
         else:
-            self.add(path, Reason.TOO_LARGE, f"more than {NODES_MAX} nodes in one chain")
+            text = f"more than {NODES_MAX} nodes or {GPUS_MAX} GPUs in one chain"
+            self.add(path, Reason.TOO_LARGE, text)
         if len(self.problems) > before:
             self.unsound[str(kind)] = True
+        return True
 
     def cell(
         self, chain: _Chain, depth: int, value: Any, place: int, path: str, above: str
@@ -372,7 +237,9 @@ class _Importer:
         for at, child in enumerate(children):
             here = f"{path}.cellChildren[{at}]"
             told = self.cell(chain, depth + 1, child, place * number + at, here, full)
-            self.twice(seen, told, at, here)
+            # That a node is twice is told of the whole chain.
+            if depth + 1 < shape.node:
+                self.twice(seen, told, at, here)
         return address
 
     def node(self, chain: _Chain, tree: dict[str, Any], name: str | None, path: str) -> None:
@@ -533,7 +400,7 @@ class _Importer:
                 text = f"{count} cells; it must be 0 to {GPUS_MAX}"
                 self.add(f"{here}.cellNumber", Reason.BAD_VALUE, text)
             quota = self.quota(entry, chains, here)
-            if quota is not None and count:
+            if quota is not None and count is not None and count > 0:
                 if quota not in cells:
                     self.paths.quotas[name, len(cells)] = here
                 cells[quota] = cells.get(quota, 0) + count
@@ -547,8 +414,9 @@ class _Importer:
                 text = "`pinnedCellId` is required"
                 self.add(f"{here}.pinnedCellId", Reason.MISSING_KEY, text)
                 continue
-            self.paths.owned[name, len(pinned)] = f"{here}.pinnedCellId"
-            pinned.append(str(pin))
+            if str(pin) not in self.hidden_pins:
+                self.paths.owned[name, len(pinned)] = f"{here}.pinnedCellId"
+                pinned.append(str(pin))
         quotas = [
             Quota(chain=chain, level=level, count=count) for (chain, level), count in cells.items()
         ]
@@ -568,7 +436,9 @@ class _Importer:
         if str(kind) in chains:
             top = wanted = str(kind)
         elif top not in chains:
-            if self.shapes.get(top, ...) is not None and top not in self.bad_types:
+            # What could not be read may have been a top cell of this type.
+            known = top in self.types or top in self.bad_types
+            if not (self.unread and known):
                 text = f"no top cell has the type {top!r}"
                 hint = nearest(top, list(chains))
                 inside = [name for name, chain in chains.items() if top in level_names(chain)]
@@ -587,3 +457,14 @@ class _Importer:
             hint = ".".join(types[: types.index(wanted) + 1])
             self.warn(here, Reason.UNKNOWN_CELL_TYPE, text, f"write {hint}")
         return top, wanted
+
+
+def _pins_in(value: Any) -> list[str]:
+    """Return the ids of all pinned cells in a cell that cannot be read."""
+    if not isinstance(value, dict):
+        return []
+    inner = value.get("cellChildren")
+    found = [str(value["pinnedCellId"])] if "pinnedCellId" in value else []
+    for child in inner if isinstance(inner, list) else []:
+        found += _pins_in(child)
+    return found

@@ -78,8 +78,8 @@ def _hold(kept: HoldKept) -> Hold:
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a reconfiguration means for a job that holds GPUs.
 
-    `fate`: kept (its VC's cells cover it), promoted, demoted (it goes on where it is,
-    opportunistically), opportunistic (as before), released (a reservation, planned anew).
+    `fate`: kept (its VC's cells cover it), demoted (it goes on where it is, opportunistically),
+    opportunistic (as before), released (a reservation, planned anew).
     `astray` are GPUs it goes on using that are in no chain, or in another one, by now.
     """
 
@@ -135,10 +135,10 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
     request = Request(hold.job, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy)
     moved = Hold(request, Placement(name, tuple(spots)))
     moved.sharers.update(hold.sharers)
-    covered = new.cover(moved) if hold.asked > OPPORTUNISTIC and not astray else None
+    covered = new.cover(moved) if hold.guaranteed and not astray else None
     if covered is not None:
         moved.spots = covered
-        fate = "kept" if hold.guaranteed else "promoted"
+        fate = "kept"
     else:
         moved.priority = OPPORTUNISTIC
         moved.spots = tuple(Spot(spot.leaves) for spot in spots)

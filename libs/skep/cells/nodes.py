@@ -1,4 +1,4 @@
-"""The nodes of the cluster: what each has, and which job holds what."""
+"""The nodes of the cluster beside their GPUs: CPUs, memory, ports, and what is owed to each."""
 
 from __future__ import annotations
 
@@ -26,19 +26,11 @@ class Holding(msgspec.Struct, frozen=True):
         return tuple(device for rank in self.member.devices for device in rank)
 
 
-class Coming(msgspec.Struct):
-    """What is about to come free on one node: GPUs by type, CPUs, and memory in bytes."""
-
-    gpus: dict[str, int] = {}
-    cpus: int = 0
-    memory: int = 0
-
-
-NONE_COMING = Coming()
-
-
 class NodeState:
-    """One node: inventory, holdings, and what is free. Counts are kept, not recomputed."""
+    """One node: inventory, holdings, and what is free. Counts are kept, not recomputed.
+
+    Which of its GPUs are free is told by the cells.
+    """
 
     def __init__(self, joined: NodeJoined) -> None:
         """Start with everything free."""
@@ -53,9 +45,8 @@ class NodeState:
         self.open_orders: dict[Attempt, int] = {}
         """Orders sent to this node that no event has answered."""
         self.next_port = joined.ports[0]
-        self.free: dict[str, list[int]] = {}
-        self.total: dict[str, int] = {}
-        """GPUs by type, held or not."""
+        self.quarantined: dict[int, None] = {}
+        """GPUs that count as bad until somebody says otherwise."""
         self.cpus_free = 0
         self.memory_free = 0
         self.refresh(joined)
@@ -63,13 +54,7 @@ class NodeState:
     def refresh(self, joined: NodeJoined) -> None:
         """Take over a new inventory; what attempts hold stays theirs."""
         self.joined = joined
-        taken = {device for holding in self.holdings.values() for device in holding.devices}
-        self.free, self.total = {}, {}
-        for gpu in sorted(joined.gpus, key=lambda gpu: gpu.index):
-            self.total[gpu.type] = self.total.get(gpu.type, 0) + 1
-            devices = self.free.setdefault(gpu.type, [])
-            if gpu.index not in taken:
-                devices.append(gpu.index)
+        self._types = {gpu.index: gpu.type for gpu in joined.gpus}
         self.cpus_free = joined.cpus - sum(h.cpus for h in self.holdings.values())
         self.memory_free = joined.memory - sum(h.memory for h in self.holdings.values())
 
@@ -78,27 +63,19 @@ class NodeState:
         """Return whether work may be placed here."""
         return not (self.drained or self.lost or self.clearing)
 
-    def type_of(self, device: int) -> str:
-        """Return the type of a GPU; of one that is gone from the inventory, an empty text."""
-        return next((gpu.type for gpu in self.joined.gpus if gpu.index == device), "")
+    def bad(self, device: int, kind: str) -> bool:
+        """Return whether a GPU that should be of this type cannot be given to anybody now."""
+        usable = self.usable and device not in self.quarantined
+        return not (usable and self._types.get(device) == kind)
 
-    def workers(self, kind: str, wanted: Resources, coming: Coming = NONE_COMING) -> int:
-        """Return how many workers fit into what is free and what is coming."""
-        workers = (len(self.free.get(kind, ())) + coming.gpus.get(kind, 0)) // wanted.gpus
+    def workers(self, wanted: Resources, cpus: int = 0, memory: int = 0) -> int:
+        """Return how many workers the free CPUs and memory, and so much more of them, serve."""
+        limits = []
         if wanted.cpus:
-            workers = min(workers, (self.cpus_free + coming.cpus) // wanted.cpus)
+            limits.append((self.cpus_free + cpus) // wanted.cpus)
         if wanted.memory:
-            workers = min(workers, (self.memory_free + coming.memory) // int(wanted.memory))
-        return max(workers, 0)
-
-    def workers_at_most(self, kind: str, wanted: Resources) -> int:
-        """Return how many workers would fit if nothing were held here."""
-        workers = self.total.get(kind, 0) // wanted.gpus
-        if wanted.cpus:
-            workers = min(workers, self.joined.cpus // wanted.cpus)
-        if wanted.memory:
-            workers = min(workers, self.joined.memory // int(wanted.memory))
-        return workers
+            limits.append((self.memory_free + memory) // int(wanted.memory))
+        return max(0, min(limits, default=wanted.workers))
 
     def port(self) -> int | None:
         """Return the next free rendezvous port, or None.
@@ -116,10 +93,8 @@ class NodeState:
         return None
 
     def take(self, attempt: Attempt, holding: Holding) -> None:
-        """Give an attempt its GPUs, CPUs, memory and port."""
+        """Give an attempt its CPUs, memory and port."""
         assert attempt not in self.holdings, attempt
-        for device in holding.devices:
-            self.free[self.type_of(device)].remove(device)
         self.cpus_free -= holding.cpus
         self.memory_free -= holding.memory
         if holding.port:
@@ -127,22 +102,9 @@ class NodeState:
             self.next_port = holding.port + 1 if holding.port < last else first
         self.holdings[attempt] = holding
 
-    def give_back(self, attempt: Attempt, coming: Coming, sign: int) -> None:
-        """Add what an attempt holds here to what is coming, or (`sign` -1) take it out again."""
-        holding = self.holdings[attempt]
-        for device in holding.devices:
-            kind = self.type_of(device)
-            coming.gpus[kind] = coming.gpus.get(kind, 0) + sign
-        coming.cpus += sign * holding.cpus
-        coming.memory += sign * holding.memory
-
     def release(self, attempt: Attempt) -> None:
         """Free what an attempt held."""
         holding = self.holdings.pop(attempt)
-        for device in holding.devices:
-            kind = self.type_of(device)
-            if kind:
-                self.free[kind] = sorted([*self.free[kind], device])
         self.cpus_free += holding.cpus
         self.memory_free += holding.memory
 
@@ -151,13 +113,9 @@ class NodeState:
         return min(self.open_orders.values(), default=order + 1) - 1
 
     def check(self) -> None:
-        """Assert that every GPU is free or held once, and that the counts are right."""
+        """Assert that every GPU is held once, and that the counts are right."""
         held = [device for h in self.holdings.values() for device in h.devices]
         assert len(held) == len(dict.fromkeys(held)), f"{self.joined.node}: a GPU is held twice"
-        free = [device for devices in self.free.values() for device in devices]
-        present = [gpu.index for gpu in self.joined.gpus]
-        assert not [device for device in held if device in free]
-        assert sorted(free + [d for d in held if d in present]) == sorted(present)
         assert self.cpus_free == self.joined.cpus - sum(h.cpus for h in self.holdings.values())
         for attempt in self.ghosts:
             assert attempt in self.holdings, f"{self.joined.node}: ghost {attempt} holds nothing"

@@ -6,7 +6,7 @@ same calls in the same order always lead to the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
@@ -51,6 +51,8 @@ class Cells:
         """By job and chain: leaves it uses though its hold is in another chain, or in none."""
         self._ill: dict[tuple[str, int], None] = {}
         """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
+        self.borrowed: dict[str, int] = {}
+        """By VC: GPUs its jobs use opportunistically."""
         self._priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
@@ -70,6 +72,20 @@ class Cells:
                 pool.total[level] += quota.count
                 pool.left[level] += quota.count
                 chain.forest.owed[level] += quota.count
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether everything is as there, apart from orders that nothing was promised of."""
+        return isinstance(other, Cells) and self._summary() == other._summary()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _summary(self) -> tuple[object, ...]:
+        holds = {job: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
+                       hold.pin, hold.lazy, hold.sharers)
+                 for job, hold in self.holds.items()}  # fmt: skip
+        doomed = {(name, cell.pool.vc, cell.level, cell.index)
+                  for name, chain in self.chains.items() for cell in chain.doomed}  # fmt: skip
+        return self.cluster, holds, doomed, self._ill, self.astray
 
     @staticmethod
     def _pool(chain: ChainState, vc: str, pin: str) -> Pool:
@@ -192,7 +208,8 @@ class Cells:
         """
         chain = self.chains[hold.chain]
         pool = chain.pools.get((hold.vc, hold.pin))
-        if pool is None or any(leaf in chain.claim for spot in hold.spots for leaf in spot.leaves):
+        claimed = any(leaf in chain.claim for spot in hold.spots for leaf in spot.leaves)
+        if pool is None or claimed:
             return None
         draft, left, shape = Draft(chain.forest), list(pool.left), chain.topology
         new: dict[tuple[int, int], None] = {}
@@ -276,6 +293,12 @@ class Cells:
         if settle:
             chain.settle()
 
+    def claimed(self, job: str) -> bool:
+        """Return whether another job claims some of what a job uses."""
+        hold = self.holds[job]
+        claim = self.chains[hold.chain].claim
+        return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
+
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""
         hold = self.holds[job]
@@ -308,6 +331,7 @@ class Cells:
             self._pass_on(hold)
             return
         chain = self.chains[hold.chain]
+        self._count(hold, -1)
         gone = [spot for spot in hold.spots
                 if not node or chain.topology.node(spot.leaves[0]) == node]  # fmt: skip
         for spot in gone:
@@ -316,9 +340,10 @@ class Cells:
             else:
                 chain.leave(spot.leaves, hold)
         hold.spots = tuple(spot for spot in hold.spots if spot not in gone)
-        if not hold.spots:
+        if hold.spots:
+            self._count(hold, 1)
+        else:
             del self.holds[job]
-            self._count(hold, -1)
         if settle:
             chain.settle()
 
@@ -345,20 +370,24 @@ class Cells:
     def set_bad(self, node: str, devices: Sequence[int] | None, *, bad: bool) -> None:
         """Note that GPUs of a node (None: all of them, in every chain) are bad or healthy."""
         for chain in self.chains.values():
-            shape = chain.topology
-            index = shape.node_index.get(node)
-            if index is None:
-                continue
-            leaves: Sequence[int] = shape.span(shape.node_level, index)
-            if devices is not None:
-                leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
-            if bad:
-                self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
-            else:
-                for leaf in leaves:
-                    self._ill.pop((shape.name, leaf), None)
-                leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
-            chain.set_bad(leaves, bad=bad)
+            index = chain.topology.node_index.get(node)
+            if index is not None:
+                self._set_bad(chain, index, devices, bad=bad)
+
+    def _set_bad(
+        self, chain: ChainState, index: int, devices: Sequence[int] | None, *, bad: bool
+    ) -> None:
+        shape = chain.topology
+        leaves: Sequence[int] = shape.span(shape.node_level, index)
+        if devices is not None:
+            leaves = [leaf for leaf in leaves if shape.device(leaf) in devices]
+        if bad:
+            self._ill.update(dict.fromkeys((shape.name, leaf) for leaf in leaves))
+        else:
+            for leaf in leaves:
+                self._ill.pop((shape.name, leaf), None)
+            leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
+        if chain.set_bad(leaves, bad=bad):
             chain.settle()
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
@@ -375,6 +404,17 @@ class Cells:
         if found is not None:
             self.chains[found[0]].set_bad([found[1]], bad=True)
             self.astray.setdefault(job, {}).setdefault(found[0], []).append(found[1])
+
+    def set_health(self, node: str, bad: Callable[[int, str], bool]) -> None:
+        """Note which GPUs of a node are bad, asked by device index and type, in every chain."""
+        for chain in self.chains.values():
+            shape = chain.topology
+            index = shape.node_index.get(node)
+            if index is not None:
+                devices = [shape.device(leaf) for leaf in shape.span(shape.node_level, index)]
+                ill = [device for device in devices if bad(device, shape.gpu)]
+                self._set_bad(chain, index, ill, bad=True)
+                self._set_bad(chain, index, [d for d in devices if d not in ill], bad=False)
 
     def note_ill(self, node: str, device: int) -> None:
         """Take over that a GPU is bad, without settling who bears it: that is known already."""
@@ -419,7 +459,9 @@ class Cells:
         self.sharing.update(dict.fromkeys(hold.sharers, heir))
 
     def _count(self, hold: Hold, change: int) -> None:
-        if hold.guaranteed:
+        if not hold.guaranteed:
+            self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
+        else:
             counts = self._priorities.setdefault(hold.vc, {})
             counts[hold.priority] = counts.get(hold.priority, 0) + change
             if not counts[hold.priority]:

@@ -17,16 +17,20 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.levels import gpus_by_level, level_names
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.cluster import Chain, Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
     Admitted,
     CancelAsked,
+    CellsSeen,
+    CellsSet,
     EpochBegan,
     JobEnded,
     JobOver,
@@ -62,7 +66,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
 
     epoch: int
     last_sequence: int
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
 
@@ -85,7 +89,8 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
     jobs: tuple[str, ...]
 
 
-Kept = AdmissionKept | ActiveKept | KeysKept | RefusedKept
+OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept
+Kept = OwnKept | NodeSeen | CellsSeen
 
 PIECE = 500
 """Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
@@ -97,7 +102,9 @@ class AdmissionMachine:
     def __init__(self) -> None:
         """Start without tenants, hardware or jobs."""
         self.epoch = 0
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
+        self.cells = Cluster()
+        """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
         self.active: dict[str, ActiveJob] = {}
         self.keys: dict[tuple[str, str], str] = {}
@@ -124,29 +131,32 @@ class AdmissionMachine:
                         self._record(JobOver(job=fact.job))
                     elif isinstance(fact, NodeAdded):
                         self._added(fact.joined)
+                    elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
+                        self._record(CellsSeen(cluster=fact.cluster))
             case SetVcs():
                 self._record(VcsSet(vcs=event.vcs))
-            case Restarted() | Tick() | Unreadable() | DrainNode():
+            case Restarted() | Tick() | Unreadable() | DrainNode() | QuarantineGpu():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
             case _:
                 text = f"admission does not take {event!r}"
                 raise AssertionError(text)
         return self._effects
 
-    def snapshot(self) -> list[Kept | NodeSeen]:
+    def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
-        kept: list[Kept | NodeSeen] = [
+        kept: list[Kept] = [
             AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
                           gpus=tuple(self.outstanding_gpus.items()),
                           jobs=tuple(self.outstanding_jobs.items()))
         ]  # fmt: skip
+        kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
         kept += [KeysKept(piece) for piece in _pieces(keys)]
         return kept + [RefusedKept(piece) for piece in _pieces(self.refused)]
 
-    def _restore(self, kept: Kept) -> None:
+    def _restore(self, kept: OwnKept) -> None:
         match kept:
             case AdmissionKept():
                 self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
@@ -166,6 +176,8 @@ class AdmissionMachine:
                 self.epoch = fact.epoch
             case VcsSet():
                 self.vcs = dict(fact.vcs)
+            case CellsSeen():
+                self.cells = fact.cluster
             case NodeSeen():
                 self.nodes[fact.node] = fact
             case Admitted():
@@ -290,13 +302,13 @@ class AdmissionMachine:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
         if spec.opportunistic:
             return spec
-        quota = self.vcs[spec.vc].gpus
+        quota = self._owned(spec.vc)
         used = self.outstanding_gpus.get(spec.vc, 0)
-        if used + spec.gpus <= quota or (spec.over_quota == "wait" and spec.gpus <= quota):
+        if spec.gpus <= quota and (used + spec.gpus <= quota or spec.over_quota != "refuse"):
             return spec
-        if spec.over_quota == "opportunistic":
-            return msgspec.structs.replace(spec, service_class="opportunistic")
         if spec.gpus > quota:
+            if spec.over_quota == "opportunistic":
+                return msgspec.structs.replace(spec, service_class="opportunistic")
             text = f"it needs {spec.gpus} GPUs and `{spec.vc}` owns {quota}"
             hint = "use fewer, or `service_class: opportunistic`"
             return [Problem(path="$.resources", reason=Reason.QUOTA_TOO_SMALL, text=text,
@@ -304,6 +316,19 @@ class AdmissionMachine:
         text = f"`{spec.vc}` owns {quota} GPUs and its unfinished jobs ask for {used}"
         return [Problem(path="$.over_quota", reason=Reason.OVER_QUOTA, text=text,
                         suggestion="use `over_quota: wait` or `opportunistic`")]  # fmt: skip
+
+    def _owned(self, vc: str) -> int:
+        """Return the GPUs a VC owns: what it was promised, or in its cells together."""
+        asked, cells = self.vcs[vc], self.cells
+        owned = asked.gpus
+        for quota in asked.cells:
+            if quota.chain in cells.chains:
+                owned += quota.count * _gpus(cells.chains[quota.chain], quota.level)
+        for name in asked.pinned:
+            if name in cells.pins:
+                pin = cells.pins[name]
+                owned += _gpus(cells.chains[pin.chain], pin.level)
+        return owned
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
@@ -403,6 +428,10 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
+
+
+def _gpus(chain: Chain, level: str) -> int:
+    return gpus_by_level(chain)[level_names(chain).index(level)]
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

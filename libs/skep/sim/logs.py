@@ -14,7 +14,7 @@ import msgspec
 
 from skep.machines import admission, allocator
 from skep.units import Instant
-from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact, NodeSeen
+from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact
 
 ENCODER = msgspec.json.Encoder()
 
@@ -93,7 +93,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 _KEPT: dict[str, msgspec.json.Decoder[Any]] = {
-    "admission": msgspec.json.Decoder(tuple[admission.Kept | NodeSeen, ...]),
+    "admission": msgspec.json.Decoder(tuple[admission.Kept, ...]),
     "allocator": msgspec.json.Decoder(tuple[allocator.Kept, ...]),
 }
 

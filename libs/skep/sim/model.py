@@ -8,20 +8,25 @@ from typing import Any
 import msgspec
 
 from skep.ids import job_sequence
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsReserved,
+    CellsSet,
     End,
     GhostGone,
     JobBound,
+    JobDemoted,
     JobEnded,
     JobOver,
+    JobPromoted,
     JobQueued,
     JobRan,
     JobRequeued,
     JobStopping,
+    JobWaits,
     Member,
     MemberGone,
     MemberRan,
@@ -33,6 +38,7 @@ from skep.wire.facts import (
     NodeSeen,
     Refused,
     Repeated,
+    ReservationDropped,
     VcsSet,
 )
 from skep.wire.node import Outcome
@@ -67,7 +73,7 @@ class AdmissionModel:
         self.cancelled: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.nodes: dict[str, NodeSeen] = {}
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self._allocator = allocator
 
@@ -124,6 +130,8 @@ class ModelJob(msgspec.Struct):
     gone: dict[str, MemberGone] = {}
     ran: dict[str, None] = {}
     stopping: Reason | None = None
+    claims: bool = False
+    guaranteed: bool = False
 
 
 class ModelNode(msgspec.Struct):
@@ -152,11 +160,13 @@ class AllocatorModel:
         self.jobs: dict[str, ModelJob] = {}
         self.ended: dict[str, JobEnded] = {}
         self.nodes: dict[str, ModelNode] = {}
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.gpus: dict[Key, Key] = {}
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
         """Machines whose name was given to another, until it is theirs again and they are clean."""
+        self.hopeless: dict[str, None] = {}
+        """Jobs that no cell can hold as things are: somebody has to cancel them."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -170,8 +180,27 @@ class AllocatorModel:
                     self._node(fact)
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
-                case VcsSet():
-                    self.vcs = fact.vcs
+                case CellsSet():
+                    self.vcs = fact.asked.vcs
+                    for fate in fact.fates:
+                        if fate.fate == "demoted" and fate.job in self.jobs:
+                            self.jobs[fate.job].guaranteed = False
+                    for vc in self.vcs:
+                        self._within_quota(vc)
+                case JobWaits():
+                    if fact.why is Reason.FITS_NO_CELL:
+                        self.hopeless[fact.job] = None
+                    else:
+                        self.hopeless.pop(fact.job, None)
+                case JobDemoted():
+                    self._attempt(fact.job, fact.attempt).guaranteed = False
+                case JobPromoted():
+                    job = self._attempt(fact.job, fact.attempt)
+                    job.guaranteed = True
+                    self._within_quota(job.spec.vc)
+                case CellsReserved() | ReservationDropped():
+                    require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
+                    self._job(fact.job).claims = isinstance(fact, CellsReserved)
                 case JobQueued():
                     known = fact.job in self.jobs or fact.job in self.ended
                     require(not known, "I1", f"{fact.job} is queued twice")
@@ -248,8 +277,13 @@ class AllocatorModel:
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
-        self._in_turn(job, fact)
+        if not job.claims:  # Who has claimed its cells had its turn then.
+            self._in_turn(job, fact)
         job.queued, job.attempt, job.order = False, fact.attempt, fact.order
+        job.claims = False
+        job.guaranteed = any(level for member in fact.members for level in member.levels)
+        allowed = not (job.guaranteed and job.spec.opportunistic)
+        require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
         for member in fact.members:
@@ -260,15 +294,14 @@ class AllocatorModel:
             for gpu in _gpus(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = fact.job, fact.attempt
-        if not job.spec.opportunistic:
-            self._within_quota(job.spec.vc)
+        self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
         """Require that nobody in the job's queue is more important, or earlier without advice."""
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         for name, other in self.jobs.items():
             theirs = other.spec
-            if not other.queued or name == fact.job or theirs.vc != spec.vc:
+            if not other.queued or other.claims or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
                 first = theirs.priority > spec.priority
@@ -277,8 +310,8 @@ class AllocatorModel:
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
     def _within_quota(self, vc: str) -> None:
-        holders = [job.spec for job in self.jobs.values() if not job.queued]
-        used = sum(spec.gpus for spec in holders if spec.vc == vc and not spec.opportunistic)
+        holders = [job.spec for job in self.jobs.values() if not job.queued and job.guaranteed]
+        used = sum(spec.gpus for spec in holders if spec.vc == vc)
         quota = self.vcs[vc].gpus if vc in self.vcs else 0
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 

@@ -15,7 +15,8 @@ from skep.sim.processes import KINDS
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.wire import codec, subjects
-from skep.wire.admin import JOBS_MAX, DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.cluster import JOBS_MAX, VirtualCluster
 from skep.wire.verdict import Verdict
 
 VCS = ("nlp", "vision", "lab")
@@ -62,6 +63,7 @@ class People:
         self._admin_keys = 0
         self._changes: deque[tuple[str, bytes]] = deque()
         self._drained: dict[str, None] = {}
+        self._given_up: dict[str, None] = {}
         self._pace = rng.choice((300 * MILLISECOND, SECOND, 3 * SECOND))
         self._inboxes: dict[str, Submission] = {}
         for vc in VCS:
@@ -203,6 +205,14 @@ class People:
         self.cancels += 1
         self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
 
+    def give_up(self, job: str, vc: str) -> None:
+        """Cancel a job that is told to fit no cell, once."""
+        if job not in self._given_up:
+            self._given_up[job] = None
+            headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
+            raw = codec.encode({"job": job})
+            self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
+
     def _drain(self) -> None:
         node = self._rng.choice(self._nodes)
         drain = node not in self._drained
@@ -232,7 +242,7 @@ class People:
         """Publish the virtual clusters."""
         gpus = (16, 12, 8) if generous else (self._rng.randrange(1, 8), 4, 2)
         jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
-        vcs = {vc: VcConfig(gpus=quota, jobs_max=jobs_max)
+        vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max)
                for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
         self._admin("vcs", SetVcs(vcs=vcs))
 

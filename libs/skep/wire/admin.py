@@ -5,30 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skep.ids import is_token
+from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 
 QUOTA_MAX = 1_000_000
 """A quota beyond this is a typing error."""
-JOBS_MAX = 1_000_000
-"""Unfinished jobs a VC may have unless its entry says less: it bounds every queue."""
-
-
-class VcConfig(Message, frozen=True, forbid_unknown_fields=True):
-    """One tenant: the GPUs its guaranteed jobs may use together, and how many unfinished jobs."""
-
-    gpus: int
-    jobs_max: int = JOBS_MAX
 
 
 class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
-    """Replace the virtual clusters, on `skep.v1.admin.vcs`."""
+    """Replace the virtual clusters, on `skep.v1.admin.vcs`, and what their cells are made of.
 
-    vcs: dict[str, VcConfig]
+    Without `chains` the nodes that join make them up.
+    """
+
+    vcs: dict[str, VirtualCluster]
+    chains: dict[str, Chain] = {}
+    pins: dict[str, Pin] = {}
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return what is asked for, as a cluster file says it."""
+        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins)
 
 
-def vcs_problems(vcs: Mapping[str, VcConfig]) -> Iterator[Problem]:
+def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:
     """Yield what is wrong with names and quotas of virtual clusters whose types are right."""
     for vc, config in vcs.items():
         if not is_token(vc):
@@ -48,4 +50,15 @@ class DrainNode(Message, frozen=True, tag="drain-node", forbid_unknown_fields=Tr
     drain: bool = True
 
 
-Admin = SetVcs | DrainNode
+class QuarantineGpu(Message, frozen=True, tag="quarantine-gpu", forbid_unknown_fields=True):
+    """Count a GPU as bad (or, with `quarantine` false, no longer): `admin.quarantine`.
+
+    `device` is its index on the node. What runs there goes on.
+    """
+
+    node: str
+    device: int
+    quarantine: bool = True
+
+
+Admin = SetVcs | DrainNode | QuarantineGpu

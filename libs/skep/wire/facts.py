@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.message import Message
 from skep.wire.node import MemberExited, NodeJoined, Outcome
@@ -24,9 +24,15 @@ class EpochBegan(Message, frozen=True, tag="epoch-began"):
 
 
 class VcsSet(Message, frozen=True, tag="vcs-set"):
-    """The virtual clusters in force."""
+    """The virtual clusters that are asked for, as the operator wrote them."""
 
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
+
+
+class CellsSeen(Message, frozen=True, tag="cells-seen"):
+    """The cells in force, as the allocator recorded them: for refusing what never can run."""
+
+    cluster: Cluster
 
 
 class NodeSeen(Message, frozen=True, tag="node-seen"):
@@ -82,7 +88,15 @@ class JobOver(Message, frozen=True, tag="job-over"):
 
 
 AdmissionFact = (
-    EpochBegan | VcsSet | NodeSeen | Admitted | Refused | Repeated | CancelAsked | JobOver
+    EpochBegan
+    | VcsSet
+    | CellsSeen
+    | NodeSeen
+    | Admitted
+    | Refused
+    | Repeated
+    | CancelAsked
+    | JobOver
 )
 
 # --- allocator -----------------------------------------------------------------------------
@@ -97,12 +111,90 @@ class End(StrEnum):
 
 
 class Member(Message, frozen=True):
-    """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`."""
+    """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`.
+
+    `levels[i]` is the level of the VC's cell that covers them (1 is one GPU); 0, or without
+    `levels`, none does: the rank runs opportunistically.
+    """
 
     node: str
     identity: str
     first_rank: int
     devices: tuple[tuple[int, ...], ...]
+    levels: tuple[int, ...] = ()
+
+
+class JobFate(Message, frozen=True):
+    """What a change of the cells means for a job that holds GPUs.
+
+    `fate`: demoted (it goes on where it is, opportunistically), or released (its reservation is
+    planned anew).
+    """
+
+    job: str
+    fate: str
+
+
+class CellsSet(Message, frozen=True, tag="cells-set"):
+    """The cells in force. `asked` is what the operator wrote, which leaves more open.
+
+    Jobs that hold GPUs are carried over; `fates` tells of those for whom anything changes.
+    """
+
+    cluster: Cluster
+    asked: Cluster
+    fates: tuple[JobFate, ...] = ()
+
+
+class CellsReserved(Message, frozen=True, tag="cells-reserved"):
+    """A job has claimed these GPUs, which `victims` still use: nobody else is offered them."""
+
+    job: str
+    attempt: int
+    chain: str
+    members: tuple[Member, ...]
+    victims: tuple[str, ...]
+    at: Instant
+    why: Reason
+    ranked: Reason = Reason.ARRIVAL
+
+
+class ReservationDropped(Message, frozen=True, tag="reservation-dropped"):
+    """A job lost its claim and waits again; who used the GPUs holds them as before."""
+
+    job: str
+    attempt: int
+    why: Reason
+
+
+class JobDemoted(Message, frozen=True, tag="job-demoted"):
+    """An attempt goes on where it is, opportunistically: its VC's cells are free again."""
+
+    job: str
+    attempt: int
+    why: Reason
+    detail: str = ""
+
+
+class JobPromoted(Message, frozen=True, tag="job-promoted"):
+    """An attempt that ran opportunistically goes on where it is, on its VC's cells.
+
+    `levels` are those of the cells that cover its ranks, in the order of ranks.
+    """
+
+    job: str
+    attempt: int
+    levels: tuple[int, ...]
+
+
+class GpuQuarantined(Message, frozen=True, tag="gpu-quarantined"):
+    """A GPU counts as bad until somebody says otherwise (`quarantine` false)."""
+
+    node: str
+    device: int
+    quarantine: bool
+    why: Reason
+    detail: str = ""
 
 
 class NodeAdded(Message, frozen=True, tag="node-added"):
@@ -170,6 +262,7 @@ class JobBound(Message, frozen=True, tag="job-bound"):
     at: Instant
     ranked: Reason = Reason.ARRIVAL
     trace: str = ""
+    chain: str = ""
 
 
 class MemberRan(Message, frozen=True, tag="member-ran"):
@@ -258,7 +351,12 @@ class JobEnded(Message, frozen=True, tag="job-ended"):
 
 AllocatorFact = (
     EpochBegan
-    | VcsSet
+    | CellsSet
+    | CellsReserved
+    | ReservationDropped
+    | JobDemoted
+    | JobPromoted
+    | GpuQuarantined
     | NodeAdded
     | NodeDrained
     | NodeLost

@@ -55,10 +55,13 @@ class Reason(StrEnum):
     WAITS_FOR_NODES = "waits-for-nodes"
     WAITS_FOR_VICTIMS = "waits-for-victims"
     WAITS_FOR_PORT = "waits-for-port"
+    WAITS_FOR_CELLS = "waits-for-cells"
+    FITS_NO_CELL = "fits-no-cell"
 
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
+    CELLS_RESERVED = "cells-reserved"
 
     # Why a job was stopped, put back or ended.
     SUCCEEDED = "succeeded"
@@ -73,6 +76,7 @@ class Reason(StrEnum):
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
+    ASKED_FOR = "asked-for"
     RETRIES_USED_UP = "retries-used-up"
 
     # How the advisor ordered the queue.
@@ -122,6 +126,10 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_BEHIND: "an earlier or more important job comes first",
     Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
     Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",
+    Reason.WAITS_FOR_CELLS: "its virtual cluster's cells are in use, or bad",
+    Reason.FITS_NO_CELL: "no cell could hold it even if nothing else ran: change one or the other",
+    Reason.CELLS_RESERVED: "the cells that were reserved for it",
+    Reason.ASKED_FOR: "an operator asked for it",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",

@@ -36,10 +36,11 @@ class _Part(
 class Topology(_Part, frozen=True):
     """Where the workers should be relative to one another.
 
-    `within` is the level they should share; a hard wish waits for it, a soft one prefers it.
+    `within` names the level of the cell they should share (`node`, `rack`, `socket`, whatever the
+    cluster's levels are called); a hard wish waits for it, a soft one prefers it.
     """
 
-    within: Literal["node"] = "node"
+    within: str = "node"
     hard: bool = False
 
 
@@ -47,6 +48,7 @@ class Resources(_Part, frozen=True):
     """What one worker needs, and how many workers there are.
 
     `memory` is bytes of host memory per worker, or text such as `16GiB`; `cpus` per worker.
+    `pinned` names one of the VC's pinned cells that the job is to run in.
     """
 
     gpus: int = 1
@@ -55,6 +57,7 @@ class Resources(_Part, frozen=True):
     cpus: int = 0
     memory: int | str = 0
     topology: Topology | None = None
+    pinned: str = ""
 
 
 class Limits(_Part, frozen=True):
@@ -103,7 +106,8 @@ class JobSpec(_Part, frozen=True):
     `command` is an argument list, or one line for `/bin/sh -c`. `script` is a Python file, run
     observed through `python -m skep_job` with `args`. `guaranteed` jobs use their VC's quota;
     `opportunistic` ones run on what is idle and yield. Without a `runtime` the workers are plain
-    processes of the agent's user.
+    processes of the agent's user. A `demotable` job may lose its VC's cells to a higher priority
+    without being stopped: it goes on where it is, opportunistically.
     """
 
     name: str
@@ -123,6 +127,7 @@ class JobSpec(_Part, frozen=True):
     size: SizeHint = SizeHint()
     labels: dict[str, str] = {}
     runtime: Runtime | None = None
+    demotable: bool = False
 
     @property
     def gpus(self) -> int:

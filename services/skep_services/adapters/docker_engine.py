@@ -34,7 +34,10 @@ OWNER_CHARS = 12
 """How much of the owner is in names: they are for people, and only need to differ on one host."""
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-INSTALL = "install the `docker` extra (pip install 'skep[docker]')"
+INSTALL = (
+    "install the `docker` extra (pip install 'skep[docker]'; for agents that are containers "
+    "see compose/containers.yaml)"
+)
 NO_IMAGE_STATUS, GONE_STATUS, CONFLICT_STATUS = 404, 404, 409
 
 

@@ -6,21 +6,21 @@ from typing import Any
 
 from skep.machines.admission import AdmissionMachine, Kept
 from skep.wire import subjects
-from skep.wire.facts import AdmissionFact, JobEnded, NodeAdded, NodeSeen
+from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
 FOLLOW = (
     Follow(subjects.ADMIN),
-    Follow(subjects.ALLOC, facts=(JobEnded, NodeAdded)),
+    Follow(subjects.ALLOC, facts=(CellsSet, JobEnded, NodeAdded)),
     Follow(subjects.SUBMIT),
 )
 
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
-    keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept | NodeSeen)
+    keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept)
     await serve(chosen, log, AdmissionMachine(), follow=FOLLOW, keeps=keeps)
 
 

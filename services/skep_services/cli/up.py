@@ -63,7 +63,13 @@ def run_up(arguments: Namespace) -> int:
         _stop_survivors(home, cluster)
         _stop_former_nodes(home, cluster)
         _find_ports(cluster, wishes)
-        _write(home, cluster, wishes)
+        try:
+            _accept_server(home)
+            _write(home, cluster, wishes)
+        except OSError as error:
+            text = f"{error.filename or home} cannot be written: {error.strerror}"
+            todo = "make room there, or choose another state folder: --home DIR"
+            raise CommandError(exits.FAILED, f"{text}; {todo}") from None
         if arguments.foreground:
             _become_supervisor(home, lock)
         process = _start_supervisor(home, lock)
@@ -234,6 +240,19 @@ def _find_ports(cluster: Cluster, wishes: Wishes) -> None:
     if port:
         say(f"port {port} is taken by another program: the API is on {free}")
     cluster.gateway.url = f"http://{HOST}:{free}"
+
+
+def _accept_server(home: str) -> None:
+    """Refuse a bus server that is too old, before it opens the store. Raises OSError."""
+    from skep_services.adapters import nats_server, nats_version
+    from skep_services.supervisor import boot
+
+    store = boot.marker_path(home).parent
+    store.mkdir(mode=folder.FOLDER_MODE, exist_ok=True)
+    try:
+        nats_version.accept(nats_server.binary(), store)
+    except (FileNotFoundError, nats_version.ServerVersionError) as error:
+        raise CommandError(exits.FAILED, str(error)) from None
 
 
 def _write(home: str, cluster: Cluster, wishes: Wishes) -> None:

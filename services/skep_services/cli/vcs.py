@@ -81,7 +81,8 @@ def quotas(tree: Any, source: str) -> dict[str, dict[str, int]]:
     """
     import msgspec
 
-    from skep.wire.admin import VcConfig, vcs_problems
+    from skep.wire.admin import vcs_problems
+    from skep.wire.cluster import VirtualCluster
 
     if isinstance(tree, dict) and "vcs" in tree:
         if len(tree) > 1:
@@ -95,7 +96,7 @@ def quotas(tree: Any, source: str) -> dict[str, dict[str, int]]:
         name = str(vc)
         config = {"gpus": value} if type(value) is int else value
         try:
-            checked = msgspec.convert(config, VcConfig)
+            checked = msgspec.convert(config, VirtualCluster)
         except msgspec.ValidationError as error:
             raise CommandError(
                 exits.FAILED, f"{source}: vcs.{name}: {error}; write\n  {SHAPE}"

@@ -8,7 +8,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from skep.wire.admin import DrainNode, SetVcs, VcConfig, vcs_problems
+from skep.wire.admin import DrainNode, SetVcs, vcs_problems
+from skep.wire.cluster import VirtualCluster
 from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
@@ -27,7 +28,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class VcsBody(msgspec.Struct, forbid_unknown_fields=True):
     """What `POST /v1/admin/vcs` takes: all virtual clusters, as they shall be."""
 
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -102,7 +103,7 @@ class Fold:
         self.active: dict[str, Job] = {}
         self.recent: dict[str, Job] = {}
         self.nodes: dict[str, Node] = {}
-        self.vcs: dict[str, VcConfig] = {}
+        self.vcs: dict[str, VirtualCluster] = {}
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -118,7 +119,7 @@ class Fold:
         self._ended: list[tuple[Job, Instant]] = []
 
     def restore(
-        self, jobs: Iterable[Job], nodes: Iterable[Node], vcs: dict[str, VcConfig], newest: int
+        self, jobs: Iterable[Job], nodes: Iterable[Node], vcs: dict[str, VirtualCluster], newest: int
     ) -> None:
         """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
         self.active = {job.row.job: job for job in jobs}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import VirtualCluster
 from skep_services.gateway.rows import Job, Node
 
 SCHEMA_VERSION = 1
@@ -65,7 +65,7 @@ class Saved(msgspec.Struct, frozen=True):
     """How far the file reaches: the last sequence folded of each stream, tenants and counters."""
 
     positions: dict[str, int] = {}
-    vcs: dict[str, VcConfig] = {}
+    vcs: dict[str, VirtualCluster] = {}
     facts: int = 0
     event_seq: int = 0
 

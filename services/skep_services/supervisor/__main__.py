@@ -27,6 +27,12 @@ def main() -> int:
     os.set_inheritable(int(lock), False)
     try:
         return asyncio.run(_run(home))
+    except OSError as error:
+        # The machine's trouble, such as a full disk: where we were is of no help with it.
+        text = f"{type(error).__name__}: {error}"
+        say("supervisor failed", error=text)
+        write_state(home, "failed", text)
+        return EXIT_FAILED
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         say("supervisor failed", error=text)

@@ -1,8 +1,9 @@
 """Noticing a bus server that runs and stores nothing.
 
-A write that fails, as on a full disk, makes the server give the stream up: from then on it drops
-what is published there without a word, also once there is room again, until it is started anew.
-What it says of its own health names such a stream.
+A write that fails, as on a full disk, makes a server alone give the stream up: from then on it
+drops what is published there without a word, also once there is room again, until it is started
+anew. One of a cluster disables its whole store. What a server says of its own health tells either;
+it says other things while it starts, catches up with the others or has no majority.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from skep.units import MIB
 ANSWER_WITHIN_S = 2.0
 ROOM_BYTES_MIN = MIB
 """What has to be free before a new start is worth it: recovery writes an index of each stream."""
-SICK = "write error"
+SICK = ("write error", "JetStream not enabled")
+"""What the health page says of a stream that was given up, and of a store that was. A server that
+still reads its store at its start says that it is not ready, and only later what it thinks of it.
+"""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -32,20 +36,24 @@ def monitor_url(state: str, pid: int) -> str:
 
 
 def write_trouble(state: str, pid: int) -> str:
-    """Return what the server says of writes that failed, empty if it says nothing of the kind.
-
-    A server that does not answer is not judged: it may start, or be stopped.
-    """
+    """Return `trouble_at` of the server that wrote into `state`, empty if it did not yet."""
     url = monitor_url(state, pid)
-    if not url:
-        return ""
+    return trouble_at(url) if url else ""
+
+
+def trouble_at(url: str) -> str:
+    """Return what a server says of writes that failed, empty if it says nothing of the kind.
+
+    `url` is where it tells how it is. A server that does not answer is not judged: it may start, or
+    be stopped.
+    """
     try:
         with DIRECT.open(f"{url}/healthz", timeout=ANSWER_WITHIN_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:
             text = error.read().decode(errors="replace")
-        return text if SICK in text else ""
+        return text if any(sign in text for sign in SICK) else ""
     except OSError:
         return ""
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from skep.ids import is_token
-from skep.wire.admin import QUOTA_MAX, VcConfig, vcs_problems
+from skep.wire.admin import QUOTA_MAX, vcs_problems
+from skep.wire.cluster import VirtualCluster
 from skep_services.supervisor.home import CLUSTER_VERSION
 
 NODES_DEFAULT = 2
@@ -88,7 +89,7 @@ class Cluster(msgspec.Struct, kw_only=True):
     nats: Nats
     gateway: Gateway
     nodes: list[NodeConfig]
-    vcs: dict[str, VcConfig]
+    vcs: dict[str, VirtualCluster]
     supervisor: Running = msgspec.field(default_factory=Running)
 
     def gpus(self) -> int | None:
@@ -104,7 +105,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     gpus: int | Literal["auto"] | None = None
     device: Literal["cpu", "cuda"] | None = None
     gpu_type: str | None = None
-    vcs: dict[str, VcConfig] | None = None
+    vcs: dict[str, VirtualCluster] | None = None
     port: int | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
@@ -117,7 +118,7 @@ class ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What `skep up --cluster FILE` reads."""
 
     nodes: tuple[NodeConfig, ...] | None = None
-    vcs: dict[str, VcConfig | int] | None = None
+    vcs: dict[str, VirtualCluster | int] | None = None
     port: int | None = None
 
 
@@ -132,20 +133,20 @@ def read_file(tree: Any, source: str) -> Wishes:
         None
         if file.vcs is None
         else {
-            vc: VcConfig(gpus=value) if isinstance(value, int) else value
+            vc: VirtualCluster(gpus=value) if isinstance(value, int) else value
             for vc, value in file.vcs.items()
         }
     )
     return Wishes(node_list=file.nodes, vcs=vcs, port=file.port)
 
 
-def parse_vc(text: str) -> tuple[str, VcConfig]:
+def parse_vc(text: str) -> tuple[str, VirtualCluster]:
     """Return the virtual cluster in `NAME=GPUS`. Raises ConfigError."""
     name, mark, count = text.partition("=")
     if not mark or not (count.isascii() and count.isdecimal()):
         message = f"--vc {text}: write NAME=GPUS, as research=6"
         raise ConfigError(message)
-    return name, VcConfig(gpus=int(count))
+    return name, VirtualCluster(gpus=int(count))
 
 
 def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
@@ -264,21 +265,21 @@ def _give_ports(nodes: Sequence[NodeConfig], home: str) -> None:
 
 def _vcs(
     before: Cluster | None, wishes: Wishes, nodes: Sequence[NodeConfig]
-) -> dict[str, VcConfig]:
+) -> dict[str, VirtualCluster]:
     if wishes.vcs is not None:
         return wishes.vcs
     counts = [node.gpus for node in nodes]
     # What a driver reports is not known yet; the quota then bounds nothing.
     total = QUOTA_MAX if "auto" in counts else sum(count for count in counts if count != "auto")
-    implied = {VC_DEFAULT: VcConfig(gpus=total)}
+    implied = {VC_DEFAULT: VirtualCluster(gpus=total)}
     if before is None:
         return implied
     was = before.gpus()
-    was_implied = before.vcs == {VC_DEFAULT: VcConfig(gpus=QUOTA_MAX if was is None else was)}
+    was_implied = before.vcs == {VC_DEFAULT: VirtualCluster(gpus=QUOTA_MAX if was is None else was)}
     return implied if was_implied else before.vcs
 
 
-def _check_vcs(vcs: dict[str, VcConfig]) -> None:
+def _check_vcs(vcs: dict[str, VirtualCluster]) -> None:
     if not 1 <= len(vcs) <= VCS_MAX:
         text = f"{len(vcs)} virtual clusters; there are 1 to {VCS_MAX}"
         raise ConfigError(text)

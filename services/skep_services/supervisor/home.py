@@ -91,14 +91,7 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
 
 def write_text(path: str, text: str, *, durable: bool = True) -> None:
     """Replace a file atomically, readable by its owner only; `durable`: also on disk on return."""
-    if durable:
-        files.write(path, text.encode(), FILE_MODE)
-        return
-    draft = f"{path}.{os.getpid()}.draft"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(draft, path)
+    files.write(path, text.encode(), FILE_MODE, sync=durable)
 
 
 def is_alive(entry: Any) -> bool:

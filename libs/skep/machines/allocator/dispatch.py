@@ -1,4 +1,4 @@
-"""The allocator's hands: binding what fits, stopping what must yield, repeating what is unanswered.
+"""The allocator's hands: stopping what must end, telling nodes, repeating what is unanswered.
 
 Everything here reads the allocator's state and changes it only through its `record`. `Soft` holds
 what a crash may forget: timers, heartbeats and advice.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from skep.cells.nodes import Attempt, Coming, NodeState
+from skep.cells.nodes import Attempt, NodeState
+from skep.cells.state import Cells
+from skep.machines.allocator import cellwork
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.base import Send
-from skep.policies import place
-from skep.policies.queue import Entry, Head
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
-from skep.wire.advice import QueueAdvice
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
@@ -28,9 +27,7 @@ from skep.wire.commands import (
 )
 from skep.wire.facts import (
     GhostGone,
-    JobBound,
     JobStopping,
-    JobWaits,
     MemberGone,
     NodeAdded,
     NodeBack,
@@ -53,10 +50,6 @@ NODE_LOST_AFTER = seconds(40)
 bus election (4 to 9 s), well within what a user would wait."""
 TAKE_OVER_AFTER = seconds(5)
 """Silence after which another agent may take a node's name: five heartbeats."""
-MEMBERS_BOUND_MAX = 200
-"""Parts of gangs bound, or victims stopped, in one decision: their facts and those of the event
-itself fit one record (400 bytes for a job of one part, less for each further part), unless a gang
-alone is larger."""
 GRACE_S = 10.0
 """What a job gets between SIGTERM and SIGKILL: long enough to write a checkpoint of some 100 MB."""
 PREEMPT_GRACE_S = 5.0
@@ -84,6 +77,14 @@ class Soft:
         """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
         self.check_at: Instant | None = None
         self.advice_until = Instant(0)
+        self.changes = 0
+        """How often something came free, or may have: what could not be placed is tried again."""
+        self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
+        """By queue: the head that could not be placed, and `changes` then."""
+        self.vacant: Cells | None = None
+        """The cells with nothing on them, for telling what can never be placed on them."""
+        self.uncovered: dict[str, int] = {}
+        """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
@@ -212,6 +213,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         machine.soft.check_at = after(now, NODE_CHECK_EVERY)
     if node is None or node.joined != event:
         machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
+        cellwork.resolve(machine, machine.asked)
     if node is not None and node.lost:
         _back(machine, event.node, now)
     elif node is not None:
@@ -377,172 +379,3 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
         return ("/bin/sh", "-c", spec.command)
     assert spec.command is not None, spec
     return spec.command
-
-
-# --- advice and scheduling ---------------------------------------------------------------------
-
-
-def advised(machine: AllocatorMachine, event: QueueAdvice, now: Instant) -> None:
-    """Let the queues follow an order among equals until it expires."""
-    if event.expires_at <= now:
-        return
-    orders: dict[tuple[str, bool], list[Entry]] = {}
-    for advice in event.jobs:
-        job = machine.jobs.get(advice.job)
-        if job is not None and job.state is State.QUEUED:
-            orders.setdefault(job.queue, []).append(job.entry)
-    for key, queue in machine.queues.items():
-        queue.advise(orders.get(key, ()))
-    machine.soft.advice_until = event.expires_at
-
-
-def schedule(machine: AllocatorMachine, now: Instant) -> None:
-    """Bind what fits: guaranteed jobs first, then opportunistic ones on what nobody waits for."""
-    if 0 < machine.soft.advice_until <= now:
-        machine.soft.advice_until = Instant(0)
-        for queue in machine.queues.values():
-            queue.advise(())
-    blocked: dict[str, str] = {}
-    bound = 0
-    for opportunistic in (False, True):
-        claims = [(head.claim, vc) for (vc, kind), queue in machine.queues.items()
-                  if kind is opportunistic and (head := queue.head()) is not None]  # fmt: skip
-        heapq.heapify(claims)
-        while claims:
-            if bound >= MEMBERS_BOUND_MAX:
-                machine.soft.check_at = now  # Go on in the next decision.
-                return
-            vc = claims[0][1]
-            queue = machine.queues[vc, opportunistic]
-            head = queue.head()
-            assert head is not None, vc
-            goes_on = _bind(machine, head, blocked, now)
-            bound += len(machine.jobs[head.entry.job].members)
-            following = queue.head() if goes_on else None
-            if following is None:
-                heapq.heappop(claims)
-            else:
-                heapq.heapreplace(claims, (following.claim, vc))
-
-
-def _bind(machine: AllocatorMachine, head: Head, blocked: dict[str, str], now: Instant) -> bool:
-    """Bind one job if it fits; else say why it waits. Returns whether its queue may go on.
-
-    `blocked` maps each GPU type that must not be taken to the earlier job that waits for it.
-    """
-    job = machine.jobs[head.entry.job]
-    spec = job.spec
-    if not spec.opportunistic:
-        quota = machine.vcs[spec.vc].gpus if spec.vc in machine.vcs else 0
-        if machine.used.get(spec.vc, 0) + spec.gpus > quota:
-            _wait(machine, job, Reason.WAITS_FOR_QUOTA, f"{spec.gpus} of {quota} GPUs of {spec.vc}")
-            return False
-    kinds = place.gpu_types(machine.nodes, spec)
-    ahead = next((blocked[kind] for kind in kinds if kind in blocked), None)
-    if ahead is not None:
-        _wait(machine, job, Reason.WAITS_BEHIND, ahead)
-        return False
-    found = place.fit(machine.nodes, spec, kinds)
-    if found is None:
-        types = " or ".join(kinds) or "any type"
-        needs = f"{spec.resources.workers} x {spec.resources.gpus} GPUs ({types})"
-        if not place.possible(machine.nodes, spec, kinds):
-            # No other job's end would help it, so other tenants' jobs need not wait behind it.
-            _wait(machine, job, Reason.WAITS_FOR_NODES, needs)
-            return False
-        blocked |= dict.fromkeys(place.contended(machine.nodes, spec, kinds), job.job)
-        _make_room(machine, job, kinds, needs, now)
-        return False
-    first = found.slots[0].node
-    port = machine.nodes[first].port()
-    if port is None:
-        # One is free as soon as any job there ends, and the gang keeps its turn.
-        _wait(machine, job, Reason.WAITS_FOR_PORT, first)
-        blocked |= dict.fromkeys(place.contended(machine.nodes, spec, kinds), job.job)
-        return False
-    machine.record(
-        JobBound(
-            job=job.job,
-            attempt=job.attempt + 1,
-            order=machine.order + 1,
-            members=place.members(machine.nodes, spec, found),
-            master_port=port,
-            why=found.why,
-            at=now,
-            ranked=head.ranked,
-            trace=job.trace,
-        )
-    )
-    for name in job.members:
-        command(machine, name, job.job, job.attempt, now)
-    return True
-
-
-def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> None:
-    if job.waits != (why, needs):
-        machine.record(JobWaits(job=job.job, why=why, needs=needs))
-
-
-def _make_room(
-    machine: AllocatorMachine, job: JobState, kinds: list[str], needs: str, now: Instant
-) -> None:
-    """Say what the job waits for; if stopping opportunistic jobs gives it room, stop them."""
-    if job.spec.opportunistic:
-        _wait(machine, job, Reason.WAITS_FOR_GPUS, needs)
-        return
-    coming: dict[str, Coming] = {}
-    for other in _stopping(machine):
-        _give_back(machine, other, coming, 1)
-    if coming and place.fit(machine.nodes, job.spec, kinds, coming) is not None:
-        _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-        return
-    for other in _opportunistic(machine):
-        _give_back(machine, other, coming, 1)
-    found = place.fit(machine.nodes, job.spec, kinds, coming) if coming else None
-    if found is None:
-        _wait(machine, job, Reason.WAITS_FOR_GPUS, needs)
-        return
-    _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    victims = _victims(machine, job, found, coming)
-    for victim in victims[:MEMBERS_BOUND_MAX]:
-        stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
-    if len(victims) > MEMBERS_BOUND_MAX:
-        machine.soft.check_at = now  # Go on in the next decision.
-
-
-def _give_back(
-    machine: AllocatorMachine, job: JobState, coming: dict[str, Coming], sign: int
-) -> None:
-    """Add what a job holds to what is coming, or (`sign` -1) take it out again."""
-    for name, part in job.parts.items():
-        if part is not Part.GONE:
-            on_node = coming.setdefault(name, Coming())
-            machine.nodes[name].give_back((job.job, job.attempt), on_node, sign)
-
-
-def _stopping(machine: AllocatorMachine) -> list[JobState]:
-    """Return the jobs whose GPUs come free soon."""
-    return [job for job in machine.placed.values() if job.state is State.STOPPING]
-
-
-def _opportunistic(machine: AllocatorMachine) -> list[JobState]:
-    """Return the opportunistic jobs that hold GPUs and are not being stopped."""
-    return [job for job in machine.placed.values()
-            if job.spec.opportunistic and job.state is not State.STOPPING]  # fmt: skip
-
-
-def _victims(
-    machine: AllocatorMachine, job: JobState, found: place.Fit, coming: dict[str, Coming]
-) -> list[JobState]:
-    """Return whom to stop so that `found` comes free: the latest started first, none in vain.
-
-    `coming` holds what every opportunistic job would give back; who is spared is taken out.
-    """
-    victims = []
-    for other in sorted(_opportunistic(machine), key=lambda each: (each.bound_at, each.sequence)):
-        if any(slot.node in other.parts for slot in found.slots):
-            _give_back(machine, other, coming, -1)
-            if not place.holds(machine.nodes, job.spec, found, coming):
-                _give_back(machine, other, coming, 1)
-                victims.append(other)
-    return victims[::-1]

@@ -4,6 +4,9 @@ queued --JobBound--> bound --JobRan--> running --> ended
 ^                    |                  |          ^
 |                    +--JobStopping--> stopping ---+
 +---------------JobRequeued-----------------+
+
+Where others must be stopped first: queued --CellsReserved--> reserved --JobBound--> bound, and
+back to queued by ReservationDropped.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class State(StrEnum):
     """Where an unfinished job is."""
 
     QUEUED = "queued"
+    RESERVED = "reserved"
     BOUND = "bound"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -35,6 +39,9 @@ class State(StrEnum):
 
 TRANSITIONS: dict[tuple[State, str], State] = {
     (State.QUEUED, "JobBound"): State.BOUND,
+    (State.QUEUED, "CellsReserved"): State.RESERVED,
+    (State.RESERVED, "JobBound"): State.BOUND,
+    (State.RESERVED, "ReservationDropped"): State.QUEUED,
     (State.BOUND, "JobRan"): State.RUNNING,
     (State.BOUND, "JobStopping"): State.STOPPING,
     (State.RUNNING, "JobStopping"): State.STOPPING,

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.cells.keep import CellsKept
+from skep.cells.keep import keep as keep_cells
+from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
 from skep.machines.allocator.jobs import JobState, State
-from skep.wire.admin import VcConfig
+from skep.wire.cluster import Cluster
 from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:
@@ -26,9 +29,8 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     epoch: int
     order: int
     last_queued: int
-    vcs: dict[str, VcConfig]
+    asked: Cluster
     queues: tuple[tuple[str, bool], ...]
-    used: tuple[tuple[str, int], ...]
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -39,6 +41,7 @@ class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
     lost: bool
     clearing: int
     next_port: int
+    quarantined: tuple[int, ...]
     holdings: tuple[tuple[str, int, Holding], ...]
     ghosts: tuple[tuple[str, int, int], ...]
     open_orders: tuple[tuple[str, int, int], ...]
@@ -51,12 +54,14 @@ class JobKept(msgspec.Struct, frozen=True, tag="job-kept"):
 
 
 class PlacedKept(msgspec.Struct, frozen=True, tag="placed-kept"):
-    """The jobs that hold GPUs, in the order in which they were bound. Comes last."""
+    """The jobs that hold or claim GPUs, in the order in which they began to. Comes last."""
 
     jobs: tuple[str, ...]
+    reserved: tuple[str, ...]
+    borrowed: tuple[str, ...]
 
 
-Kept = AllocatorKept | NodeKept | JobKept | PlacedKept
+Kept = AllocatorKept | CellsKept | NodeKept | JobKept | PlacedKept
 
 
 def keep(machine: AllocatorMachine) -> Iterator[Kept]:
@@ -65,15 +70,15 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         epoch=machine.epoch,
         order=machine.order,
         last_queued=machine.last_queued,
-        vcs=machine.vcs,
+        asked=machine.asked,
         queues=tuple(machine.queues),
-        used=tuple(machine.used.items()),
     )
+    yield keep_cells(machine.cells)
     for node in machine.nodes.values():
         yield _node(node)
     for job in machine.jobs.values():
         yield JobKept(job)
-    yield PlacedKept(tuple(machine.placed))
+    yield PlacedKept(tuple(machine.placed), tuple(machine.reserved), tuple(machine.borrowed))
 
 
 def _node(node: NodeState) -> NodeKept:
@@ -83,6 +88,7 @@ def _node(node: NodeState) -> NodeKept:
         lost=node.lost,
         clearing=node.clearing,
         next_port=node.next_port,
+        quarantined=tuple(node.quarantined),
         holdings=tuple((*attempt, holding) for attempt, holding in node.holdings.items()),
         ghosts=tuple((*attempt, order) for attempt, order in node.ghosts.items()),
         open_orders=tuple((*attempt, order) for attempt, order in node.open_orders.items()),
@@ -94,10 +100,11 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
     match kept:
         case AllocatorKept():
             machine.epoch, machine.order = kept.epoch, kept.order
-            machine.last_queued, machine.vcs = kept.last_queued, dict(kept.vcs)
-            machine.used = dict(kept.used)
+            machine.last_queued, machine.asked = kept.last_queued, kept.asked
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
+        case CellsKept():
+            machine.cells = restore_cells(kept)
         case NodeKept():
             machine.nodes[kept.joined.node] = _restored(kept)
         case JobKept():
@@ -107,6 +114,8 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
                 machine.queue(job).add(job.entry)
         case PlacedKept():
             machine.placed = {name: machine.jobs[name] for name in kept.jobs}
+            machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
+            machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
 
 
 def _restored(kept: NodeKept) -> NodeState:
@@ -116,6 +125,7 @@ def _restored(kept: NodeKept) -> NodeState:
     node.refresh(kept.joined)
     node.drained, node.lost, node.clearing = kept.drained, kept.lost, kept.clearing
     node.next_port = kept.next_port
+    node.quarantined = dict.fromkeys(kept.quarantined)
     node.ghosts = {(job, attempt): order for job, attempt, order in kept.ghosts}
     node.open_orders = {(job, attempt): order for job, attempt, order in kept.open_orders}
     return node

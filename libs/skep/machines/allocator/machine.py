@@ -1,41 +1,48 @@
 """The allocator: the only writer of placement.
 
 A job waits in its VC's queue until its gang fits (priority, then arrival; `policies.queue`), gets
-GPUs (`policies.place`), and keeps them until its nodes confirm that its processes are gone. Every
-decision is a fact; commands to agents follow from facts and are repeated until a node event
-answers. `jobs` holds the life of a job, `cells.nodes` who holds what.
-
-Guaranteed jobs stay within their VC's quota. Opportunistic ones take what nobody guaranteed waits
-for, and are stopped when a guaranteed job needs their GPUs. A guaranteed job that does not fit
-holds back later ones that could use the same GPUs: a small job never overtakes a large one, so no
-gang starves. Heartbeats, timers and advice are soft: they are forgotten in a crash and cost
-nothing but time.
+GPUs in its VC's cells (`schedule`, `cells`), and keeps them until its nodes confirm that its
+processes are gone. Every decision is a fact; commands to agents follow from facts and are repeated
+until a node event answers. `jobs` holds the life of a job, `cells` who holds which GPU,
+`cells.nodes` what else a node has. Heartbeats, timers and advice are soft: they are forgotten in a
+crash and cost nothing but time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from skep.cells.check import safe
+from skep.cells.holds import OPPORTUNISTIC, Request, Spot
+from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding, NodeState
+from skep.cells.pick import Loss
+from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import dispatch
+from skep.machines.allocator import cellwork, dispatch, schedule
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.queue import JobQueue
 from skep.units import Instant
-from skep.wire.admin import DrainNode, SetVcs, VcConfig
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import QueueAdvice
+from skep.wire.cluster import Cluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
     AllocatorFact,
     CancelAsked,
+    CellsReserved,
+    CellsSet,
     End,
     EpochBegan,
     GhostGone,
+    GpuQuarantined,
     JobBound,
+    JobDemoted,
     JobEnded,
+    JobPromoted,
     JobQueued,
     JobRan,
     JobRequeued,
@@ -49,7 +56,7 @@ from skep.wire.facts import (
     NodeClean,
     NodeDrained,
     NodeLost,
-    VcsSet,
+    ReservationDropped,
 )
 from skep.wire.node import (
     MemberExited,
@@ -71,14 +78,19 @@ class AllocatorMachine:
         self.epoch = 0
         self.order = 0
         self.last_queued = 0
-        self.vcs: dict[str, VcConfig] = {}
+        self.asked = Cluster()
+        """The cluster as the operator wrote it; `cells.cluster` is what follows from it."""
+        self.cells = Cells(self.asked)
         self.nodes: dict[str, NodeState] = {}
+        """In the order in which they first joined."""
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
-        """The jobs that hold GPUs: every one that is not queued."""
+        """The jobs that hold GPUs: every one that is neither queued nor has a reservation."""
+        self.reserved: dict[str, JobState] = {}
+        """Jobs whose GPUs are claimed and still used by others."""
+        self.borrowed: dict[str, JobState] = {}
+        """Guaranteed jobs that run opportunistically for now."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
-        self.used: dict[str, int] = {}
-        """GPUs that each VC's guaranteed jobs hold."""
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
@@ -103,12 +115,14 @@ class AllocatorMachine:
             case NodeCleared():
                 self._node_cleared(event)
             case SetVcs():
-                self.record(VcsSet(vcs=event.vcs))
+                cellwork.resolve(self, event.cluster)
             case DrainNode():
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
+            case QuarantineGpu():
+                self._quarantine(event)
             case QueueAdvice():
-                dispatch.advised(self, event, now)
+                schedule.advised(self, event, now)
             case Tick():
                 dispatch.tick(self, now)
             case Restarted():
@@ -119,7 +133,7 @@ class AllocatorMachine:
                 text = f"the allocator does not take {event!r}"
                 raise AssertionError(text)
         if not isinstance(event, Heartbeat) or self.effects:
-            dispatch.schedule(self, now)
+            schedule.schedule(self, now)
         return self.effects
 
     def wake_at(self) -> Instant | None:
@@ -149,6 +163,9 @@ class AllocatorMachine:
         if job is None or job.cancelled:
             return
         self.record(CancelAsked(job=name))
+        if job.state is State.RESERVED:
+            self.record(ReservationDropped(job=name, attempt=job.attempt + 1,
+                                           why=Reason.CANCELLED))  # fmt: skip
         if job.state is State.QUEUED:
             self._end(job, End.CANCELLED, Reason.CANCELLED, now)
         elif job.state is not State.STOPPING:
@@ -182,6 +199,13 @@ class AllocatorMachine:
                                outcome=event.outcome, detail=event.detail, steps=event.steps,
                                step_ns=event.step_ns))  # fmt: skip
         self.settle(job, now)
+
+    def _quarantine(self, event: QuarantineGpu) -> None:
+        node = self.nodes.get(event.node)
+        if node is not None and (event.device in node.quarantined) is not event.quarantine:
+            self.record(GpuQuarantined(node=event.node, device=event.device,
+                                       quarantine=event.quarantine,
+                                       why=Reason.ASKED_FOR))  # fmt: skip
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -226,12 +250,19 @@ class AllocatorMachine:
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
-            case VcsSet():
-                self.vcs = dict(fact.vcs)
+            case CellsSet():
+                self._apply_cells(fact)
             case NodeAdded():
                 self._apply_added(fact)
-            case NodeDrained() | NodeLost() | NodeBack() | NodeClean() | GhostGone():
+            case NodeDrained() | NodeLost() | NodeBack() | NodeClean() | GpuQuarantined():
                 self._apply_node(fact)
+            case GhostGone():
+                attempt, node = (fact.job, fact.attempt), self.nodes[fact.node]
+                del node.ghosts[attempt]
+                node.open_orders.pop(attempt, None)
+                self._release(node, attempt)
+            case CellsReserved() | ReservationDropped() | JobDemoted() | JobPromoted():
+                self._apply_hold(fact)
             case JobQueued():
                 self._apply_queued(fact)
             case JobWaits():
@@ -266,11 +297,40 @@ class AllocatorMachine:
             self.nodes[name].refresh(fact.joined)
         else:
             self.nodes[name] = NodeState(fact.joined)
-            self.nodes = dict(sorted(self.nodes.items()))
         if fact.clear:
             self.nodes[name].clearing = fact.clear
+        self._changed(name)
 
-    def _apply_node(self, fact: NodeDrained | NodeLost | NodeBack | NodeClean | GhostGone) -> None:
+    def _changed(self, *nodes: str) -> None:
+        """Take over these nodes' health, and that something may have come free."""
+        self.soft.changes += 1
+        cellwork.health(self, nodes)
+
+    def _apply_cells(self, fact: CellsSet) -> None:
+        self.asked = fact.asked
+        self.cells, changes = reconfigure(self.cells, fact.cluster)
+        for change in changes:
+            job = self.jobs.get(cellwork.job_of(change.job))
+            if job is not None and change.fate == "released":
+                job.move("ReservationDropped")
+                del self.reserved[job.job]
+                self.queue(job).add(job.entry)
+            elif job is not None:
+                self._note_borrowed(job)
+        self._changed(*cellwork.node_names(fact.cluster))
+
+    def _note_borrowed(self, job: JobState) -> None:
+        """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
+        hold = self.cells.holds.get(cellwork.holder(job.job, job.attempt))
+        borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
+        if borrows and job.job in self.placed:
+            self.borrowed[job.job] = job
+        else:
+            self.borrowed.pop(job.job, None)
+
+    def _apply_node(
+        self, fact: NodeDrained | NodeLost | NodeBack | NodeClean | GpuQuarantined
+    ) -> None:
         node = self.nodes[fact.node]
         match fact:
             case NodeDrained():
@@ -281,11 +341,43 @@ class AllocatorMachine:
                 node.lost = False
             case NodeClean():
                 node.clearing = 0
-            case GhostGone():
-                attempt = fact.job, fact.attempt
-                del node.ghosts[attempt]
-                node.open_orders.pop(attempt, None)
-                node.release(attempt)
+            case GpuQuarantined(quarantine=True):
+                node.quarantined[fact.device] = None
+            case GpuQuarantined():
+                node.quarantined.pop(fact.device, None)
+        self._changed(fact.node)
+
+    def _apply_hold(
+        self, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
+    ) -> None:
+        job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
+        match fact:
+            case CellsReserved():
+                self.queue(job).remove(job.entry)
+                job.move("CellsReserved")
+                self.cells.enter(cellwork.hold(self, job, fact, claims=True))
+                self.reserved[job.job] = job
+            case ReservationDropped():
+                job.move("ReservationDropped")
+                # A claim lost to another job: that one's placement settles who bears bad hardware.
+                self.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
+                del self.reserved[job.job]
+                self.queue(job).add(job.entry)
+            case JobDemoted():
+                self.cells.demote(name)
+                self._note_borrowed(job)
+            case JobPromoted():
+                spots = self.cells.holds[name].spots
+                self.cells.promote(name, [Spot(spot.leaves, level)
+                                          for spot, level in zip(spots, fact.levels, strict=True)])  # fmt: skip
+                self._note_borrowed(job)
+        self.soft.changes += 1
+
+    def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
+        """Free what an attempt held on a node."""
+        node.release(attempt)
+        self.cells.release(cellwork.holder(*attempt), node.joined.node)
+        self.soft.changes += 1
 
     def _apply_queued(self, fact: JobQueued) -> None:
         sequence = job_sequence(fact.job) or 0
@@ -304,8 +396,12 @@ class AllocatorMachine:
         return self.queues.setdefault((vc, opportunistic), JobQueue())
 
     def _apply_bound(self, fact: JobBound) -> None:
-        job = self.jobs[fact.job]
-        self.queue(job).remove(job.entry)
+        job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
+        if self.reserved.pop(fact.job, None) is None:
+            self.queue(job).remove(job.entry)
+            self.cells.enter(cellwork.hold(self, job, fact, claims=False))
+        else:
+            self.cells.occupy(name)
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
         job.bound_at, job.ran_at = fact.at, Instant(0)
@@ -321,7 +417,7 @@ class AllocatorMachine:
             node.take(attempt, self._holding(job, member, port))
             node.open_orders[attempt] = fact.order
         self.placed[job.job] = job
-        self._count(job, 1)
+        self._note_borrowed(job)
 
     @staticmethod
     def _holding(job: JobState, member: Member, port: int) -> Holding:
@@ -329,11 +425,6 @@ class AllocatorMachine:
         wanted = job.spec.resources
         return Holding(member=member, cpus=wanted.cpus * workers, port=port,
                        memory=int(wanted.memory) * workers)  # fmt: skip
-
-    def _count(self, job: JobState, sign: int) -> None:
-        if not job.spec.opportunistic:
-            vc = job.spec.vc
-            self.used[vc] = self.used.get(vc, 0) + sign * job.spec.gpus
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
@@ -351,9 +442,14 @@ class AllocatorMachine:
         node, attempt = self.nodes[fact.node], (fact.job, fact.attempt)
         if fact.free:
             node.open_orders.pop(attempt, None)
-            node.release(attempt)
+            self._release(node, attempt)
         else:
+            # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
+            name = cellwork.holder(*attempt)
+            if self.cells.holds[name].guaranteed and not self.cells.claimed(name):
+                self.cells.demote(name)
+            self.soft.changes += 1
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
@@ -363,7 +459,7 @@ class AllocatorMachine:
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
         del self.placed[job.job]
-        self._count(job, -1)
+        self.borrowed.pop(job.job, None)
         self.queue(job).add(job.entry)
 
     def _apply_ended(self, fact: JobEnded) -> None:
@@ -372,33 +468,67 @@ class AllocatorMachine:
             self.queue(job).remove(job.entry)
         else:
             del self.placed[job.job]
-            self._count(job, -1)
+            self.borrowed.pop(job.job, None)
+
+    # --- for decisions -----------------------------------------------------------------------
+
+    def loss(self, now: Instant) -> Loss:
+        """Return how to weigh victims: the GPU-seconds that stopping each would lose."""
+
+        def lost(name: str) -> float:
+            job = self.jobs.get(cellwork.job_of(name))
+            if job is None or job.state is State.STOPPING or not job.bound_at:
+                return 0.0
+            return job.spec.gpus * max(0, now - job.bound_at) / 1e9 + 1.0
+
+        return lost
+
+    def borrowed_gpus(self, vc: str) -> int:
+        """Return how many GPUs a VC's jobs use beyond its cells."""
+        return self.cells.borrowed.get(vc, 0)
+
+    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str]:
+        """Return why a job that could not be placed waits, and for what."""
+        wanted = job.spec.resources
+        kinds = wanted.gpu_type or "any type"
+        needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
+        if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
+            self.soft.vacant = Cells(self.cells.cluster)
+        if self.soft.vacant.place(asked) is None:
+            return Reason.FITS_NO_CELL, needs
+        if asked.priority == OPPORTUNISTIC:
+            return Reason.WAITS_FOR_GPUS, needs
+        return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
 
     def check(self) -> None:
-        """Assert that every GPU, queue and count is as the jobs say."""
-        used: dict[str, int] = {}
+        """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
         held = {name: dict(node.ghosts) for name, node in self.nodes.items()}
         waiting = 0
         for job in self.jobs.values():
-            assert (job.state is State.QUEUED) == (not job.members), job
-            assert (job.state is State.QUEUED) == (job.job not in self.placed), job
+            idle = job.state in (State.QUEUED, State.RESERVED)
+            assert idle == (not job.members), job
+            assert idle == (job.job not in self.placed), job
+            assert (job.state is State.RESERVED) == (job.job in self.reserved), job
             if job.state is State.QUEUED:
                 assert self.queue(job).holds(job.entry), job
                 waiting += 1
+            if idle:
                 continue
             assert not job.over, f"{job.job}: an attempt that is over was not judged"
-            if not job.spec.opportunistic:
-                used[job.spec.vc] = used.get(job.spec.vc, 0) + job.spec.gpus
             for name, part in job.parts.items():
                 if part is not Part.GONE:
                     held[name][job.job, job.attempt] = 0
         assert waiting == sum(len(queue) for queue in self.queues.values())
-        assert {vc: n for vc, n in self.used.items() if n} == used
         for name, node in self.nodes.items():
             node.check()
             assert sorted(node.holdings) == sorted(held[name]), name
             for attempt in node.open_orders:
                 assert attempt in node.holdings, (name, attempt)
+        held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
+        claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
+        assert set(self.cells.holds) | set(self.cells.astray) == held_by | claims
+        for chain in self.cells.chains.values():
+            safe(chain)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:

@@ -1,0 +1,295 @@
+"""Who gets GPUs next, where, and at whose expense.
+
+Each VC's guaranteed jobs go to the VC's own cells, in the order of its queue: a small job never
+overtakes a large one there, so no gang starves, and no VC waits for another. Who must be stopped
+first is stopped under a reservation: the cells are the preemptor's from the decision on. Idle GPUs
+go to opportunistic jobs, to the VC with the smallest share of them first (weighted max-min).
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from skep.cells.holds import Placement
+from skep.cells.nodes import NodeState
+from skep.cells.place import Limit
+from skep.machines.allocator import cellwork
+from skep.machines.allocator.dispatch import command, stop
+from skep.machines.allocator.jobs import JobState, Part, State
+from skep.policies.queue import Entry, Head
+from skep.units import Instant
+from skep.wire.advice import QueueAdvice
+from skep.wire.facts import (
+    CellsReserved,
+    JobBound,
+    JobDemoted,
+    JobPromoted,
+    JobWaits,
+    Member,
+    ReservationDropped,
+)
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+MEMBERS_BOUND_MAX = 200
+"""Parts of gangs bound, or victims stopped, in one decision: their facts and those of the event
+itself fit one record (400 bytes for a job of one part, less for each further part), unless a gang
+alone is larger."""
+
+
+def advised(machine: AllocatorMachine, event: QueueAdvice, now: Instant) -> None:
+    """Let the queues follow an order among equals until it expires."""
+    if event.expires_at <= now:
+        return
+    orders: dict[tuple[str, bool], list[Entry]] = {}
+    for advice in event.jobs:
+        job = machine.jobs.get(advice.job)
+        if job is not None and job.state is State.QUEUED:
+            orders.setdefault(job.queue, []).append(job.entry)
+    for key, queue in machine.queues.items():
+        queue.advise(orders.get(key, ()))
+    machine.soft.advice_until = event.expires_at
+
+
+def schedule(machine: AllocatorMachine, now: Instant) -> None:
+    """Bind what has its cells, then guaranteed jobs, then opportunistic ones on what is idle."""
+    if 0 < machine.soft.advice_until <= now:
+        machine.soft.advice_until = Instant(0)
+        for queue in machine.queues.values():
+            queue.advise(())
+    _finish(machine, now)
+    bound = 0
+    for opportunistic in (False, True):
+        turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
+                 for (vc, kind), queue in machine.queues.items()
+                 if kind is opportunistic and (head := queue.head()) is not None]  # fmt: skip
+        heapq.heapify(turns)
+        while turns:
+            if bound >= MEMBERS_BOUND_MAX:
+                machine.soft.check_at = now  # Go on in the next decision.
+                return
+            vc = turns[0][1]
+            queue = machine.queues[vc, opportunistic]
+            head = queue.head()
+            assert head is not None, vc
+            goes_on = _serve(machine, head, now)
+            bound += len(machine.jobs[head.entry.job].members) or goes_on
+            following = queue.head() if goes_on else None
+            if following is None:
+                heapq.heappop(turns)
+            else:
+                turn = _turn(machine, vc, following, opportunistic=opportunistic)
+                heapq.heapreplace(turns, (turn, vc))
+    _promote(machine)
+
+
+def _turn(
+    machine: AllocatorMachine, vc: str, head: Head, *, opportunistic: bool
+) -> tuple[float, Entry]:
+    """Return what orders the VCs: of opportunistic jobs, what they have of what is idle."""
+    if not opportunistic:
+        return 0.0, head.claim
+    owned = machine.cells.cluster.vcs.get(vc)
+    weight = owned.weight if owned is not None else 1.0
+    return machine.borrowed_gpus(vc) / weight, head.claim
+
+
+def _finish(machine: AllocatorMachine, now: Instant) -> None:
+    """Bind reservations whose victims are gone; drop those on hardware that went bad."""
+    for job in list(machine.reserved.values()):
+        name = cellwork.holder(job.job, job.attempt + 1)
+        hold = machine.cells.holds[name]
+        chain = machine.cells.chains[hold.chain]
+        if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
+            machine.record(ReservationDropped(job=job.job, attempt=job.attempt + 1,
+                                              why=Reason.NODE_LOST))  # fmt: skip
+        elif machine.cells.ready(name):
+            where = Placement(hold.chain, hold.spots)
+            made = cellwork.members(machine, where)
+            if not _room(machine, job, made):
+                _more_victims(machine, job, made, now)
+                continue
+            bind(machine, job, where, made, Reason.CELLS_RESERVED, Reason.ARRIVAL, now)
+
+
+def _serve(machine: AllocatorMachine, head: Head, now: Instant) -> bool:
+    """Bind a job or reserve cells for it; else say why it waits. Returns whether its queue goes on.
+
+    What could not be placed is not tried again before something came free.
+    """
+    job = machine.jobs[head.entry.job]
+    soft, tried = machine.soft, (job.job, machine.soft.changes)
+    if soft.failed.get(job.queue) == tried:
+        return False
+    attempt = job.attempt + 1
+    asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    where = machine.cells.place(asked, machine.loss(now), _limit(machine, job, asked.priority))
+    if where is None and job.spec.over_quota == "opportunistic" and not job.spec.opportunistic:
+        spare = cellwork.request(job, attempt, guaranteed=False)
+        where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
+    if where is None:
+        soft.failed[job.queue] = tried
+        _wait(machine, job, *machine.why_not(job, asked))
+        return False
+    made = cellwork.members(machine, where)
+    why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
+    for name in where.demoted:
+        victim = machine.jobs[cellwork.job_of(name)]
+        machine.record(JobDemoted(job=victim.job, attempt=victim.attempt, why=Reason.PREEMPTED,
+                                  detail=f"for {job.job}"))  # fmt: skip
+    if where.victims or where.cancels or not _room(machine, job, made):
+        return _reserve(machine, job, where, made, head, why, now)
+    return bind(machine, job, where, made, why, head.ranked, now)
+
+
+def bind(
+    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
+    why: Reason, ranked: Reason, now: Instant,
+) -> bool:  # fmt: skip
+    """Give a job its GPUs and tell its nodes; returns False if it has to wait for a port."""
+    first = made[0].node
+    port = machine.nodes[first].port()
+    if port is None:
+        # One is free as soon as any job there ends, and the gang keeps its turn.
+        machine.soft.failed[job.queue] = job.job, machine.soft.changes
+        _wait(machine, job, Reason.WAITS_FOR_PORT, first)
+        return False
+    machine.record(
+        JobBound(
+            job=job.job,
+            attempt=job.attempt + 1,
+            order=machine.order + 1,
+            members=made,
+            master_port=port,
+            why=why,
+            at=now,
+            ranked=ranked,
+            trace=job.trace,
+            chain=where.chain,
+        )
+    )
+    for name in job.members:
+        command(machine, name, job.job, job.attempt, now)
+    return True
+
+
+def _reserve(
+    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
+    head: Head, why: Reason, now: Instant,
+) -> bool:  # fmt: skip
+    """Claim the cells, then stop whoever still uses them."""
+    for name in where.cancels:
+        other = machine.jobs[cellwork.job_of(name)]
+        machine.record(ReservationDropped(job=other.job, attempt=other.attempt + 1,
+                                          why=Reason.PREEMPTED))  # fmt: skip
+    victims = tuple(cellwork.job_of(name) for name in where.victims)
+    needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
+    _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
+    machine.record(CellsReserved(job=job.job, attempt=job.attempt + 1, chain=where.chain,
+                                 members=made, victims=victims, at=now, why=why,
+                                 ranked=head.ranked))  # fmt: skip
+    for name in where.victims:
+        _stop_victim(machine, name, job, now)
+    if not _room(machine, job, made):
+        _more_victims(machine, job, made, now)
+    return True
+
+
+def _stop_victim(machine: AllocatorMachine, name: str, job: JobState, now: Instant) -> None:
+    victim = machine.jobs.get(cellwork.job_of(name))
+    current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
+    if victim is not None and current and victim.state in (State.BOUND, State.RUNNING):
+        stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
+
+
+def _promote(machine: AllocatorMachine) -> None:
+    """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
+    for job in list(machine.borrowed.values()):
+        queue = machine.queues.get((job.spec.vc, False))
+        head = queue.head() if queue is not None else None
+        if (head is not None and head.claim < job.entry) or job.state is State.STOPPING:
+            continue
+        key = job.job, machine.soft.changes
+        if machine.soft.uncovered.get(job.job) == key[1]:
+            continue
+        hold = machine.cells.holds[cellwork.holder(job.job, job.attempt)]
+        spots = machine.cells.cover(hold)
+        if spots is None:
+            machine.soft.uncovered[job.job] = key[1]
+            continue
+        machine.record(JobPromoted(job=job.job, attempt=job.attempt,
+                                   levels=tuple(spot.level for spot in spots)))  # fmt: skip
+
+
+def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> None:
+    if job.waits != (why, needs):
+        machine.record(JobWaits(job=job.job, why=why, needs=needs))
+
+
+# --- CPUs and memory ---------------------------------------------------------------------------
+
+
+def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
+    """Return how many workers a node's CPUs and memory serve, if the job asks for any.
+
+    For a guaranteed job what opportunistic ones hold counts as free: they can be stopped.
+    """
+    wanted = job.spec.resources
+    if not (wanted.cpus or wanted.memory):
+        return None
+
+    def limit(name: str) -> int:
+        node = machine.nodes.get(name)
+        if node is None:
+            return 0
+        cpus = memory = 0
+        if priority >= 0:
+            for (other, attempt), holding in node.holdings.items():
+                if _yields(machine, other, attempt):
+                    cpus, memory = cpus + holding.cpus, memory + holding.memory
+        return node.workers(wanted, cpus, memory)
+
+    return limit
+
+
+def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
+    hold = machine.cells.holds.get(cellwork.holder(job, attempt))
+    return hold is not None and not hold.guaranteed
+
+
+def _room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
+    """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
+    wanted = job.spec.resources
+    return all(machine.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
+
+
+def _more_victims(
+    machine: AllocatorMachine, job: JobState, made: tuple[Member, ...], now: Instant
+) -> None:
+    """Stop further opportunistic jobs whose CPUs or memory a reservation needs, least loss first."""
+    loss = machine.loss(now)
+    for part in made:
+        node = machine.nodes[part.node]
+        coming = _coming(machine, node)
+        names = [cellwork.holder(*attempt) for attempt in node.holdings]
+        for name in sorted(names, key=loss):
+            if node.workers(job.spec.resources, *coming) >= len(part.devices):
+                break
+            other = machine.jobs.get(cellwork.job_of(name))
+            if other is not None and _yields(machine, other.job, other.attempt):
+                _stop_victim(machine, name, job, now)
+                coming = _coming(machine, node)
+
+
+def _coming(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
+    """Return the CPUs and memory of a node that come free because their jobs are being stopped."""
+    cpus = memory = 0
+    for (name, _), holding in node.holdings.items():
+        other = machine.jobs.get(name)
+        gone = other is None or other.state is State.STOPPING
+        if gone or other is None or other.parts.get(node.joined.node) is Part.GONE:
+            cpus, memory = cpus + holding.cpus, memory + holding.memory
+    return cpus, memory
