@@ -293,6 +293,11 @@ class Cells:
         if settle:
             chain.settle()
 
+    def settle(self) -> None:
+        """Settle who bears bad hardware, after changes that left it open."""
+        for chain in self.chains.values():
+            chain.settle()
+
     def claimed(self, job: str) -> bool:
         """Return whether another job claims some of what a job uses."""
         hold = self.holds[job]
@@ -397,6 +402,19 @@ class Cells:
             if leaf is not None:
                 return name, leaf
         return None
+
+    def covers(self, job: str, node: str, device: int) -> bool:
+        """Return whether nobody else can be given a GPU that a job uses: it is its, or in no chain.
+
+        The GPU may be part of its hold, or noted as astray.
+        """
+        found = self.find(node, device)
+        if found is None:
+            return True
+        hold = self.holds.get(job)
+        user = self.chains[found[0]].user[found[1]]
+        astray = found[1] in self.astray.get(job, {}).get(found[0], ())
+        return astray or (hold is not None and user is hold)
 
     def stray(self, job: str, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""

@@ -315,6 +315,8 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
+        for name, node, device in self._uncovered():
+            self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
             if job is not None and change.fate == "released":
@@ -324,6 +326,17 @@ class AllocatorMachine:
             elif job is not None:
                 self._note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
+
+    def _uncovered(self) -> list[tuple[str, str, int]]:
+        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+        cells = self.cells
+        return [
+            (name, node.joined.node, device)
+            for node in self.nodes.values()
+            for attempt, holding in node.holdings.items()
+            for device in holding.devices
+            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
+        ]
 
     def _note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -540,7 +553,8 @@ class AllocatorMachine:
                 assert attempt in node.holdings, (name, attempt)
         held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) == held_by | claims
+        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
+        assert not self._uncovered()
         for chain in self.cells.chains.values():
             safe(chain)
 
