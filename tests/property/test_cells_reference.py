@@ -21,18 +21,17 @@ class Judged(History):
 
     def attempt(self, request: Request) -> bool:
         found = self.cells.place(request, self.loss)
-        granted = found is not None
         if not request.guaranteed:
             idle = cells_reference.idle_for(self.cells, request)
-            assert granted is idle, f"{request}: {found}, and idle GPUs for it: {idle}"
+            assert (found is not None) is idle, f"{request}: {found}, and idle GPUs for it: {idle}"
             self.stats[f"idle: {idle}"] += 1
         elif cells_reference.must_grant(self.cells, request):
-            assert granted, f"{request} is entitled to a placement, and gets none"
+            assert found is not None, f"{request} is entitled to a placement, and gets none"
             self.stats["entitled"] += 1
-        elif granted and not found.demoted:
+        elif found is not None and not found.demoted:
             assert cells_reference.may_grant(self.cells, request), f"{request}: {found}"
             self.stats["granted on what is left of bad cells"] += 1
-        elif not granted:
+        elif found is None:
             self.stats["not entitled"] += 1
         return super().attempt(request)
 
