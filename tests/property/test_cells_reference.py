@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
+from skep.cells.explain import waits
 from skep.cells.holds import Request
+from skep.cells.legal import impossible
+from skep.wire.reasons import Reason
 from tests.property import cells_reference
 from tests.property.cells_histories import History
 
@@ -33,6 +36,12 @@ class Judged(History):
             self.stats["granted on what is left of bad cells"] += 1
         elif found is None:
             self.stats["not entitled"] += 1
+        if found is None:
+            why = waits(self.cells, request)
+            assert why.reason is not Reason.WAITS_FOR_NODES, f"{request}: {why}"
+            never = impossible(self.cells.cluster, request)
+            assert (why.reason is Reason.FITS_NO_CELL) is (never is not None), f"{request}: {why}"
+            self.stats[why.reason] += 1
         return super().attempt(request)
 
 
@@ -47,5 +56,8 @@ def test_placement_is_what_brute_force_finds(part: int) -> None:
             raise
     assert stats["entitled"] > 100
     assert stats["not entitled"] > 100
+    for reason in (Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY, Reason.WAITS_FOR_CELLS,
+                   Reason.WAITS_FOR_GPUS, Reason.FITS_NO_CELL):  # fmt: skip
+        assert stats[reason], reason
     assert stats["idle: True"] > 50
     assert stats["idle: False"] > 50
