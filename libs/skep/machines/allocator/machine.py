@@ -86,6 +86,8 @@ class AllocatorMachine:
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
         """The jobs that hold GPUs: every one that is neither queued nor has a reservation."""
+        self.parked: dict[str, JobState] = {}
+        """Queued jobs that no cell can hold as things are: they hold up nobody behind them."""
         self.reserved: dict[str, JobState] = {}
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}
@@ -266,7 +268,7 @@ class AllocatorMachine:
             case JobQueued():
                 self._apply_queued(fact)
             case JobWaits():
-                self.jobs[fact.job].waits = fact.why, fact.needs
+                self._apply_waits(fact)
             case JobBound():
                 self._apply_bound(fact)
             case MemberRan():
@@ -308,6 +310,10 @@ class AllocatorMachine:
 
     def _apply_cells(self, fact: CellsSet) -> None:
         self.asked = fact.asked
+        for parked in self.parked.values():
+            parked.waits = None
+            self.queue(parked).add(parked.entry)
+        self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
@@ -395,6 +401,13 @@ class AllocatorMachine:
         """Return the queue of a VC and service class."""
         return self.queues.setdefault((vc, opportunistic), JobQueue())
 
+    def _apply_waits(self, fact: JobWaits) -> None:
+        job = self.jobs[fact.job]
+        job.waits = fact.why, fact.needs
+        if job.hopeless and job.job not in self.parked:
+            self.queue(job).remove(job.entry)
+            self.parked[job.job] = job
+
     def _apply_bound(self, fact: JobBound) -> None:
         job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
         if self.reserved.pop(fact.job, None) is None:
@@ -465,7 +478,8 @@ class AllocatorMachine:
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         if job.state is State.QUEUED:
-            self.queue(job).remove(job.entry)
+            if self.parked.pop(fact.job, None) is None:
+                self.queue(job).remove(job.entry)
         else:
             del self.placed[job.job]
             self.borrowed.pop(job.job, None)
@@ -510,8 +524,8 @@ class AllocatorMachine:
             assert idle == (job.job not in self.placed), job
             assert (job.state is State.RESERVED) == (job.job in self.reserved), job
             if job.state is State.QUEUED:
-                assert self.queue(job).holds(job.entry), job
-                waiting += 1
+                assert self.queue(job).holds(job.entry) != (job.job in self.parked), job
+                waiting += job.job not in self.parked
             if idle:
                 continue
             assert not job.over, f"{job.job}: an attempt that is over was not judged"
