@@ -27,6 +27,11 @@ class Offer(NamedTuple):
     pool: Pool
 
 
+def _has_level(chain: ChainState, request: Request) -> bool:
+    """Return whether a chain has the level a request is tied to, if it is tied to one."""
+    return not (request.hard and request.within) or request.within in chain.topology.levels[1:]
+
+
 def nothing_lost(_job: str) -> float:
     """Weigh every victim alike."""
     return 1.0
@@ -115,12 +120,13 @@ class Cells:
         """
         if not request.guaranteed:
             for chain in self.chains.values():
-                if request.gpu in ("", chain.topology.gpu):
+                if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request):
                     found = place_idle(chain, request, limit)
                     if found is not None:
                         return found
             return None
-        offers = list(self.offers(request.vc, request.gpu, request.pin))
+        offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
+                  if _has_level(offer.chain, request)]  # fmt: skip
         for below in self._thresholds(request):
             best: tuple[float, Offer, Found] | None = None
             for offer in offers:
