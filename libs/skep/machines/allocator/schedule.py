@@ -202,6 +202,8 @@ def _reserve(
     """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
     victims = tuple(cellwork.job_of(name) for name in where.victims)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
+    if victims == (job.job,):
+        needs = "its earlier attempt"  # On a node that was lost, and came back with it.
     _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
     machine.record(CellsReserved(job=job.job, attempt=job.attempt + 1, chain=where.chain,
                                  members=made, victims=victims, at=now, why=why,
