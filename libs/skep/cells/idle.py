@@ -11,7 +11,7 @@ from skep.cells.chain import OWNED, SPLIT, ChainState
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
 from skep.cells.pack import Bin, pack
 from skep.cells.pick import available, closest
-from skep.cells.place import PACKED_MAX, Found, Limit, placement
+from skep.cells.place import Found, Limit, placement
 
 
 def place_idle(chain: ChainState, request: Request, limit: Limit) -> Placement | None:
@@ -134,7 +134,7 @@ def _over(chain: ChainState, nodes: Iterator[int], sizes: list[int], limit: Limi
         if not rest:
             return Found(got)
         bins[node] = Bin(len(leaves), shape.nodes[node], None if limit is None else most)
-    if sizes[0] == sizes[-1] or len(sizes) > PACKED_MAX:
+    if sizes[0] == sizes[-1]:
         return None
     packed = pack(list(bins.values()), sizes)
     if packed is None:

@@ -99,8 +99,9 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     chain count as bad until it leaves them.
     """
     new = Cells(cluster)
-    for node, device in cells.ill():
-        new.set_bad(node, (device,), bad=True)
+    # Who bears what is bad is settled when all are in: it depends on the state alone.
+    for node, device in sorted(cells.ill()):
+        new.note_ill(node, device)
     changes: list[Change] = []
     # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
     order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
@@ -112,6 +113,7 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     for job, gpus in cells.astray.items():
         for node, device in gpus if job not in cells.holds else ():
             new.stray(job, node, device)
+    new.settle()
     return new, changes
 
 
@@ -148,5 +150,5 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
         moved.priority = OPPORTUNISTIC
         moved.spots = tuple(Spot(spot.leaves) for spot in spots)
         fate = "demoted" if hold.guaranteed else "opportunistic"
-    new.enter(moved)
+    new.enter(moved, settle=False)
     return Change(hold.job, hold.vc, fate, tuple(astray))

@@ -13,6 +13,9 @@ from typing import NamedTuple
 STEPS = 4096
 """Bins looked at before a packing is given up: some milliseconds."""
 
+WORKERS_MAX = 64
+"""Workers of a gang that every packing is tried for."""
+
 
 class Bin(NamedTuple):
     """Room for workers: GPUs, and the node whose other resources they share."""
@@ -24,11 +27,20 @@ class Bin(NamedTuple):
 
 
 def pack(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
-    """Return for each bin the workers (of descending sizes) it gets, or None if none was found."""
-    if sum(each.room for each in bins) < sum(sizes):
+    """Return for each bin the workers (of descending sizes) it gets, or None if none is found."""
+    if len(sizes) > WORKERS_MAX or sum(each.room for each in bins) < sum(sizes):
         return None
     trial = _Trial(bins, sizes)
     return trial.got if trial.place(0, 0) else None
+
+
+def fits(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
+    """Return whether workers (of descending sizes) fit, or None if trying all ways takes too long."""
+    if len(sizes) > WORKERS_MAX:
+        return None if sum(each.room for each in bins) >= sum(sizes) else False
+    trial = _Trial(bins, sizes)
+    found = trial.place(0, 0)
+    return None if trial.steps > STEPS and not found else found
 
 
 class _Trial:

@@ -27,9 +27,6 @@ LOOK = 24
 """Cells whose victims are compared before one is chosen: the counts put the least used first."""
 NOBODY: Mapping[str, None] = {}
 
-PACKED_MAX = 64
-"""Workers of a gang that every packing is tried for, if the obvious one fails."""
-
 
 class Cell(NamedTuple):
     """Part of a VC's room: a physical cell, inside a cell of `bound` level that covers it."""
@@ -308,7 +305,7 @@ class Search:
                     plan.append((unit, fitting))
                 if not rest:
                     return self._carry(plan)
-        if self.sizes[0] > self.sizes[-1] and len(self.sizes) <= PACKED_MAX:
+        if self.sizes[0] > self.sizes[-1]:
             return self._packed(tried)
         return None
 

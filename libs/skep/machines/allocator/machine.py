@@ -315,6 +315,8 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
+        for name, node, device in self._uncovered():
+            self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
             if job is not None and change.fate == "released":
@@ -324,6 +326,17 @@ class AllocatorMachine:
             elif job is not None:
                 self._note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
+
+    def _uncovered(self) -> list[tuple[str, str, int]]:
+        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+        cells = self.cells
+        return [
+            (name, node.joined.node, device)
+            for node in self.nodes.values()
+            for attempt, holding in node.holdings.items()
+            for device in holding.devices
+            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
+        ]
 
     def _note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -404,7 +417,7 @@ class AllocatorMachine:
     def _apply_waits(self, fact: JobWaits) -> None:
         job = self.jobs[fact.job]
         job.waits = fact.why, fact.needs
-        if job.hopeless and job.job not in self.parked:
+        if fact.aside and job.job not in self.parked:
             self.queue(job).remove(job.entry)
             self.parked[job.job] = job
 
@@ -507,8 +520,11 @@ class AllocatorMachine:
         """Return how many GPUs a VC's jobs use beyond its cells."""
         return self.cells.borrowed.get(vc, 0)
 
-    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str]:
-        """Return why a job that could not be placed waits, and for what."""
+    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
+        """Return why a job that could not be placed waits, for what, and whether aside.
+
+        What no cell could hold even if nothing else ran holds up nobody behind it.
+        """
         wanted = job.spec.resources
         kinds = wanted.gpu_type or "any type"
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
@@ -516,12 +532,12 @@ class AllocatorMachine:
             self.soft.vacant = Cells(self.cells.cluster)
         vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
         if asked.guaranteed and vacant.place(asked) is not None:
-            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
+            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
         if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
-            return Reason.WAITS_FOR_GPUS, needs
+            return Reason.WAITS_FOR_GPUS, needs, False
         if cellwork.short(self, job.spec.vc):
-            return Reason.WAITS_FOR_NODES, needs
-        return Reason.FITS_NO_CELL, needs
+            return Reason.WAITS_FOR_NODES, needs, True
+        return Reason.FITS_NO_CELL, needs, True
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
@@ -549,7 +565,8 @@ class AllocatorMachine:
                 assert attempt in node.holdings, (name, attempt)
         held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) == held_by | claims
+        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
+        assert not self._uncovered()
         for chain in self.cells.chains.values():
             safe(chain)
 
