@@ -315,6 +315,8 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
+        for name, node, device in self._uncovered():
+            self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
             if job is not None and change.fate == "released":
@@ -324,6 +326,17 @@ class AllocatorMachine:
             elif job is not None:
                 self._note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
+
+    def _uncovered(self) -> list[tuple[str, str, int]]:
+        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+        cells = self.cells
+        return [
+            (name, node.joined.node, device)
+            for node in self.nodes.values()
+            for attempt, holding in node.holdings.items()
+            for device in holding.devices
+            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
+        ]
 
     def _note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -447,6 +460,15 @@ class AllocatorMachine:
         for name, part in job.parts.items():
             if part is not Part.GONE:
                 self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
+        # Whoever comes next may plan with its VC's cells, on these GPUs or on others.
+        self._give_back(cellwork.holder(fact.job, fact.attempt))
+
+    def _give_back(self, name: str) -> None:
+        """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
+        hold = self.cells.holds.get(name)
+        if hold is not None and hold.guaranteed and not self.cells.claimed(name):
+            self.cells.demote(name)
+        self.soft.changes += 1
 
     def _apply_gone(self, fact: MemberGone) -> None:
         job = self.jobs[fact.job]
@@ -459,10 +481,7 @@ class AllocatorMachine:
         else:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
-            name = cellwork.holder(*attempt)
-            if self.cells.holds[name].guaranteed and not self.cells.claimed(name):
-                self.cells.demote(name)
-            self.soft.changes += 1
+            self._give_back(cellwork.holder(*attempt))
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
@@ -508,11 +527,14 @@ class AllocatorMachine:
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
         if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
             self.soft.vacant = Cells(self.cells.cluster)
-        if self.soft.vacant.place(asked) is None:
-            return Reason.FITS_NO_CELL, needs
-        if asked.priority == OPPORTUNISTIC:
+        vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
+        if asked.guaranteed and vacant.place(asked) is not None:
+            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
+        if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
             return Reason.WAITS_FOR_GPUS, needs
-        return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
+        if cellwork.short(self, job.spec.vc):
+            return Reason.WAITS_FOR_NODES, needs
+        return Reason.FITS_NO_CELL, needs
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
@@ -540,7 +562,8 @@ class AllocatorMachine:
                 assert attempt in node.holdings, (name, attempt)
         held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) == held_by | claims
+        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
+        assert not self._uncovered()
         for chain in self.cells.chains.values():
             safe(chain)
 
