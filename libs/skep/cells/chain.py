@@ -164,9 +164,10 @@ class ChainState:
         if bad:
             self.bad.update(dict.fromkeys(changed))
         self._change(busy, firm, 1 if bad else -1)
-        cell = None if bad else self.cell_of(changed[0])
-        if cell is not None and cell.doomed:
-            self._healed.append(cell)
+        for leaf in () if bad else changed:
+            cell = self.cell_of(leaf)
+            if cell is not None and cell.doomed:
+                self._healed.append(cell)
         return True
 
     def settle(self) -> None:
