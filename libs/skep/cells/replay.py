@@ -296,7 +296,12 @@ class Replay:
         """Return the cells with bad GPUs that each VC has to bear."""
         found: dict[str, list[str]] = {}
         for name, chain in self.cells.chains.items():
-            for cell in chain.doomed:
+            bad = [
+                cell
+                for cell in chain.doomed
+                if any(leaf in chain.bad for leaf in chain.topology.span(cell.level, cell.index))
+            ]
+            for cell in bad:
                 where = f"{name}: {chain.topology.address(cell.level, cell.index)}"
                 found.setdefault(cell.pool.vc, []).append(where)
         return {vc: sorted(cells) for vc, cells in sorted(found.items())}

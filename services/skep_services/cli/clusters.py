@@ -310,6 +310,7 @@ def _told(document: Document, one: Problem) -> dict[str, Any]:
 
 
 def refuse_document(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+    """Raise CommandError that tells everything wrong with a document, each with its line."""
     told = [_told(document, one) for one in problems]
     lines = [f"{one['where']}: {problem_text(one)}" for one in told]
     text = "\n  ".join([head, *lines])
