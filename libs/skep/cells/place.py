@@ -131,8 +131,8 @@ class Search:
         lower = min(level, within)
         cells = self.shape.within(level, index, lower)
         if len(cells) > 1:
-            busy = self.chain.forest.busy[lower]
-            cells = sorted(cells, key=lambda cell: -busy[cell])  # type: ignore[assignment]
+            busy, firm = self.chain.forest.busy[lower], self.chain.forest.firm[lower]
+            cells = sorted(cells, key=lambda cell: (-firm[cell], busy[cell]))  # type: ignore[assignment]
         for cell in cells:
             found = self._take(available(self.chain, lower, cell, self.below), self.sizes, bound)
             if found is not None:
