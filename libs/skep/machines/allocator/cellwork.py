@@ -32,18 +32,22 @@ def job_of(name: str) -> str:
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
     """Return what an attempt of a job asks of the cells."""
-    wanted, topology = job.spec.resources, job.spec.resources.topology
-    return Request(
-        job=holder(job.job, attempt),
-        vc=job.spec.vc,
-        priority=job.spec.priority if guaranteed else OPPORTUNISTIC,
-        members=((wanted.workers, wanted.gpus),),
-        gpu=wanted.gpu_type or "",
-        pin=wanted.pinned if guaranteed else "",
-        within=topology.within if topology is not None else "",
-        hard=topology is not None and topology.hard,
-        lazy=job.spec.demotable,
-    )
+    return Request.of(job.spec, holder(job.job, attempt), guaranteed=guaranteed)
+
+
+def borrows(job: JobState) -> bool:
+    """Return whether a guaranteed job also takes idle GPUs, until its VC's cells are free."""
+    return job.spec.over_quota == "opportunistic" and not job.spec.opportunistic
+
+
+def short(machine: AllocatorMachine, vc: str) -> bool:
+    """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
+    promised = machine.asked.vcs.get(vc)
+    owned = sum(count * chain.topology.size[level]
+                for chain in machine.cells.chains.values()
+                for (owner, pin), pool in chain.pools.items() if owner == vc and not pin
+                for level, count in enumerate(pool.total))  # fmt: skip
+    return not machine.nodes or (promised is not None and owned < promised.gpus)
 
 
 def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
