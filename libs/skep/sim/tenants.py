@@ -43,7 +43,7 @@ cluster of 700 or so, which in the paper are a percentage."""
 SIZES = (1, 2, 4, 8, 16)
 LENGTH_MEDIAN_S, LENGTH_SIGMA, LENGTH_MAX_S = 0.75 * HOUR_S, 1.4, 2 * DAY_S
 """Log-normal lengths: 2 h on average. Lengths in such clusters spread over orders of magnitude."""
-TIED = {4: ("socket", 0.2), 16: ("rack", 0.3), 32: ("rack", 0.3)}
+TIED = {4: ("socket", 0.2), 16: ("rack", 0.3)}
 """By GPUs of a job: the level that some of these jobs have to share, and which part of them."""
 
 
@@ -75,7 +75,7 @@ class Trouble(NamedTuple):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a random experiment is drawn from. `load` is relative to each tenant's own GPUs."""
+    """What a random experiment is drawn from. `load` is relative to the tenants' own GPUs."""
 
     tenants: int = 8
     days: float = 5.0
@@ -127,6 +127,10 @@ def _gpus(quota: dict[str, int]) -> int:
     return sum(SIZE[level] * count for level, count in quota.items())
 
 
+def _nodes(quota: dict[str, int]) -> int:
+    return quota.get("node", 0) + RACK_NODES * quota.get("rack", 0)
+
+
 def _cells(rng: random.Random, gpus: int) -> dict[str, int]:
     """Return cells of several levels that make up so many GPUs."""
     quota = {}
@@ -159,7 +163,7 @@ def _cluster(quotas: dict[str, dict[str, int]], spare: int) -> Cluster:
 
 def _fitting(quota: dict[str, int], mix: tuple[int, ...]) -> list[int]:
     """Return the weights of SIZES, none for jobs that these cells can never hold."""
-    nodes = quota.get("node", 0) + RACK_NODES * quota.get("rack", 0)
+    nodes = _nodes(quota)
     largest = max(min(SIZE[level], NODE_GPUS) for level in quota)
     return [weight if size <= largest or (size > NODE_GPUS and nodes * NODE_GPUS >= size) else 0
             for size, weight in zip(SIZES, mix, strict=True)]  # fmt: skip
@@ -168,24 +172,28 @@ def _fitting(quota: dict[str, int], mix: tuple[int, ...]) -> list[int]:
 def _jobs(
     rng: random.Random, vc: str, quota: dict[str, int], mix: tuple[int, ...], settings: Settings
 ) -> list[Job]:
-    """Return a tenant's guaranteed jobs: as many as make up the load on its own GPUs.
+    """Return a tenant's guaranteed jobs: as many as make up about the load on its own GPUs.
 
+    Some tenants have less to do than others: those suffer first where GPUs are shared badly.
     Given their number, the arrivals of a Poisson process are uniform.
     """
     span = settings.days * DAY_S
-    wanted, work = settings.load * _gpus(quota) * span, 0.0
+    wanted, work = settings.load * rng.uniform(0.7, 1.3) * _gpus(quota) * span, 0.0
     weights = _fitting(quota, mix)
     if not any(weights):
         weights = [1, 0, 0, 0, 0]
     jobs = []
     while work < wanted:
         size = rng.choices(SIZES, weights)[0]
-        if size == SIZES[-1] and quota.get("rack", 0) and rng.random() < 0.2:
+        if size == SIZES[-1] and _nodes(quota) >= 2 * RACK_NODES and rng.random() < 0.2:
             size *= 2
         lasts = _length(rng)
         work += size * lasts
         level, part = TIED.get(size, ("", 0.0))
-        tied = rng.random() < part and any(SIZE[level] <= SIZE[each] for each in quota)
+        # One rack alone, or one socket, is no choice: such a job would wait for an empty one.
+        places = sum(count * SIZE[each] for each, count in quota.items()
+                     if level and SIZE[each] >= SIZE[level])  # fmt: skip
+        tied = rng.random() < part and places >= 2 * SIZE[level]
         jobs.append(Job(
             vc=vc, at=Instant(BEGIN + seconds(rng.uniform(0, span))), lasts=seconds(lasts),
             gpus=min(size, NODE_GPUS), workers=max(1, size // NODE_GPUS),
