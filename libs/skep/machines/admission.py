@@ -322,8 +322,10 @@ class AdmissionMachine:
         asked, cells = self.vcs[vc], self.cells
         owned = asked.gpus
         for quota in asked.cells:
-            if quota.chain in cells.chains:
-                owned += quota.count * _gpus(cells.chains[quota.chain], quota.level)
+            chain = cells.chains.get(quota.chain)
+            # What is asked for may be ahead of what is in force.
+            if chain is not None and quota.level in level_names(chain):
+                owned += quota.count * _gpus(chain, quota.level)
         for name in asked.pinned:
             if name in cells.pins:
                 pin = cells.pins[name]
@@ -348,10 +350,19 @@ class AdmissionMachine:
     def _holds(self, kind: str, spec: JobSpec) -> bool:
         """Return whether the empty cluster could hold the gang on GPUs of one type."""
         at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
-        topology = spec.resources.topology
-        tied = topology is not None and topology.hard
-        spanned = nlargest(1 if tied else GANG_NODES_MAX, at_once)
+        spanned = nlargest(1 if self._one_node(spec) else GANG_NODES_MAX, at_once)
         return sum(spanned) >= spec.resources.workers
+
+    def _one_node(self, spec: JobSpec) -> bool:
+        """Return whether the gang is tied to one node, or to a part of one."""
+        topology = spec.resources.topology
+        if topology is None or not topology.hard:
+            return False
+        for chain in self.cells.chains.values():
+            names = level_names(chain)
+            if topology.within in names:
+                return names.index(topology.within) <= names.index(chain.node_level)
+        return True
 
     @staticmethod
     def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
@@ -371,8 +382,8 @@ class AdmissionMachine:
             text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
             return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
                            suggestion=f"ask for at most {total}")  # fmt: skip
-        wanted, topology = spec.resources.workers, spec.resources.topology
-        if not (topology is not None and topology.hard) and any(
+        wanted = spec.resources.workers
+        if not self._one_node(spec) and any(
             sum(self._workers(node, kind, spec) for node in nodes) >= wanted for kind in kinds
         ):
             text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
