@@ -83,7 +83,7 @@ specs = st.builds(
 
 HAPPENINGS = [
     *["submit", "go_well"] * 6,
-    *["exit", "obey", "deliver"] * 2,
+    *["exit", "obey", "deliver", "press"] * 2,
     *["wait", "crash"] * 2,
     *["cancel", "restart_agent", "replace_agent", "double", "drain", "set_quotas", "advise"],
     *["quarantine", "resize", "describe", "keep"],
@@ -334,6 +334,14 @@ class Allocator(RuleBasedStateMachine):
             self.sequence += 1
             self.feed(admitted(self.sequence, **job))
             assert self.feed(admitted(self.sequence, **job)) == []
+
+    def press(self, _: str, data: st.DataObject) -> None:
+        """One tenant asks for more and more: opportunistic jobs, then ever higher priorities."""
+        vc, gpus = data.draw(st.sampled_from(["nlp", "cv"])), data.draw(st.sampled_from([1, 2]))
+        for number, opportunistic in enumerate([True, True, False, False, False, False]):
+            self.sequence += 1
+            job = {"vc": vc, "gpus": gpus, "opportunistic": opportunistic, "priority": 3 * number}
+            self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
 
     def cancel(self, _: str, data: st.DataObject) -> None:
         if self.decide.machine.jobs:
