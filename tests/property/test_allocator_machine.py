@@ -338,7 +338,8 @@ class Allocator(RuleBasedStateMachine):
     def press(self, _: str, data: st.DataObject) -> None:
         """One tenant asks for more and more: opportunistic jobs, then ever higher priorities."""
         vc, gpus = data.draw(st.sampled_from(["nlp", "cv"])), data.draw(st.sampled_from([1, 2]))
-        for number, opportunistic in enumerate([True, True, False, False, False, False]):
+        flood = data.draw(st.booleans())
+        for number, opportunistic in enumerate([flood, flood, False, False, False, False]):
             self.sequence += 1
             job = {"vc": vc, "gpus": gpus, "opportunistic": opportunistic, "priority": 3 * number}
             self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
