@@ -61,7 +61,8 @@ def test_a_transcript_is_its_commands_and_what_followed() -> None:
     assert told == (
         "# Hello.\nvcs nlp=1\n----\n"
         "admission records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
-        "allocator records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
+        "allocator records CellsSet cluster={} {nlp:[]}\n"
+        "admission records CellsSeen cluster={} {nlp:[]}\n"
         "\nwait 5\n----\n"
     )
     assert transcript(told) == told

@@ -9,11 +9,13 @@ from skep.machines.admission import KEY_CHARACTERS_MAX, AdmissionMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import GIB
 from skep.wire.admin import DrainNode, SetVcs
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsSeen,
+    CellsSet,
     End,
     JobEnded,
     JobOver,
@@ -24,7 +26,7 @@ from skep.wire.facts import (
     VcsSet,
 )
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem, Topology
 from skep.wire.verdict import Verdict
 from tests.kit import (
     T0,
@@ -32,6 +34,7 @@ from tests.kit import (
     Driver,
     added,
     allocator,
+    facts_of,
     joined,
     spec,
     submission,
@@ -222,14 +225,71 @@ def test_a_job_that_rather_not_waits_is_refused(admission: Driver[AdmissionMachi
     assert admission(submission(4, raw=impatient)) == [accepted(4, impatient)]
 
 
-@pytest.mark.parametrize("gpus", [4, 16])
-def test_a_job_over_quota_may_turn_opportunistic(
-    gpus: int, admission: Driver[AdmissionMachine]
-) -> None:
+def test_a_job_over_quota_may_borrow_meanwhile(admission: Driver[AdmissionMachine]) -> None:
     admission(submission(1, raw=spec(gpus=5)))
-    wish = spec(gpus=gpus, over_quota="opportunistic")
-    turned = spec(gpus=gpus, over_quota="opportunistic", opportunistic=True)
-    assert admission(submission(2, raw=wish)) == [accepted(2, turned)]
+    wish = spec(gpus=4, over_quota="opportunistic")
+    # It stays guaranteed: the allocator promotes it when its VC's cells are free.
+    assert admission(submission(2, raw=wish)) == [accepted(2, wish)]
+
+
+def test_a_job_larger_than_all_its_vc_owns_may_turn_opportunistic(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    wish = spec(gpus=16, over_quota="opportunistic")
+    turned = spec(gpus=16, over_quota="opportunistic", opportunistic=True)
+    assert admission(submission(1, raw=wish)) == [accepted(1, turned)]
+
+
+def cells_seen(**chains: Chain) -> Facts:
+    """Return the allocator's record of the cells in force: chains, and a pinned pair."""
+    pins = {"mine": Pin(chain="main", level="pair", index=0)} if "main" in chains else {}
+    cluster = Cluster(chains=chains, pins=pins)
+    return Facts(service="allocator", at=T0, facts=(CellsSet(cluster=cluster, asked=cluster),))
+
+
+RACKS = Chain(
+    gpu="cpu",
+    levels=(Level(name="pair", fanout=2), Level(name="node", fanout=2),
+            Level(name="rack", fanout=2)),
+    node_level="node",
+    nodes=(NodeCell(node="node-1"), NodeCell(node="node-2")),
+)  # fmt: skip
+
+
+def test_cells_and_pinned_cells_are_worth_their_gpus(admission: Driver[AdmissionMachine]) -> None:
+    owner = VirtualCluster(cells=(Quota(chain="main", level="node", count=1),), pinned=("mine",))
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}))
+    effects = admission(cells_seen(main=RACKS))
+    (seen,) = facts_of(effects)
+    assert seen == CellsSeen(cluster=Cluster(chains={"main": RACKS},
+                                             pins={"mine": Pin(chain="main", level="pair", index=0)}))  # fmt: skip
+    assert admission(cells_seen(main=RACKS)) == []
+    assert admission(submission(1, raw=spec(gpus=6)))[0] == accepted(1, spec(gpus=6))
+    (refusal,) = facts_of(admission(submission(2, raw=spec(gpus=7))))
+    assert isinstance(refusal, Refused)
+    assert refusal.problems[0].reason is Reason.QUOTA_TOO_SMALL
+
+
+def test_a_level_that_is_asked_for_before_it_is_there_is_worth_nothing_yet(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    owner = VirtualCluster(cells=(Quota(chain="main", level="row", count=1),), gpus=1)
+    admission(cells_seen(main=RACKS))
+    admission(SetVcs(vcs={"nlp": owner}))
+    (refusal,) = facts_of(admission(submission(1, raw=spec(gpus=2))))
+    assert isinstance(refusal, Refused)
+
+
+def test_a_gang_tied_to_a_rack_need_not_fit_one_node(admission: Driver[AdmissionMachine]) -> None:
+    admission(added(joined("node-1")))
+    admission(added(joined("node-2")))
+    admission(cells_seen(main=RACKS))
+    rack = spec(gpus=4, workers=2, topology=Topology(within="rack", hard=True))
+    assert admission(submission(1, raw=rack)) == [accepted(1, rack)]
+    node = spec(gpus=4, workers=2, topology=Topology(within="node", hard=True))
+    (refusal,) = facts_of(admission(submission(2, raw=node)))
+    assert isinstance(refusal, Refused)
+    assert refusal.problems[0].reason is Reason.NODE_TOO_SMALL
 
 
 def test_within_the_quota_it_stays_guaranteed(admission: Driver[AdmissionMachine]) -> None:

@@ -240,7 +240,7 @@ def test_a_runtime_without_an_image() -> None:
         ("resources.gpus", True, "Expected `int`, got `bool`"),
         ("resources.gpus", 1.5, "Expected `int`, got `float`"),
         ("resources.topology", "node", "Expected `object | null`, got `str`"),
-        ("resources.topology.within", "rack", "Invalid enum value 'rack'"),
+        ("resources.topology.within", 3, "Expected `str`, got `int`"),
         ("kind", "serving", "Invalid enum value 'serving'"),
         ("service_class", "best-effort", "Invalid enum value 'best-effort'"),
         ("over_quota", "steal", "Invalid enum value 'steal'"),

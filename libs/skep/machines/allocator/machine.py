@@ -10,9 +10,11 @@ crash and cost nothing but time.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from skep.cells.check import check as check_cells
+from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import OPPORTUNISTIC, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding, NodeState
@@ -35,6 +37,7 @@ from skep.wire.facts import (
     CancelAsked,
     CellsReserved,
     CellsSet,
+    ClusterRefused,
     End,
     EpochBegan,
     GhostGone,
@@ -68,6 +71,9 @@ from skep.wire.node import (
 )
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
+
+PROBLEMS_MAX = 100
+"""Problems of one cluster file that are recorded: more would be the same mistake again."""
 
 
 class AllocatorMachine:
@@ -117,7 +123,11 @@ class AllocatorMachine:
             case NodeCleared():
                 self._node_cleared(event)
             case SetVcs():
-                cellwork.resolve(self, event.cluster)
+                problems = tuple(islice(cluster_problems(event.cluster), PROBLEMS_MAX))
+                if problems:
+                    self.record(ClusterRefused(problems=problems))
+                else:
+                    cellwork.resolve(self, event.cluster)
             case DrainNode():
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
@@ -254,6 +264,8 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case CellsSet():
                 self._apply_cells(fact)
+            case ClusterRefused():
+                pass  # Told to whoever reads the log; nothing changed.
             case NodeAdded():
                 self._apply_added(fact)
             case NodeDrained() | NodeLost() | NodeBack() | NodeClean() | GpuQuarantined():
