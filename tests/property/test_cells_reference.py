@@ -76,7 +76,7 @@ class Judged(History):
         assert other is not None, f"{request} only fits beside opportunistic jobs"
         own = [job for job in found.victims if self.cells.holds[job].guaranteed]
         yields = (*own, *other.victims, *found.cancels, *other.cancels, *found.demoted)
-        if yields or other.demoted or found.chain != other.chain:
+        if yields or other.demoted:
             return
         with_them, without = (room_left(self.cells, request, found),
                               room_left(alone, request, other))  # fmt: skip

@@ -133,7 +133,9 @@ class Cells:
                     return lazy
                 result = search.run()
                 if result is not None:
-                    cost = result.loss, *self._extent(offer.chain.topology.name, result.spots)
+                    # Opportunistic jobs do not decide either in which chain a VC is served.
+                    lost = result.loss if below else 0.0
+                    cost = lost, *self._extent(offer.chain.topology.name, result.spots)
                     if best is None or cost < best[0]:
                         best = cost, offer, result
             if best is not None:
