@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.cells.check import safe
+from skep.cells.check import check as check_cells
 from skep.cells.holds import OPPORTUNISTIC, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding, NodeState
@@ -417,7 +417,7 @@ class AllocatorMachine:
     def _apply_waits(self, fact: JobWaits) -> None:
         job = self.jobs[fact.job]
         job.waits = fact.why, fact.needs
-        if job.hopeless and job.job not in self.parked:
+        if fact.aside and job.job not in self.parked:
             self.queue(job).remove(job.entry)
             self.parked[job.job] = job
 
@@ -520,8 +520,11 @@ class AllocatorMachine:
         """Return how many GPUs a VC's jobs use beyond its cells."""
         return self.cells.borrowed.get(vc, 0)
 
-    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str]:
-        """Return why a job that could not be placed waits, and for what."""
+    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
+        """Return why a job that could not be placed waits, for what, and whether aside.
+
+        What no cell could hold even if nothing else ran holds up nobody behind it.
+        """
         wanted = job.spec.resources
         kinds = wanted.gpu_type or "any type"
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
@@ -529,12 +532,12 @@ class AllocatorMachine:
             self.soft.vacant = Cells(self.cells.cluster)
         vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
         if asked.guaranteed and vacant.place(asked) is not None:
-            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
+            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
         if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
-            return Reason.WAITS_FOR_GPUS, needs
+            return Reason.WAITS_FOR_GPUS, needs, False
         if cellwork.short(self, job.spec.vc):
-            return Reason.WAITS_FOR_NODES, needs
-        return Reason.FITS_NO_CELL, needs
+            return Reason.WAITS_FOR_NODES, needs, True
+        return Reason.FITS_NO_CELL, needs, True
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
@@ -564,8 +567,7 @@ class AllocatorMachine:
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
         assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
         assert not self._uncovered()
-        for chain in self.cells.chains.values():
-            safe(chain)
+        check_cells(self.cells)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:

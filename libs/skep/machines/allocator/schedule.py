@@ -144,9 +144,11 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        soft.failed[job.queue] = tried
-        _wait(machine, job, *machine.why_not(job, asked))
-        return 0
+        why, needs, aside = machine.why_not(job, asked)
+        _wait(machine, job, why, needs, aside=aside)
+        if not aside:
+            soft.failed[job.queue] = tried
+        return int(aside)
     if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
         soft.check_at = now
         return 0
@@ -264,9 +266,11 @@ def _promote(machine: AllocatorMachine) -> None:
                                    levels=tuple(spot.level for spot in spots)))  # fmt: skip
 
 
-def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> None:
-    if job.waits != (why, needs):
-        machine.record(JobWaits(job=job.job, why=why, needs=needs))
+def _wait(
+    machine: AllocatorMachine, job: JobState, why: Reason, needs: str, *, aside: bool = False
+) -> None:
+    if job.waits != (why, needs) or aside:
+        machine.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
 
 
 # --- CPUs and memory ---------------------------------------------------------------------------
