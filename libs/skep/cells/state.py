@@ -254,9 +254,9 @@ class Cells:
     ) -> int:
         shape = chain.topology
         for level in range(1, shape.top + 1):
-            cells = {leaf // shape.size[level] for leaf in spot.leaves}
-            if len(cells) == 1:
-                key = level, cells.pop()
+            first = spot.leaves[0] // shape.size[level]
+            if all(leaf // shape.size[level] == first for leaf in spot.leaves):
+                key = level, first
                 if key in new or key in pool.bound:
                     return level
         return 0
