@@ -492,7 +492,7 @@ def test_ended_jobs_leave_memory_once_written_and_come_back_when_named(
 def test_a_restored_fold_goes_on() -> None:
     cluster = one_job()
     again = fresh_fold()
-    again.restore(cluster.fold.active.values(), cluster.fold.nodes.values(), cluster.fold.vcs, 1)
+    again.restore(cluster.fold.active.values(), cluster.fold.nodes.values(), cluster.fold.clusters, 1)
     ran = JobRan(job="j1", attempt=1, at=at(3))
     again.apply(facts("allocator", ran), at(3))
     assert job_of(again, "j1").row.state == "running"

@@ -16,7 +16,8 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import SizeHint
 from skep_services.gateway.live import RATES_FRESH_FOR, Live, age_s
 from skep_services.gateway.texts import describe, describe_finding, describe_node
-from skep_services.gateway.views import free_gpus, gpus_view, nodes_view, vcs_view
+from skep_services.gateway.cells import vcs_view
+from skep_services.gateway.views import free_gpus, gpus_view, nodes_view
 from skep_services.gateway.why import explain
 from tests.gateway_kit import Cluster, job_of, texts
 from tests.kit import T0, at, heartbeat, joined, spec

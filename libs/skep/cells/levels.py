@@ -5,7 +5,7 @@ All of it holds for chains without problems (`clustercheck`).
 
 from __future__ import annotations
 
-from skep.wire.cluster import Chain
+from skep.wire.cluster import Chain, Cluster
 
 
 def level_names(chain: Chain) -> tuple[str, ...]:
@@ -40,6 +40,18 @@ def cells_by_level(chain: Chain) -> tuple[int, ...]:
     """Return how many cells of each level the chain has."""
     gpus = gpus_per_node(chain) * len(chain.nodes)
     return tuple(gpus // size for size in gpus_by_level(chain))
+
+
+def gpus_owned(cluster: Cluster, vc: str) -> int:
+    """Return the GPUs of all cells that a virtual cluster owns, and of those still to be cut."""
+    owned = cluster.vcs[vc]
+    cells = [(quota.chain, quota.level, quota.count) for quota in owned.cells]
+    cells += [(pin.chain, pin.level, 1) for pin in map(cluster.pins.__getitem__, owned.pinned)]
+    total = owned.gpus
+    for name, level, count in cells:
+        chain = cluster.chains[name]
+        total += count * gpus_by_level(chain)[level_names(chain).index(level)]
+    return total
 
 
 def devices_of(chain: Chain, node: int) -> tuple[int, ...]:

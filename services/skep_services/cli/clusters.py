@@ -188,7 +188,7 @@ def _with_nodes(
 def _report(cluster: Cluster) -> dict[str, Any]:
     """Return what a good cluster comes to: cells there, owned and left by level, and by owner."""
     from skep.cells.feasible import stocks
-    from skep.cells.levels import cells_by_level, level_names
+    from skep.cells.levels import cells_by_level, gpus_owned, level_names
     from skep.cells.propose import resolve
 
     resolved = resolve(cluster, ()) if cluster.chains else cluster
@@ -208,7 +208,7 @@ def _report(cluster: Cluster) -> dict[str, Any]:
         }  # fmt: skip
     vcs = {
         name: {
-            "gpus": _gpus(resolved, name),
+            "gpus": gpus_owned(resolved, name),
             "cells": {f"{one.chain}/{one.level}": one.count for one in vc.cells},
             "pinned": list(vc.pinned),
             "weight": vc.weight,
@@ -217,21 +217,6 @@ def _report(cluster: Cluster) -> dict[str, Any]:
         for name, vc in resolved.vcs.items()
     }
     return {"chains": chains, "vcs": vcs}
-
-
-def _gpus(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of all cells that a virtual cluster owns."""
-    from skep.cells.levels import gpus_by_level, level_names
-
-    one = cluster.vcs[vc]
-    cells = [(quota.chain, quota.level, quota.count) for quota in one.cells]
-    pins = [cluster.pins[pin] for pin in one.pinned]
-    cells += [(pin.chain, pin.level, 1) for pin in pins]
-    total = one.gpus
-    for name, level, count in cells:
-        chain = cluster.chains[name]
-        total += count * gpus_by_level(chain)[level_names(chain).index(level)]
-    return total
 
 
 def _show(report: dict[str, Any]) -> None:
