@@ -2,11 +2,14 @@
 
 python -m scripts.cell_histories --seeds 2000      exit 1 if an invariant broke
 python -m scripts.cell_histories --seed 17         one history, with its traceback if it fails
+python -m scripts.cell_histories --reference       on a dozen GPUs, every decision compared with
+                                                   brute force
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import sys
@@ -15,16 +18,22 @@ import traceback
 from collections import Counter
 
 from tests.property.cells_histories import EVENTS, History
+from tests.property.test_cells_reference import LEAVES, Judged
 
 SEEDS_AT_ONCE = 8
 FAILURES_TOLD_MAX = 20
 
 
-def run_seed(seed: int) -> tuple[int, dict[str, int], str]:
+def history(seed: int, *, reference: bool) -> dict[str, int]:
+    """Run one history and return what happened how often."""
+    return Judged(seed, LEAVES).run() if reference else History(seed).run()
+
+
+def run_seed(seed: int, *, reference: bool) -> tuple[int, dict[str, int], str]:
     """Run one history; return its seed, what happened how often, and why it failed."""
     try:
-        return seed, History(seed).run(), ""
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return seed, history(seed, reference=reference), ""
+    except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
         return seed, {}, f"{type(error).__name__} at {where}: {str(error)[:200]}"
@@ -36,17 +45,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many histories")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--reference", action="store_true", help="compare with brute force")
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        print(json.dumps(History(arguments.seed).run()))
+        print(json.dumps(history(arguments.seed, reference=arguments.reference)))
         return 0
     begin = time.monotonic()
     happened: Counter[str] = Counter()
     failures = []
     seeds = range(arguments.first, arguments.first + arguments.seeds)
+    run = functools.partial(run_seed, reference=arguments.reference)
     with multiprocessing.Pool(arguments.workers) as pool:
-        for seed, counts, failure in pool.imap_unordered(run_seed, seeds, SEEDS_AT_ONCE):
+        for seed, counts, failure in pool.imap_unordered(run, seeds, SEEDS_AT_ONCE):
             happened.update(counts)
             if failure:
                 failures.append({"seed": seed, "error": failure})

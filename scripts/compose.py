@@ -72,9 +72,12 @@ class Deployment:
         gateway_port: int,
         *,
         viewers: bool = False,
+        changes: Path | None = None,
     ) -> None:
+        """Prepare; `changes` is a file of compose that changes what `compose.yaml` says."""
         self.project, self.secrets = project, secrets
         self._command = [*engine.compose_command(), "-p", project, "-f", str(FILE)]
+        self._command += ["-f", str(changes)] if changes else []
         self._command += ["--profile", "viewers"] if viewers else []
         self._nats_port, self._gateway_port = nats_port, gateway_port
         ports = {f"SKEP_NATS_PORT_{index + 1}": str(nats_port + index) for index in range(3)}

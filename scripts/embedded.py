@@ -232,17 +232,10 @@ class Embedded:
     async def records(self, stream: str) -> list[Delivery]:
         """Return every message of a stream."""
         bus = await self.bus("operator")
-        found: list[Delivery] = []
         try:
-            info = await ask(bus.link, f"STREAM.INFO.{stream}", None, StreamInfo)
-            assert info.error is None, info.error
-            waiter = _Waiter(found, info.state.last_seq)
-            subscription = await bus.follow(stream, 0, waiter.take)
-            await waiter.wait()
-            await subscription.close()
+            return await read_stream(bus, stream)
         finally:
             await bus.close()
-        return found
 
     async def facts(self, stream: str) -> list[tuple[Instant, Any]]:
         """Return every fact of a service's log, in order, each with its record's time (ns)."""
@@ -256,10 +249,27 @@ class Embedded:
 
     async def bus(self, identity: str) -> NatsBus:
         """Return a connection of an identity; the caller closes it."""
-        nats = self.about["nats"]
-        options = LinkOptions(servers=(nats["url"],), identity=identity,
-                              password=nats["users"][identity])  # fmt: skip
-        return await NatsBus.connect(options, _give_up)
+        return await open_bus(self.about, identity)
+
+
+async def open_bus(about: Any, identity: str) -> NatsBus:
+    """Return a connection of an identity of any cluster; the caller closes it."""
+    nats = about["nats"]
+    options = LinkOptions(servers=tuple(nats["url"].split(",")), identity=identity,
+                          password=nats["users"][identity])  # fmt: skip
+    return await NatsBus.connect(options, _give_up)
+
+
+async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
+    """Return every message of a stream."""
+    found: list[Delivery] = []
+    info = await ask(bus.link, f"STREAM.INFO.{stream}", None, StreamInfo)
+    assert info.error is None, info.error
+    waiter = _Waiter(found, info.state.last_seq)
+    subscription = await bus.follow(stream, 0, waiter.take)
+    await waiter.wait()
+    await subscription.close()
+    return found
 
 
 class _Waiter:

@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from skep.cells.check import check as check_cells
+from skep.cells.state import Cells
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
@@ -118,9 +120,14 @@ def exited(
     return MemberExited(node=node, job=job, attempt=attempt, outcome=outcome, **given)
 
 
-def member(node: str, *devices: tuple[int, ...], first_rank: int = 0) -> Member:
-    """Return one node's part of a gang, by the devices of each rank."""
-    return Member(node=node, identity=f"id-{node}", first_rank=first_rank, devices=devices)
+def member(node: str, *devices: tuple[int, ...], first_rank: int = 0,
+           levels: tuple[int, ...] = ()) -> Member:  # fmt: skip
+    """Return one node's part of a gang, by the devices of each rank.
+
+    `levels` are those of the VC's cells that cover the ranks; without, they run opportunistically.
+    """
+    return Member(node=node, identity=f"id-{node}", first_rank=first_rank, devices=devices,
+                  levels=levels)  # fmt: skip
 
 
 def vcs(**gpus: int) -> dict[str, VirtualCluster]:
@@ -184,6 +191,9 @@ def durable(machine: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Cells):
+        # What of it is kept in no promised order is compared as a set by its own summary.
+        return _plain(value._summary())
     if isinstance(value, dict):
         return [(key, _plain(inner)) for key, inner in value.items()]
     if isinstance(value, msgspec.Struct):
@@ -228,10 +238,17 @@ class Driver(Generic[M]):
             soft.check_at = max(soft.check_at, Instant(self.now - TAKE_OVER_AFTER))
         effects = self.machine.decide(event, self.now)
         self.facts += [effect.fact for effect in effects if isinstance(effect, Record)]
-        self.machine.check()
+        self.check()
         if self.thorough:
             self.check_replay()
         return effects
+
+    def check(self) -> None:
+        """Assert the machine's invariants, and those of the cells it may have."""
+        self.machine.check()
+        cells = getattr(self.machine, "cells", None)
+        if isinstance(cells, Cells):
+            check_cells(cells)
 
     def check_replay(self) -> None:
         """Assert that the recorded facts alone rebuild the machine."""

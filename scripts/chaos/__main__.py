@@ -2,6 +2,7 @@
 
     python -m scripts.chaos --seed 1 --jobs 300 --faults 40 --minutes 3
     python -m scripts.chaos --seed 1 --kinds kill,pause          (only these)
+    python -m scripts.chaos --seed 1 --target compose            (containers, after `make image`)
     python -m scripts.chaos --seed 1 --corrupt                   (a damaged store: must stop)
 
 The same seed draws the same faults and the same jobs. When the last fault is undone, everything
@@ -14,9 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -24,12 +26,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from scripts import engine
 from scripts.chaos import corrupt, faults, gather, network, picture, workload
 from scripts.chaos.checker import Checker, Violation
+from scripts.chaos.containers import Containers
 from scripts.chaos.evidence import NS, Evidence
 from scripts.chaos.links import Links
+from scripts.chaos.processes import Processes
 from scripts.chaos.replay import Replayer
-from scripts.chaos.target import VCS, Processes
+from scripts.chaos.target import VCS, Target
 
 SETTLE_S = 120.0
 """After healing: every timeout of Skep (a lost node's 40 s), and the work that is left."""
@@ -40,17 +45,17 @@ SHOWN_MAX = 40
 class Chaos:
     """One run against one target."""
 
-    def __init__(self, arguments: argparse.Namespace, target: Processes) -> None:
+    def __init__(self, arguments: argparse.Namespace, target: Target) -> None:
         """Draw everything from the seed."""
         self.arguments, self.target = arguments, target
         seconds = arguments.minutes * 60
-        able, self.missing = faults.possible(target)
+        self.missing = target.cannot
+        able = [kind for kind in faults.KINDS if kind not in target.cannot]
         wanted = arguments.kinds.split(",") if arguments.kinds else able
         kinds = tuple(kind for kind in able if kind in wanted)
         rng = random.Random(arguments.seed)
         self.faults = faults.plan(rng, arguments.faults, seconds, target, kinds)
-        train = importlib.util.find_spec("torch") is not None
-        wishes = workload.plan(rng, arguments.jobs, seconds, VCS, target.notes, train=train)
+        wishes = workload.plan(rng, arguments.jobs, seconds, VCS, target.jobs)
         self.links = Links(target.about)
         self.replayer = Replayer(self.links)
         self.workload = workload.Workload(self.links, wishes)
@@ -115,6 +120,7 @@ class Chaos:
         seen = gather.availability(evidence, self.begin, self.healed)
         return {
             "seed": self.arguments.seed,
+            "target": self.arguments.target,
             "replay": self._command(),
             "minutes": self.arguments.minutes,
             "jobs": {
@@ -143,6 +149,8 @@ class Chaos:
         chosen = self.arguments
         words = ["python -m scripts.chaos", f"--seed {chosen.seed}", f"--jobs {chosen.jobs}",
                  f"--faults {chosen.faults}", f"--minutes {chosen.minutes:g}"]  # fmt: skip
+        if chosen.target != "processes":
+            words.append(f"--target {chosen.target}")
         return " ".join([*words, *([f"--kinds {chosen.kinds}"] if chosen.kinds else [])])
 
     def picture(self) -> str:
@@ -184,7 +192,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=300, help="submissions (default 300)")
     parser.add_argument("--faults", type=int, default=40, help="faults (default 40)")
     parser.add_argument("--minutes", type=float, default=3, help="they are spread over (default 3)")
-    parser.add_argument("--target", choices=("processes",), default="processes")
+    parser.add_argument("--target", choices=("processes", "compose"), default="processes")
+    parser.add_argument("--image", default="skep:local", help="of --target compose (`make image`)")
     parser.add_argument("--kinds", default="", help=f"only these: {','.join(faults.KINDS)}")
     parser.add_argument("--settle", type=float, default=SETTLE_S,
                         help="seconds for everything to end in after the last fault")  # fmt: skip
@@ -196,13 +205,46 @@ def options() -> argparse.Namespace:
     unknown = [kind for kind in chosen.kinds.split(",") if kind and kind not in faults.KINDS]
     if unknown:
         parser.error(f"--kinds {','.join(unknown)}: there are {', '.join(faults.KINDS)}")
+    if chosen.corrupt and chosen.target != "processes":
+        parser.error("--corrupt damages the store of a single bus server: --target processes")
     return chosen
 
 
+def deploy(chosen: argparse.Namespace, folder: Path) -> Target:
+    """Bring up what is to be attacked. Raises EngineError, RuntimeError, TimeoutError."""
+    if chosen.target == "processes":
+        return Processes(folder, clock=not chosen.corrupt)
+    engine.up(install=False)
+    return Containers(folder, chosen.image, clock=True)
+
+
+def attack(chosen: argparse.Namespace, target: Target) -> tuple[dict[str, Any], str]:
+    """Return the report and the picture; nothing of the target is left."""
+    try:
+        if chosen.corrupt:
+            report, drawn = asyncio.run(corrupt.run(target, chosen.seed)), ""
+        else:
+            chaos = Chaos(chosen, target)
+            report = asyncio.run(chaos.run())
+            drawn = chaos.picture()
+    finally:
+        try:
+            left = target.stop()
+        finally:
+            target.unmount()
+    report["violations"] += [Violation("orphan", text)._asdict() for text in left]
+    return report, drawn
+
+
 def main() -> int:
-    """Run it in namespaces and a folder of its own."""
+    """Run it in a folder of its own, processes in namespaces of their own too."""
     chosen = options()
-    if not network.in_namespace():
+    # Whoever ends it early finds nothing left either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if os.geteuid() != 0:
+        print("error: chaos cuts off networks and disks: run it as root", file=sys.stderr)
+        return 2
+    if chosen.target == "processes" and not network.in_namespace():
         network.enter([sys.executable, "-m", "scripts.chaos", *sys.argv[1:]])
         print("error: chaos needs network and mount namespaces of its own: run it as root",
               file=sys.stderr)  # fmt: skip
@@ -213,20 +255,12 @@ def main() -> int:
             fresh = tempfile.TemporaryDirectory(prefix="skep-chaos-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(fresh))
         folder.mkdir(parents=True, exist_ok=True)
-        target = Processes(folder, clock=not chosen.corrupt)
-        left: list[str] = []
         try:
-            if chosen.corrupt:
-                report = asyncio.run(corrupt.run(target, chosen.seed))
-                drawn = ""
-            else:
-                chaos = Chaos(chosen, target)
-                report = asyncio.run(chaos.run())
-                drawn = chaos.picture()
-        finally:
-            left = target.stop()
-        report["violations"] += [Violation("orphan", text)._asdict() for text in left]
-        target.unmount()
+            target = deploy(chosen, folder.resolve())
+        except (engine.EngineError, RuntimeError, TimeoutError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        report, drawn = attack(chosen, target)
     print(corrupt.table(report) if chosen.corrupt else table(report))
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.chaos.evidence import Told
 from scripts.chaos.links import Links
-from scripts.chaos.target import VCS, Processes
+from scripts.chaos.target import VCS, Target
 from scripts.chaos.workload import Workload, plan
 from skep.wire import subjects
 from skep_services.service import EXIT_LOG
@@ -42,13 +42,13 @@ def damage(path: Path, how: str, rng: random.Random) -> str:
     return text
 
 
-async def run(target: Processes, seed: int) -> dict[str, Any]:
+async def run(target: Target, seed: int) -> dict[str, Any]:
     """Fill the logs, damage one with the cluster down, start it, and see its service stop."""
     rng = random.Random(seed)
     stream, how = rng.choice(sorted(OWNERS)), rng.choice(DAMAGES)
     owner = OWNERS[stream]
     links = Links(target.about)
-    wishes = plan(rng, JOBS, SECONDS, VCS, target.notes, train=False)
+    wishes = plan(rng, JOBS, SECONDS, VCS, target.jobs._replace(trains=False))
     for wish in wishes:
         wish.cancel_after_s = wish.cancel_after_s and 1.0
     work = Workload(links, wishes)
@@ -56,7 +56,7 @@ async def run(target: Processes, seed: int) -> dict[str, Any]:
     await work.settle(30.0)
     await links.close()
     target.kill_everything(jobs=False)
-    (block,) = sorted((target.home / "nats").rglob(f"streams/{stream}/msgs/*.blk"))
+    (block,) = sorted(target.stores["nats"].folder.rglob(f"streams/{stream}/msgs/*.blk"))
     done = damage(block, how, rng)
     problems = []
     try:
@@ -65,7 +65,7 @@ async def run(target: Processes, seed: int) -> dict[str, Any]:
         # `skep up` says that a service does not get ready: that is how it should be.
         problems.append(str(error))
     state = await _stopped(target, owner)
-    words = _last_words(target.home / owner / "service.log")
+    words = _last_words(target.words(owner))
     told: list[Told] = [wish.told for wish in wishes]
     violations = []
     if state.get("exit") != EXIT_LOG or state.get("state") != "stopped":
@@ -79,7 +79,7 @@ async def run(target: Processes, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _stopped(target: Processes, owner: str) -> dict[str, Any]:
+async def _stopped(target: Target, owner: str) -> dict[str, Any]:
     deadline = time.monotonic() + STOPPED_WITHIN_S
     while True:
         state = target.states().get(owner, {})
@@ -88,8 +88,8 @@ async def _stopped(target: Processes, owner: str) -> dict[str, Any]:
         await asyncio.sleep(0.1)
 
 
-def _last_words(path: Path) -> str:
-    lines = [line for line in path.read_text().splitlines() if '"error"' in line]
+def _last_words(log: str) -> str:
+    lines = [line for line in log.splitlines() if '"error"' in line]
     return lines[-1] if lines else ""
 
 

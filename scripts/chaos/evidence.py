@@ -114,18 +114,21 @@ def read_notes(folder: Path) -> tuple[list[Run], list[str]]:
 
 def _read_file(lines: Iterable[bytes], name: str) -> tuple[list[Run], list[str]]:
     """Return the processes of one rank's file. Two attempts may write at the same time."""
-    runs: dict[tuple[int, int], Run] = {}
+    runs: list[Run] = []
+    latest: dict[tuple[int, int], Run] = {}
     broken = []
     for number, line in enumerate(lines, 1):
         try:
             note = json.loads(line)
             key = note["pid"], note["attempt"]
             if note["note"] == "began":
-                runs[key] = Run(note["job"], note["attempt"], note["rank"], note["world"],
-                                note["node"], tuple(note["slots"]), note["pid"], note["at"],
-                                note["at"], note["from_step"])  # fmt: skip
+                # In a container that was started again the same pid may come again.
+                latest[key] = Run(note["job"], note["attempt"], note["rank"], note["world"],
+                                  note["node"], tuple(note["slots"]), note["pid"], note["at"],
+                                  note["at"], note["from_step"])  # fmt: skip
+                runs.append(latest[key])
                 continue
-            run = runs[key]
+            run = latest[key]
             run.last = note["at"]
             if note["note"] == "step":
                 run.steps.append(note["step"])
@@ -133,4 +136,4 @@ def _read_file(lines: Iterable[bytes], name: str) -> tuple[list[Run], list[str]]
                 run.code = note["code"]
         except (ValueError, KeyError, TypeError) as error:
             broken.append(f"{name}, line {number}: {line!r} ({error!r})")
-    return list(runs.values()), broken
+    return runs, broken

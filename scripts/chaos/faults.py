@@ -10,10 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scripts.chaos.network import Cut
 from scripts.chaos.replay import Replayer
 from scripts.chaos.target import Target
 
 LOOK_S = 0.02
+CUT_LOOK_S = 0.1
+"""How long what was started again may speak before it is cut off too."""
 CRASHES = 4
 CRASH_WITHIN_S = 6.0
 RESTART_TRIES = 3
@@ -31,20 +34,26 @@ KINDS = {
     "kill": Kind(20, ("service", "agent", "bus")),
     "kill-runner": Kind(4, ("runner",)),
     "kill-supervisor": Kind(2, ("supervisor",), (0.0, 3.0)),
-    "kill-everything": Kind(2, ("supervisor",), (0.0, 2.0)),
+    "kill-bus": Kind(2, ("everything",)),
+    "kill-everything": Kind(2, ("everything",), (0.0, 2.0)),
     "crash-loop": Kind(6, ("service", "agent", "bus")),
     "pause": Kind(10, ("service", "agent", "runner", "bus"), (1.0, 12.0)),
     "pause-long": Kind(1, ("agent",), (42.0, 55.0)),
+    "freeze": Kind(4, ("service", "agent", "bus"), (1.0, 12.0)),
+    "freeze-long": Kind(1, ("agent",), (42.0, 55.0)),
     "full-disk": Kind(4, ("store",), (2.0, 8.0)),
     "slow-disk": Kind(4, ("store",), (2.0, 8.0)),
     "mute": Kind(3, ("service", "agent"), (2.0, 15.0)),
     "deaf": Kind(3, ("service", "agent"), (2.0, 15.0)),
     "lossy": Kind(3, ("service", "agent"), (2.0, 10.0)),
+    "delay": Kind(3, ("service", "agent", "bus"), (2.0, 10.0)),
+    "partition": Kind(5, ("everything",), (2.0, 15.0)),
     "duplicate": Kind(5, ("bus",), (3.0, 10.0)),
     "clock": Kind(3, ("clock",), (3.0, 15.0)),
-    "power-cut": Kind(1, ("supervisor",), (0.0, 2.0)),
+    "power-cut": Kind(1, ("everything",), (0.0, 2.0)),
 }
-CUTS = ("mute", "deaf", "lossy")
+WAYS = ("apart", "mute", "deaf")
+"""How the first group of a partition is cut off from the second: both ways, or one."""
 CLOCK_JUMPS_S = (-3600, -60, -5, 5, 60, 3600)
 
 
@@ -74,31 +83,38 @@ def plan(
     rng: random.Random, count: int, seconds: float, target: Target, kinds: tuple[str, ...]
 ) -> list[Fault]:
     """Return `count` faults of these kinds, spread over the time and the components."""
-    by_role: dict[str, list[str]] = {"store": sorted(target.stores), "clock": ["clock"]}
+    by_role: dict[str, list[str]] = {"store": sorted(target.stores), "clock": ["clock"],
+                                     "everything": ["everything"]}  # fmt: skip
     for name, role in target.components().items():
         by_role.setdefault(role, []).append(name)
     faults = []
     for _ in range(count):
         name = rng.choices(kinds, [KINDS[each].weight for each in kinds])[0]
         kind = KINDS[name]
-        role = rng.choice(kind.roles)
+        role = rng.choice([role for role in kind.roles if role in by_role])
+        hit = groups(rng, by_role) if name == "partition" else rng.choice(sorted(by_role[role]))
         number = rng.choice(CLOCK_JUMPS_S) if name == "clock" else rng.randrange(1 << 30)
         lasts_s = min(rng.uniform(*kind.seconds), seconds)
         at_s = rng.uniform(0, seconds - lasts_s)
-        faults.append(Fault(at_s, name, rng.choice(sorted(by_role[role])), lasts_s, number))
+        faults.append(Fault(at_s, name, hit, lasts_s, number))
     return sorted(faults)
 
 
-def possible(target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the kinds that can be done to this target, and why each of the others cannot."""
-    missing: dict[str, str] = {}
-    if target.network is None or not target.network.cuts:
-        missing |= dict.fromkeys(CUTS, "no net_cls control group or packet filter")
-    if not target.clock:
-        missing["clock"] = "no C compiler for the clock of its own"
-    if not target.stores:
-        missing |= dict.fromkeys(("full-disk", "slow-disk", "power-cut"), "no stores of our own")
-    return tuple(kind for kind in KINDS if kind not in missing), missing
+def groups(rng: random.Random, by_role: dict[str, list[str]]) -> str:
+    """Return two groups that are to lose one another: `a+b|c+d`.
+
+    Everything is said by way of the bus, so the second group are bus servers. In the first one are
+    services and agents, or one bus server, or both; never all of what it is made of.
+    """
+    bus = sorted(by_role["bus"])
+    others = sorted([*by_role["service"], *by_role["agent"]])
+    first: list[str] = []
+    if len(bus) > 1 and rng.random() < 0.5:
+        first = [bus.pop(rng.randrange(len(bus)))]
+    if not first or rng.random() < 0.5:
+        first += sorted(rng.sample(others, rng.randint(2, len(others) // 2)))
+    second = bus if rng.random() < 0.7 else sorted(rng.sample(bus, rng.randint(1, len(bus))))
+    return f"{'+'.join(first)}|{'+'.join(second)}"
 
 
 class Injector:
@@ -110,6 +126,7 @@ class Injector:
         self.injected: list[Injected] = []
         self.cuts: list[int] = []
         self.problems: list[str] = []
+        self._cuts_made = 0
         self._restarting = asyncio.Lock()
 
     async def run(self, faults: list[Fault], begin: float) -> None:
@@ -128,6 +145,8 @@ class Injector:
             "pause": self._pause, "pause-long": self._pause, "full-disk": self._full_disk,
             "slow-disk": self._slow_disk, "mute": self._cut, "deaf": self._cut, "lossy": self._cut,
             "duplicate": self._duplicate, "clock": self._clock, "power-cut": self._power_cut,
+            "freeze": self._freeze, "freeze-long": self._freeze, "delay": self._cut,
+            "partition": self._partition, "kill-bus": self._kill_bus,
         }  # fmt: skip
         try:
             done.done = await acts[fault.kind](fault)
@@ -142,28 +161,33 @@ class Injector:
         target.set_clock(0)
         for name in target.components():
             target.resume(name)
-            if target.network is not None:
-                target.network.heal(name)
+            target.unfreeze(name)
+        target.network.heal_all()
         for store in target.stores.values():
             store.thaw()
             store.free()
-        if not target.pid("supervisor"):
-            await self._restart()
+        await self._restart()
 
     # --- processes -------------------------------------------------------------------------------
 
     async def _kill(self, fault: Fault) -> bool:
-        return self.target.kill(fault.component)
+        return await asyncio.to_thread(self.target.kill, fault.component)
 
     async def _kill_supervisor(self, fault: Fault) -> bool:
-        done = self.target.kill("supervisor")
+        done = await asyncio.to_thread(self.target.kill, "supervisor")
         await asyncio.sleep(fault.seconds)
         await self._restart()
         return done
 
+    async def _kill_bus(self, fault: Fault) -> bool:
+        """Kill every bus server within some milliseconds."""
+        del fault
+        servers = [name for name, role in self.target.components().items() if role == "bus"]
+        return any(await asyncio.to_thread(lambda: [self.target.kill(name) for name in servers]))
+
     async def _kill_everything(self, fault: Fault) -> bool:
         async with self._restarting:
-            self.target.kill_everything(jobs=False)
+            await asyncio.to_thread(self.target.kill_everything, jobs=False)
             await asyncio.sleep(fault.seconds)
         await self._restart()
         return True
@@ -172,23 +196,30 @@ class Injector:
         """Kill a component each time it is back, at once."""
         deadline, killed, latest = time.monotonic() + CRASH_WITHIN_S, 0, 0
         while killed < CRASHES and time.monotonic() < deadline:
-            pid = self.target.pid(fault.component)
-            if pid and pid != latest and self.target.kill(fault.component):
+            pid = await asyncio.to_thread(self.target.pid, fault.component)
+            if pid and pid != latest and await self._kill(fault):
                 latest, killed = pid, killed + 1
             await asyncio.sleep(LOOK_S)
         return killed > 1
 
     async def _pause(self, fault: Fault) -> bool:
-        done = self.target.pause(fault.component)
+        done = await asyncio.to_thread(self.target.pause, fault.component)
         if done:
             await asyncio.sleep(fault.seconds)
             self.target.resume(fault.component)
         return done
 
+    async def _freeze(self, fault: Fault) -> bool:
+        done = await asyncio.to_thread(self.target.freeze, fault.component)
+        if done:
+            await asyncio.sleep(fault.seconds)
+            await asyncio.to_thread(self.target.unfreeze, fault.component)
+        return done
+
     async def _restart(self) -> None:
         async with self._restarting:
             for attempt in range(RESTART_TRIES):
-                if self.target.pid("supervisor"):
+                if await asyncio.to_thread(self.target.is_kept_up):
                     return
                 try:
                     await asyncio.to_thread(self.target.restart)
@@ -226,7 +257,8 @@ class Injector:
         async with self._restarting:
             target = self.target
             for store in target.stores.values():
-                store.thaw()
+                store.hold()
+            # Nothing else is done to the cluster until all is dead: no other task may run.
             names = [name for name in target.components() if target.pause(name)]
             for store in target.stores.values():
                 store.snap()
@@ -243,21 +275,32 @@ class Injector:
     # --- the bus and the clock -------------------------------------------------------------------
 
     async def _cut(self, fault: Fault) -> bool:
-        network, until = self.target.network, time.monotonic() + fault.seconds
-        assert network is not None
-        pid = self.target.pid(fault.component)
+        cut = Cut(fault.kind, (), fault.number)
+        return await self._cut_off(fault.component, cut, fault.seconds)
+
+    async def _partition(self, fault: Fault) -> bool:
+        first, _, second = fault.component.partition("|")
+        cut = Cut(WAYS[fault.number % len(WAYS)], tuple(second.split("+")))
+        tasks = [self._cut_off(name, cut, fault.seconds) for name in first.split("+")]
+        return any(await asyncio.gather(*tasks))
+
+    async def _cut_off(self, name: str, cut: Cut, seconds: float) -> bool:
+        """Cut a component off, and whatever takes its place meanwhile."""
+        network, until = self.target.network, time.monotonic() + seconds
+        pid = await asyncio.to_thread(self.target.pid, name)
         if not pid:
             return False
+        self._cuts_made += 1
+        key = f"{self._cuts_made}"
         try:
-            network.cut(fault.component, pid, fault.kind)
+            await asyncio.to_thread(network.cut, key, name, pid, cut)
             while time.monotonic() < until:
-                again = self.target.pid(fault.component)
-                if again and again != pid:
-                    network.move(fault.component, again)
+                again = await asyncio.to_thread(self.target.pid, name)
+                if again and again != pid and await asyncio.to_thread(network.move, key, again):
                     pid = again
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CUT_LOOK_S)
         finally:
-            network.heal(fault.component)
+            await asyncio.to_thread(network.heal, key)
         return True
 
     async def _duplicate(self, fault: Fault) -> bool:

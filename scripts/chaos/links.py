@@ -35,6 +35,10 @@ class Links:
         self._closing: list[asyncio.Task[None]] = []
         self._lock = asyncio.Lock()
 
+    def users(self) -> Any:
+        """Return the passwords of everybody, by name."""
+        return self._about()["nats"]["users"]
+
     def listen(self, user: str, subject: str, hear: Hear) -> None:
         """Have every connection of `user` hear a subject."""
         self._heard[user] = subject, hear
@@ -49,7 +53,7 @@ class Links:
                 return known[1]
             self._drop(user)
             client = await nats.connect(
-                url, user=user, password=about["nats"]["users"][user],
+                url.split(","), user=user, password=about["nats"]["users"][user],
                 inbox_prefix=f"_INBOX.{user}".encode(), error_cb=_ignore,
                 reconnect_time_wait=0.1, max_reconnect_attempts=-1,
                 connect_timeout=CONNECT_WITHIN_S, ping_interval=2, max_outstanding_pings=2,

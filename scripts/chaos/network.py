@@ -1,4 +1,4 @@
-"""Cutting single processes off the bus, inside a network namespace of our own.
+"""Cutting components off, and the loopback of a network namespace over which processes talk.
 
 The whole cluster runs in the namespace, so its packet filter is nobody else's. A process is put
 into a net_cls control group, whose class its present and future sockets carry; rules match that.
@@ -9,13 +9,56 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from scripts.chaos.delay import Delay
 
 CLASS_FIRST = 0x10001
 LOSS = "0.3"
 """Of the packets on a lossy link: each loss costs 200 ms and more, so delays spread widely."""
 
 MARK = "CHAOS_NAMESPACE"
+
+KINDS = ("mute", "deaf", "lossy", "delay", "partition")
+"""The faults that a network can do."""
+
+
+class Cut(NamedTuple):
+    """How a component is cut off, and from whom (from everybody if `others` is empty).
+
+    `how` is mute (it says nothing), deaf (it hears nothing), apart (both), lossy (some of what it
+    says is lost) or delay (what it says is late and in another order, by `seed`).
+    """
+
+    how: str
+    others: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Network(Protocol):
+    """What can be done to the links of components. Every cut has a key of its own."""
+
+    def cut(self, key: str, name: str, pid: int, cut: Cut) -> None:
+        """Cut a component off, whose process is `pid`."""
+        ...
+
+    def move(self, key: str, pid: int) -> bool:
+        """Put the process that took its place behind the cut too; False if it is gone again."""
+        ...
+
+    def heal(self, key: str) -> None:
+        """Undo a cut; harmless if it is undone."""
+        ...
+
+    def heal_all(self) -> None:
+        """Undo every cut."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
 
 
 def in_namespace() -> bool:
@@ -34,69 +77,97 @@ def enter(command: list[str]) -> None:
     os.execvp("unshare", words)  # noqa: S606 - the namespaces are to be those of this process
 
 
-class Network:
-    """The namespace's loopback, over which everything talks."""
+class Loopback:
+    """The namespace's loopback, over which everything talks to the one bus server."""
 
     def __init__(self) -> None:
-        """Bring it up; `cuts` says whether single processes can be cut off."""
+        """Bring it up; `works` says whether single processes can be cut off."""
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         self._root = Path(tempfile.mkdtemp(prefix="skep-chaos-net-"))
         self._groups: dict[str, Path] = {}
-        self._rules: dict[str, list[list[str]]] = {}
+        self._cuts: dict[str, tuple[str, list[list[str]], Delay | None]] = {}
         mounted = subprocess.run(
             ["mount", "-t", "cgroup", "-o", "net_cls", "none", str(self._root)],
             check=False, capture_output=True,
         )  # fmt: skip
         works = subprocess.run(["iptables", "-S"], check=False, capture_output=True)
-        self.cuts = mounted.returncode == 0 and works.returncode == 0
+        self._mounted = mounted.returncode == 0
+        self.works = self._mounted and works.returncode == 0
 
-    def cut(self, name: str, pid: int, how: str) -> None:
-        """Cut a process off: `mute` says nothing, `deaf` hears nothing, `lossy` loses packets."""
-        number = CLASS_FIRST + len(self._groups)
+    def cut(self, key: str, name: str, pid: int, cut: Cut) -> None:
+        # There is nobody but the bus to talk to: `others` are it.
+        number = self._class_of(name)
+        delay = Delay(cut.seed) if cut.how == "delay" else None
+        rules = _rules(number, cut.how, delay)
+        self._cuts[key] = name, rules, delay
+        self.move(key, pid)
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-I", *rule], check=True, capture_output=True)
+
+    def _class_of(self, name: str) -> int:
         group = self._groups.get(name)
         if group is None:
+            number = CLASS_FIRST + len(self._groups)
             group = self._groups[name] = self._root / f"skep-chaos-{os.getpid()}-{name}"
             group.mkdir()
             (group / "net_cls.classid").write_text(str(number))
-        number = int((group / "net_cls.classid").read_text())
-        self.move(name, pid)
-        if name in self._rules:
-            return
-        chance = ["-m", "statistic", "--mode", "random", "--probability", LOSS]
-        group_of = ["-m", "cgroup", "--cgroup", hex(number)]
-        rules = [["OUTPUT", *group_of, *(chance if how == "lossy" else []), "-j", "DROP"]]
-        if how == "deaf":
-            # A packet carries the class of its sender: the connections of a process are marked as
-            # it speaks, and what comes back on them is dropped.
-            rules = [["OUTPUT", *group_of, "-j", "CONNMARK", "--set-mark", str(number)],
-                     ["INPUT", "-m", "connmark", "--mark", str(number), "-m", "conntrack",
-                      "--ctdir", "REPLY", "-j", "DROP"]]  # fmt: skip
-        for rule in rules:
-            subprocess.run(["iptables", "-w", "-I", *rule], check=True, capture_output=True)
-        self._rules[name] = rules
+        return int((group / "net_cls.classid").read_text())
 
-    def move(self, name: str, pid: int) -> None:
-        """Put a process (one that was started again, too) behind the cut."""
+    def move(self, key: str, pid: int) -> bool:
+        name, _, _ = self._cuts[key]
         try:
             (self._groups[name] / "cgroup.procs").write_text(str(pid))
         except ProcessLookupError:
-            pass  # It has just died: whoever takes its place is moved next.
+            return False
+        return True
 
-    def heal(self, name: str) -> None:
-        """Let it speak and hear again; harmless if it does."""
-        for rule in self._rules.pop(name, []):
+    def heal(self, key: str) -> None:
+        _, rules, delay = self._cuts.pop(key, ("", [], None))
+        for rule in rules:
             subprocess.run(["iptables", "-w", "-D", *rule], check=True, capture_output=True)
+        if delay is not None:
+            delay.stop()
+
+    def heal_all(self) -> None:
+        for key in list(self._cuts):
+            self.heal(key)
 
     def close(self) -> None:
-        """Leave no control group behind."""
-        for name, group in self._groups.items():
-            self.heal(name)
+        self.heal_all()
+        for group in self._groups.values():
             for pid in (group / "cgroup.procs").read_text().split():
                 try:
                     (self._root / "cgroup.procs").write_text(pid)
                 except ProcessLookupError:
                     pass  # Gone already.
             group.rmdir()
-        if self.cuts:
+        if self._mounted:
             subprocess.run(["umount", str(self._root)], check=False, capture_output=True)
         self._root.rmdir()
+
+
+def _rules(number: int, how: str, delay: Delay | None) -> list[list[str]]:
+    """Return the rules for the sockets of a class; each is inserted before those before it."""
+    group_of = ["-m", "cgroup", "--cgroup", hex(number)]
+    said = ["OUTPUT", *group_of]
+    # A packet carries the class of its sender: the connections of a process are marked as it
+    # speaks, and what comes back on them is dropped.
+    heard = [[*said, "-j", "CONNMARK", "--set-mark", str(number)],
+             ["INPUT", "-m", "connmark", "--mark", str(number), "-m", "conntrack",
+              "--ctdir", "REPLY", "-j", "DROP"]]  # fmt: skip
+    match how:
+        case "mute":
+            return [[*said, "-j", "DROP"]]
+        case "deaf":
+            return heard
+        case "apart":
+            return [[*said, "-j", "DROP"], *heard]
+        case _:
+            return [[*said, *late_or_lost(delay)]]
+
+
+def late_or_lost(delay: Delay | None) -> Sequence[str]:
+    """Return what a rule does to the packets of a slow link, or (without `delay`) a lossy one."""
+    if delay is not None:
+        return delay.verdict
+    return ["-m", "statistic", "--mode", "random", "--probability", LOSS, "-j", "DROP"]

@@ -18,7 +18,8 @@ from scripts.chaos.links import Links, fresh_key
 KEPT_MAX = 4000
 BURST = 20
 SPEAKERS = {"cmd": "allocator"} | dict.fromkeys(("heartbeat", "report", "node"), "node-")
-"""Who says the messages of each kind; a node's are its own."""
+"""Who says the messages of each kind; a node's are its own. Where a service has a standby it is the
+first of the two: they have the same rights."""
 
 
 class Replayer:
@@ -47,6 +48,7 @@ class Replayer:
             for subject, payload, headers in rng.sample(recent, min(BURST, len(recent))):
                 _, _, kind, node, *_ = subject.split(".")
                 user = SPEAKERS[kind] + (node if SPEAKERS[kind] == "node-" else "")
+                user = user if user in self.links.users() else f"{user}-1"
                 # With a key of its own the stream keeps it twice.
                 again = headers | ({"Nats-Msg-Id": fresh_key()} if kind == "node" else {})
                 said += await self.links.say(user, subject, payload, again)

@@ -26,7 +26,7 @@ class Store:
     def __init__(self, folder: Path, image: Path, size: int) -> None:
         """Make and mount it; raises subprocess.CalledProcessError without the right to."""
         self.folder, self.image = folder, image
-        self._frozen = False
+        self._frozen = self._held = False
         self._lock = threading.Lock()
         with image.open("wb") as file:
             file.truncate(size)
@@ -65,7 +65,7 @@ class Store:
     def freeze(self) -> None:
         """Have every write wait until `thaw`."""
         with self._lock:
-            if not self._frozen and os.path.ismount(self.folder):
+            if not (self._frozen or self._held) and os.path.ismount(self.folder):
                 _run("fsfreeze", "-f", str(self.folder))
                 self._frozen = True
 
@@ -79,6 +79,12 @@ class Store:
             _run("fsfreeze", "-u", str(self.folder))
             self._frozen = False
 
+    def hold(self) -> None:
+        """Let writes go on, and keep it so until `restore`: what waits for a disk does not die."""
+        with self._lock:
+            self._thaw()
+            self._held = True
+
     def snap(self) -> None:
         """Copy what has reached the disk by now: what a power cut at this moment leaves."""
         _run("cp", "--sparse=always", str(self.image), f"{self.image}.cut")
@@ -86,10 +92,12 @@ class Store:
     def restore(self) -> None:
         """Mount what `snap` copied instead. Nothing may use the folder any more."""
         with self._lock:
-            self._thaw()
+            self._held = False
             self.unmount()
             shutil.move(f"{self.image}.cut", self.image)
             self._mount()
+            # That it was given back may not have reached the disk.
+            self.free()
 
     def unmount(self) -> None:
         """Take it away; raises RuntimeError if a process stays on it."""

@@ -1,35 +1,40 @@
 """What is attacked: components by name, and what can be done to them.
 
-`Target` is all that faults, workload and checker know. `Processes` is an embedded cluster in
-namespaces of its own.
+`Target` is all that faults, workload and checker know. `processes.Processes` is an embedded cluster
+in namespaces of its own, `containers.Containers` a deployment with compose.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from scripts.chaos.evidence import NS
 from scripts.chaos.network import Network
-from scripts.chaos.stores import Store, make_stores
-from scripts.embedded import Embedded
+from scripts.chaos.stores import Store
 from skep_services.ports import Delivery
 from skep_services.supervisor import home as folder
 
 NODES = ("node-1", "node-2")
 GPUS = 4
 VCS = {"red": 6, "blue": 4}
-SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
-STORE_MIB = {"nats": 96, "node-1": 32, "node-2": 32}
+WORK = Path(__file__).parent / "jobs" / "work.py"
 RUNNER = b"/skep_services/agent/runner_process.py"
-CLOCK_SOURCE = Path(__file__).with_name("clock.c")
+STORE_MIB = {"bus": 96, "agent": 32}
+
+
+class Jobs(NamedTuple):
+    """How jobs are run: Python, their program and the folder of their notes, as nodes see them.
+
+    `trains` says whether PyTorch is there.
+    """
+
+    python: str
+    work: str
+    notes: str
+    trains: bool
 
 
 class Target(Protocol):
@@ -37,12 +42,12 @@ class Target(Protocol):
 
     notes: Path
     """The folder that jobs write their notes to."""
+    jobs: Jobs
     stores: dict[str, Store]
     """Disks that may be filled, frozen or cut, by component."""
-    network: Network | None
-    """None where single components cannot be cut off."""
-    clock: bool
-    """Whether the cluster's clock can be set."""
+    network: Network
+    cannot: dict[str, str]
+    """Kinds of faults that cannot be done to it, and why."""
 
     def components(self) -> dict[str, str]:
         """Return every component and its role: service, agent, runner, bus, supervisor."""
@@ -57,7 +62,7 @@ class Target(Protocol):
         ...
 
     def kill_everything(self, *, jobs: bool) -> None:
-        """SIGKILL every component at once, and (`jobs`) everything they run."""
+        """SIGKILL every component at once; with `jobs` everything they run, and for good."""
         ...
 
     def pause(self, name: str) -> bool:
@@ -68,12 +73,24 @@ class Target(Protocol):
         """SIGCONT what `pause` stopped; harmless if it has died since."""
         ...
 
+    def freeze(self, name: str) -> bool:
+        """Stop it and everything it has started, jobs too, as a machine that stands still."""
+        ...
+
+    def unfreeze(self, name: str) -> None:
+        """Undo `freeze`; harmless if it has died since."""
+        ...
+
     def set_clock(self, offset_s: int) -> None:
         """Have the cluster's wall clock differ from the machine's by `offset_s`."""
         ...
 
+    def is_kept_up(self) -> bool:
+        """Return whether whatever starts dead components again is at work on all of them."""
+        ...
+
     def restart(self) -> None:
-        """Bring the cluster up again after `kill_everything`, or after the supervisor died."""
+        """Bring the cluster up again when it is not kept up any more. Raises RuntimeError."""
         ...
 
     def about(self) -> Any:
@@ -88,157 +105,87 @@ class Target(Protocol):
         """Return what keeps the components up says of each: state, exit, detail, restarts."""
         ...
 
-
-class Processes:
-    """An embedded cluster of two nodes with four slots each, in `base`."""
-
-    def __init__(self, base: Path, *, clock: bool) -> None:
-        """Make stores, network and folders, and start the cluster."""
-        self.base, self.home, self.notes = base, base / "home", base / "notes"
-        self.notes.mkdir(parents=True)
-        self.network: Network | None = Network()
-        self.home.mkdir(mode=0o700)
-        self.stores = make_stores(self.home, base / "stores", STORE_MIB)
-        self._clock_file = base / "clock"
-        self.set_clock(0)
-        environment = self._clock_environment() if clock else {}
-        self.clock = bool(environment)
-        self.cluster = Embedded(self.home, environment)
-        self._paused: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        nodes = ("--nodes", str(len(NODES)), "--gpus", str(GPUS))
-        vcs = [word for vc, gpus in VCS.items() for word in ("--vc", f"{vc}={gpus}")]
-        self.cluster.up(*nodes, *vcs, "--port", "0")
-
-    def _clock_environment(self) -> dict[str, str]:
-        """Return what gives the cluster's processes a wall clock of their own; empty without cc.
-
-        The bus server is a static binary and keeps the machine's: two clocks that differ.
-        """
-        compiler = shutil.which("cc")
-        if compiler is None:
-            return {}
-        library = self.base / "clock.so"
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library),
-                        str(CLOCK_SOURCE)], check=True)  # fmt: skip
-        return {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._clock_file)}
-
-    def components(self) -> dict[str, str]:
-        roles = dict.fromkeys(SERVICES, "service")
-        roles |= dict.fromkeys(NODES, "agent") | {f"{node}/runner": "runner" for node in NODES}
-        return {**roles, "nats": "bus", "supervisor": "supervisor"}
-
-    def pid(self, name: str) -> int:
-        entry = self._entry(name)
-        return entry["pid"] if folder.is_alive(entry) else 0
-
-    def kill(self, name: str) -> bool:
-        return self._signal(self._entry(name), signal.SIGKILL)
-
-    def kill_everything(self, *, jobs: bool) -> None:
-        # The supervisor first, so that it starts nothing again.
-        runners = [f"{node}/runner" for node in NODES] if jobs else []
-        for name in ("supervisor", *NODES, *runners, *SERVICES, "nats"):
-            self.kill(name)
-        while jobs and (left := list(self._jobs())):
-            for pid in left:
-                self._signal({"pid": pid, "start_ticks": folder.start_ticks(pid)}, signal.SIGKILL)
-
-    def pause(self, name: str) -> bool:
-        entry = self._entry(name)
-        with self._lock:
-            if name in self._paused or not self._signal(entry, signal.SIGSTOP):
-                return False
-            self._paused[name] = entry
-            return True
-
-    def resume(self, name: str) -> None:
-        with self._lock:
-            entry = self._paused.pop(name, None)
-        if entry is not None:
-            self._signal(entry, signal.SIGCONT)
-
-    def set_clock(self, offset_s: int) -> None:
-        # In place and in one write: every process has the file mapped.
-        file = os.open(self._clock_file, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.pwrite(file, (offset_s * NS).to_bytes(8, sys.byteorder, signed=True), 0)
-        os.close(file)
-
-    def restart(self) -> None:
-        self.cluster.up()
-
-    def about(self) -> Any:
-        return self.cluster.about
-
-    async def records(self, stream: str) -> list[Delivery]:
-        return await self.cluster.records(stream)
-
-    def states(self) -> dict[str, dict[str, Any]]:
-        return self.cluster.pids()
-
-    def stop(self) -> list[str]:
-        """Take the cluster down; return what is wrong with that."""
-        try:
-            self.cluster.down()
-        except RuntimeError as error:
-            return [str(error)]
-        finally:
-            if self.network is not None:
-                self.network.close()
-        return []
-
-    def unmount(self) -> None:
-        """Take the stores away, once nothing is to be read from them any more."""
-        for store in self.stores.values():
-            store.unmount()
+    def words(self, name: str) -> str:
+        """Return what a component has logged."""
+        ...
 
     def job_processes(self) -> list[str]:
         """Return the living processes of jobs, as people read them."""
-        return [f"pid {pid}: {text}" for pid, text in self._jobs().items()]
+        ...
 
-    def _jobs(self) -> dict[int, str]:
-        """Return every living process of a job: it knows where to write its notes."""
-        mark = b"NOTES=" + os.fsencode(self.notes)
-        found = {}
-        for pid in _pids():
-            try:
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if mark in variables:
-                token = next((each for each in variables if each.startswith(b"SKEP_TOKEN=")), b"")
-                found[pid] = f"{token.decode()} {command.replace(bytes(1), b' ').decode()}"
-        return found
+    def stop(self) -> list[str]:
+        """Take the cluster down; return what is wrong with that."""
+        ...
 
-    def _entry(self, name: str) -> dict[str, Any]:
-        node, _, part = name.partition("/")
-        if part != "runner":
-            try:
-                return self.cluster.entry(name)
-            except (KeyError, ValueError):
-                return {}
-        state = os.fsencode(os.path.realpath(self.home / node))
-        for pid in _pids():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            ours = any(word.endswith(RUNNER) for word in words)
-            if ours and state in words:
-                return {"pid": pid, "start_ticks": folder.start_ticks(pid)}
-        return {}
+    def unmount(self) -> None:
+        """Take the stores away, once nothing is to be read from them any more."""
+        ...
 
-    @staticmethod
-    def _signal(entry: dict[str, Any], number: signal.Signals) -> bool:
-        if not folder.is_alive(entry):
+
+class Paused:
+    """The processes that are stopped, by component: each is stopped and woken once."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[str, Any]] = {}
+
+    def stop(self, name: str, entry: dict[str, Any]) -> bool:
+        """SIGSTOP a process unless one of that name is stopped; return whether that was done."""
+        if name in self._entries or not send(entry, signal.SIGSTOP):
             return False
-        try:
-            os.kill(entry["pid"], number)
-        except ProcessLookupError:
-            return False
+        self._entries[name] = entry
         return True
 
+    def wake(self, name: str) -> None:
+        """SIGCONT it, if it is still the same."""
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            send(entry, signal.SIGCONT)
 
-def _pids() -> Iterator[int]:
+
+def entry_of(pid: int) -> dict[str, Any]:
+    """Return pid and start of a process; empty if there is none."""
+    return {"pid": pid, "start_ticks": folder.start_ticks(pid)} if pid else {}
+
+
+def pid_of(entry: dict[str, Any]) -> int:
+    """Return the pid of the process that `entry` means, 0 if it is gone."""
+    return int(entry["pid"]) if folder.is_alive(entry) else 0
+
+
+def send(entry: dict[str, Any], number: signal.Signals) -> bool:
+    """Send a signal to the process that `entry` means, and to no later one of its number."""
+    if not folder.is_alive(entry):
+        return False
+    try:
+        os.kill(entry["pid"], number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pids() -> Iterator[int]:
+    """Return the pid of every process of the machine."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def words_of(pid: int) -> list[bytes]:
+    """Return a process's command; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def job_processes(notes: str) -> dict[int, str]:
+    """Return every living process of a job, which knows to write its notes to `notes`."""
+    mark = b"NOTES=" + os.fsencode(notes)
+    found = {}
+    for pid in pids():
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in variables:
+            token = next((each for each in variables if each.startswith(b"SKEP_TOKEN=")), b"")
+            found[pid] = f"{token.decode()} {b' '.join(words_of(pid)).decode()}"
+    return found

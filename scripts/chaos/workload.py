@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from scripts.chaos.evidence import Ack, Told
 from scripts.chaos.links import PAUSE_S, Links, fresh_key
+from scripts.chaos.target import Jobs
 
-WORK = str(Path(__file__).parent / "jobs" / "work.py")
 VERDICT_WITHIN_S = 3.0
 CANCELLED_AFTER_S = 1.0, 8.0
 AGAIN_AFTER_S = 0.0, 30.0
@@ -43,12 +41,13 @@ class Wish:
     again_after_s: float = 0.0
 
 
-def plan(rng: random.Random, jobs: int, seconds: float, vcs: dict[str, int], notes: Path,
-         *, train: bool) -> list[Wish]:  # fmt: skip
-    """Return the submissions of a run, spread over its time; `train` allows real trainings."""
-    kinds = {kind: weight for kind, weight in KINDS.items() if train or kind != "real"}
+def plan(
+    rng: random.Random, count: int, seconds: float, vcs: dict[str, int], jobs: Jobs
+) -> list[Wish]:
+    """Return `count` submissions, spread over the run's time."""
+    kinds = {kind: weight for kind, weight in KINDS.items() if jobs.trains or kind != "real"}
     wishes = []
-    for number in range(jobs):
+    for number in range(count):
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         vc = rng.choice(sorted(vcs))
         told = Told(key=f"{number}-{rng.randbytes(6).hex()}", vc=vc, kind=kind)
@@ -57,7 +56,7 @@ def plan(rng: random.Random, jobs: int, seconds: float, vcs: dict[str, int], not
             Wish(
                 at_s=rng.uniform(0, seconds),
                 told=told,
-                spec=_spec(rng, number, kind, vc, vcs[vc], notes),
+                spec=_spec(rng, number, kind, vc, vcs[vc], jobs),
                 cancel_after_s=rng.uniform(*CANCELLED_AFTER_S) if cancels else 0.0,
                 again_after_s=rng.uniform(*AGAIN_AFTER_S) if rng.random() < AGAIN_SHARE else 0.0,
             )
@@ -66,11 +65,11 @@ def plan(rng: random.Random, jobs: int, seconds: float, vcs: dict[str, int], not
 
 
 def _spec(
-    rng: random.Random, number: int, kind: str, vc: str, gpus: int, notes: Path
+    rng: random.Random, number: int, kind: str, vc: str, gpus: int, jobs: Jobs
 ) -> dict[str, Any]:
-    env = {"NOTES": str(notes)}
+    env = {"NOTES": jobs.notes}
     spec: dict[str, Any] = {"name": f"{kind}-{number}", "vc": vc, "env": env,
-                            "command": [sys.executable, "-S", "-E", WORK]}  # fmt: skip
+                            "command": [jobs.python, "-S", "-E", jobs.work]}  # fmt: skip
     match kind:
         case "steps":
             env |= {"STEPS": str(rng.randint(10, 60)), "PAUSE_MS": "100"}
@@ -93,7 +92,7 @@ def _spec(
         case "real":
             env |= {"STEPS": "60", "PAUSE_MS": "50", "TRAIN": "1"}
             del spec["command"]
-            spec["script"] = WORK
+            spec["script"] = jobs.work
         case "wrong":
             spec["resources"] = rng.choice([{"gpus": 1000}, {"gpus": -1}, {"gpu": 1}])
         case _:

@@ -485,8 +485,9 @@ def assert_fits(cells: Cells, request: Request, found: Placement) -> None:
     for spot in found.spots:
         assert len({shape.node(leaf) for leaf in spot.leaves}) == 1, "a worker over two nodes"
         assert bool(spot.level) is request.guaranteed, spot
-    within = shape.level(request.within) if request.hard and request.within else None
-    if within is not None:
+    if request.hard and request.within:
+        within = shape.level(request.within)
+        assert within is not None, f"{request} in {shape.name}, which has no such level"
         assert len({shape.up(leaf, within) for leaf in leaves}) == 1, f"{request}: {found}"
     users = dict.fromkeys(user.job for leaf in leaves if (user := chain.user[leaf]) is not None)
     # What a demoted job leaves is its cell, not its GPUs.

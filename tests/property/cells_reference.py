@@ -11,7 +11,8 @@ seen as the tenant sees them:
 - A worker lies within one node of one cell; a cell below node level is a small node of its own,
   and two cells are never combined for a worker, even where they are neighbours.
 - With a hard `within`, all workers lie in one cell of that level that is inside one of the VC's
-  cells, or in one of the VC's cells that is smaller than that.
+  cells, or in one of the VC's cells that is smaller than that. A chain without such a level cannot
+  serve it.
 
 There are *enough healthy cells* for it if the unbound cells it needs can be bound to distinct free
 physical cells without a bad GPU such that every cell still owed to any VC can be had besides, out of
@@ -56,7 +57,7 @@ def idle_for(cells: Cells, request: Request) -> bool:
     """Return whether an opportunistic request has room on idle GPUs."""
     for chain in cells.chains.values():
         shape = chain.topology
-        if request.gpu not in ("", shape.gpu):
+        if request.gpu not in ("", shape.gpu) or not _has_level(shape, request):
             continue
         top = [[leaf for leaf in range(shape.leaves) if chain.idle(leaf)]]
         for leaves in _domains(shape, top, request):
@@ -65,8 +66,14 @@ def idle_for(cells: Cells, request: Request) -> bool:
     return False
 
 
+def _has_level(shape: Topology, request: Request) -> bool:
+    return not (request.hard and request.within) or shape.level(request.within) is not None
+
+
 def _granted(chain: ChainState, pool: Pool, request: Request, *, healthy: bool) -> bool:
     sizes = tuple(sorted(request.sizes, reverse=True))
+    if not _has_level(chain.topology, request):
+        return False
     bound = [_offered(chain, level, index, request) for level, index in pool.bound]
     for new in product(*(range(left + 1) for left in pool.left)):
         if _fits_view(chain.topology, bound, new, request, sizes) and _bindable(
@@ -100,7 +107,7 @@ def _fits_view(shape: Topology, bound: list[list[int]], new: tuple[int, ...], re
             at = -(-at // shape.size[shape.top]) * shape.size[shape.top]
             cells.append(list(range(at, at + shape.size[level])))
             at += shape.size[level]
-    if request.hard and request.within and shape.level(request.within) is not None:
+    if request.hard and request.within:
         return any(_packs(_rooms(shape, leaves), sizes)
                    for leaves in _domains(shape, cells, request))  # fmt: skip
     rooms = tuple(room for leaves in cells for room in _rooms(shape, leaves))
@@ -150,7 +157,7 @@ def _bindable(chain: ChainState, new: tuple[int, ...], *, healthy: bool) -> bool
     for pool in chain.pools.values():
         for level, left in enumerate(pool.left):
             owed[level] += left
-    left = tuple(count - used for count, used in zip(owed, new, strict=True))
+    rest_owed = tuple(count - used for count, used in zip(owed, new, strict=True))
     tried: dict[tuple[frozenset[int], tuple[int, ...]], bool] = {}
 
     def have(leaves: frozenset[int], wanted: tuple[int, ...]) -> bool:
@@ -164,7 +171,7 @@ def _bindable(chain: ChainState, new: tuple[int, ...], *, healthy: bool) -> bool
     def bind(leaves: frozenset[int], wanted: tuple[int, ...]) -> bool:
         if not any(wanted):
             rest = leaves if healthy else leaves | (free - sound)
-            return have(rest, left)
+            return have(rest, rest_owed)
         return any(bind(rest, less) for rest, less in _choices(shape, leaves, wanted))
 
     return bind(sound, new)
@@ -175,7 +182,7 @@ def _choices(
 ) -> Iterator[tuple[frozenset[int], tuple[int, ...]]]:
     """Yield what is left when one of the largest cells wanted is taken, for every such cell."""
     level = max((each for each, count in enumerate(wanted) if count), default=0)
-    less = tuple(count - (each == level) for each, count in enumerate(wanted))
+    less = tuple(count - int(each == level) for each, count in enumerate(wanted))
     for index in range(shape.count[level]) if level else ():
         span = shape.span(level, index)
         if leaves.issuperset(span):

@@ -321,3 +321,14 @@ def test_notes_are_read_as_written_and_torn_ones_are_told(tmp_path: Path) -> Non
     assert runs == [Run("j1", 1, 0, 1, "n1", (0,), 5, 10, 12, 0, [1])]
     assert len(broken) == 1
     assert broken[0].startswith("j1.0, line 3")
+
+
+def test_a_pid_that_comes_again_is_another_process(tmp_path: Path) -> None:
+    began = {"note": "began", "attempt": 1, "pid": 5, "at": 10, "job": "j1", "rank": 0, "world": 1,
+             "node": "n1", "slots": [0], "from_step": 0}  # fmt: skip
+    lines = [began, {"note": "step", "attempt": 1, "pid": 5, "at": 12, "step": 1},
+             began | {"at": 20, "from_step": 1}]  # fmt: skip
+    (tmp_path / "j1.0").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    runs, broken = read_notes(tmp_path)
+    assert [(run.began, run.last, run.steps) for run in runs] == [(10, 12, [1]), (20, 20, [])]
+    assert broken == []

@@ -8,7 +8,6 @@ which cost the children of the cell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from skep.cells.forest import Draft, Forest, Index
 from skep.cells.holds import FREE, Hold, Spot
@@ -33,6 +32,7 @@ class ChainState:
         self.claim: dict[int, Hold] = {}
         self.bad: Index = {}
         self.doomed: dict[VCell, None] = {}
+        self._doomed_at = [0] * len(topology.levels)
         self._healed: list[VCell] = []
         """Cells with GPUs that healed since it was last settled who bears what is bad."""
         self.kind = bytearray(topology.count[topology.node_level])
@@ -185,24 +185,26 @@ class ChainState:
                 short = self.forest.deficits()
 
     def _spare(self) -> None:
-        """Take doomed cells back that need not be: those healed first, then one of each level."""
-        candidates = [cell for cell in self._healed if cell in self.doomed]
-        self._healed.clear()
-        levels = {cell.level for cell in candidates}
-        for cell in self.doomed:
-            if cell.level not in levels and not cell.used:
-                levels.add(cell.level)
-                candidates.append(cell)
-                if len(levels) == self.topology.top:
-                    break
-        while candidates:
-            cell = candidates.pop()
-            if cell.used or cell not in self.doomed:
-                continue
-            if not self.forest.firm[cell.level][cell.index] or self.forest.serves(cell.level):
+        """Take doomed cells back that need not be: healed ones, and the least bad of each level.
+
+        Which ones depends on the state alone, never on the order in which it came about: facts
+        that are replayed must lead to the same cells as a snapshot.
+        """
+        for cell in self._healed:
+            if cell in self.doomed and not cell.used and not self._firm_gpus(cell):
                 self._unbind(cell)
-                others = (each for each in self.doomed if each.level == cell.level)
-                candidates += islice(others, 1)
+        self._healed.clear()
+        for level in range(self.topology.top, 0, -1):
+            while self._doomed_at[level] and self.forest.serves(level):
+                idle = (cell for cell in self.doomed if cell.level == level and not cell.used)
+                least = min(idle, key=lambda cell: (self._firm_gpus(cell), cell.index),
+                            default=None)  # fmt: skip
+                if least is None:
+                    break
+                self._unbind(least)
+
+    def _firm_gpus(self, cell: VCell) -> int:
+        return self.forest.firm[cell.level][cell.index]
 
     def doom(self, vc: str, level: int, index: int) -> None:
         """Bind a bad cell to a VC that has to bear it, as `settle` once decided."""
@@ -215,7 +217,7 @@ class ChainState:
             return False
         firm, shape = self.forest.firm[level], self.topology
         for high in range(level, shape.top + 1):
-            for free in self.forest.ill[high]:
+            for free in sorted(self.forest.ill[high]):
                 inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
                 for cell in sorted(inside, key=firm.__getitem__):
                     if Draft(self.forest).take(level, cell):
@@ -253,6 +255,7 @@ class ChainState:
         if doomed:
             cell.doomed = True
             self.doomed[cell] = None
+            self._doomed_at[level] += 1
         if level < shape.node_level:
             node = shape.within(level, index, 1).start // shape.node_size
             if self.kind[node] == OPEN:
@@ -273,7 +276,9 @@ class ChainState:
     def _unbind(self, cell: VCell) -> None:
         shape, level, index, pool = self.topology, cell.level, cell.index, cell.pool
         del self.bound[level][index], pool.bound[level, index]
-        self.doomed.pop(cell, None)
+        if cell.doomed:
+            del self.doomed[cell]
+            self._doomed_at[level] -= 1
         pool.left[level] += 1
         self.forest.owed[level] += 1
         nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from skep.cells.chain import OWNED, SPLIT, ChainState
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
+from skep.cells.pack import Bin, pack
 from skep.cells.pick import available, closest
 from skep.cells.place import Found, Limit, placement
 
@@ -116,6 +117,7 @@ def _in_domain(chain: ChainState, sizes: list[int], level: int, limit: Limit) ->
 def _over(chain: ChainState, nodes: Iterator[int], sizes: list[int], limit: Limit) -> Found | None:
     """Place workers (descending sizes) on nodes in this order."""
     shape, rest, got = chain.topology, list(sizes), []
+    bins: dict[int, Bin] = {}
     for node in nodes:
         leaves = available(chain, shape.node_level, node, OPPORTUNISTIC)
         most = len(rest) if limit is None else limit(shape.nodes[node])
@@ -131,4 +133,14 @@ def _over(chain: ChainState, nodes: Iterator[int], sizes: list[int], limit: Limi
                 rest.remove(gpus)
         if not rest:
             return Found(got)
-    return None
+        bins[node] = Bin(len(leaves), shape.nodes[node], None if limit is None else most)
+    if sizes[0] == sizes[-1]:
+        return None
+    packed = pack(list(bins.values()), sizes)
+    if packed is None:
+        return None
+    got = []
+    for node, workers in zip(bins, packed, strict=True):
+        leaves = available(chain, shape.node_level, node, OPPORTUNISTIC)
+        got += _lay(chain, leaves, workers)
+    return Found(got)

@@ -57,6 +57,7 @@ def restore(kept: CellsKept) -> Cells:
         cells.chains[name].doom(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
+    cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     return cells
 
 
@@ -97,8 +98,9 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     chain count as bad until it leaves them.
     """
     new = Cells(cluster)
-    for node, device in cells.ill():
-        new.set_bad(node, (device,), bad=True)
+    # Who bears what is bad is settled when all are in: it depends on the state alone.
+    for node, device in sorted(cells.ill()):
+        new.note_ill(node, device)
     changes: list[Change] = []
     # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
     order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
@@ -107,6 +109,7 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
             changes.append(Change(hold.job, hold.vc, "released"))
             continue
         changes.append(_carry(cells, new, hold))
+    new.settle()
     return new, changes
 
 
@@ -143,7 +146,7 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
         moved.priority = OPPORTUNISTIC
         moved.spots = tuple(Spot(spot.leaves) for spot in spots)
         fate = "demoted" if hold.guaranteed else "opportunistic"
-    new.enter(moved)
+    new.enter(moved, settle=False)
     return Change(hold.job, hold.vc, fate, tuple(astray))
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft, Kind
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
+from skep.cells.pack import Bin, pack
 from skep.cells.pick import Loss, Spoils, available, closest, seize
 from skep.cells.pools import Pool
 
@@ -293,36 +294,70 @@ class Search:
         more: Callable[[list[int]], Iterator[Cell]] | None = None,
     ) -> Found | None:
         """Place the workers on units in this order, the largest that fit first."""
-        rest = list(self.sizes)
+        rest, tried, placed = list(self.sizes), list[Cell](), dict[str, int]()
+        plan: list[tuple[Cell, list[int]]] = []
+        for source in (iter(units), more(rest) if more is not None else iter(())):
+            for unit in source:
+                tried.append(unit)
+                room = len(available(self.chain, unit.level, unit.place, self.below))
+                fitting = self._fitting(rest, room, unit, placed)
+                if fitting:
+                    plan.append((unit, fitting))
+                if not rest:
+                    return self._carry(plan)
+        if self.sizes[0] > self.sizes[-1]:
+            return self._packed(tried)
+        return None
+
+    def _packed(self, units: list[Cell]) -> Found | None:
+        """Place unequal workers on some of these units, whichever way they fit."""
+        bins = []
+        for unit in units:
+            node = self._node_of(unit)
+            room = len(available(self.chain, unit.level, unit.place, self.below))
+            bins.append(Bin(room, node, None if self.limit is None else self.limit(node)))
+        got = pack(bins, self.sizes)
+        if got is None:
+            return None
+        return self._carry([(unit, sizes) for unit, sizes in zip(units, got, strict=True) if sizes])
+
+    def _carry(self, plan: list[tuple[Cell, list[int]]]) -> Found:
+        """Return the placement with these workers on these units."""
         got: list[Spot] = []
         victims: dict[str, None] = {}
         cancels: dict[str, None] = {}
         lost = 0.0
-        for source in (iter(units), more(rest) if more is not None else iter(())):
-            for unit in source:
-                leaves = available(self.chain, unit.level, unit.place, self.below)
-                fitting = self._fitting(rest, len(leaves), unit)
-                if not fitting:
-                    continue
-                laid = self._take(leaves, fitting, unit.bound, victims)
-                assert laid is not None, unit
-                got += laid.spots
-                lost += laid.loss
-                victims.update(laid.victims)
-                cancels.update(laid.cancels)
-                if not rest:
-                    return Found(got, lost, victims, cancels)
-        return None
+        for unit, sizes in plan:
+            leaves = available(self.chain, unit.level, unit.place, self.below)
+            laid = self._take(leaves, sizes, unit.bound, victims)
+            assert laid is not None, unit
+            got += laid.spots
+            lost += laid.loss
+            victims.update(laid.victims)
+            cancels.update(laid.cancels)
+        return Found(got, lost, victims, cancels)
 
-    def _fitting(self, rest: list[int], room: int, unit: Cell) -> list[int]:
-        """Take out of `rest` (descending) the workers that a unit has room for."""
-        most = len(rest)
-        if self.limit is not None:
-            most = self.limit(self.shape.node(self.shape.span(unit.level, unit.place).start))
+    def _node_of(self, unit: Cell) -> str:
+        return self.shape.node(self.shape.span(unit.level, unit.place).start)
+
+    def _fitting(self, rest: list[int], room: int, unit: Cell, placed: dict[str, int]) -> list[int]:
+        """Take out of `rest` (descending) the workers that a unit has room for.
+
+        `placed` counts them by node, where the nodes' other resources are limited.
+        """
         if room < rest[-1]:
             return []
+        if self.limit is None:
+            return self._fit(rest, room, len(rest))
+        node = self._node_of(unit)
+        taken = self._fit(rest, room, self.limit(node) - placed.get(node, 0))
+        placed[node] = placed.get(node, 0) + len(taken)
+        return taken
+
+    @staticmethod
+    def _fit(rest: list[int], room: int, most: int) -> list[int]:
         if rest[0] == rest[-1]:
-            count = min(most, room // rest[0], len(rest))
+            count = max(0, min(most, room // rest[0], len(rest)))
             taken = rest[:count]
             del rest[:count]
             return taken

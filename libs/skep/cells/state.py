@@ -27,6 +27,11 @@ class Offer(NamedTuple):
     pool: Pool
 
 
+def _has_level(chain: ChainState, request: Request) -> bool:
+    """Return whether a chain has the level a request is tied to, if it is tied to one."""
+    return not (request.hard and request.within) or request.within in chain.topology.levels[1:]
+
+
 def nothing_lost(_job: str) -> float:
     """Weigh every victim alike."""
     return 1.0
@@ -115,12 +120,13 @@ class Cells:
         """
         if not request.guaranteed:
             for chain in self.chains.values():
-                if request.gpu in ("", chain.topology.gpu):
+                if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request):
                     found = place_idle(chain, request, limit)
                     if found is not None:
                         return found
             return None
-        offers = list(self.offers(request.vc, request.gpu, request.pin))
+        offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
+                  if _has_level(offer.chain, request)]  # fmt: skip
         for below in self._thresholds(request):
             best: tuple[float, Offer, Found] | None = None
             for offer in offers:
@@ -293,6 +299,11 @@ class Cells:
         if settle:
             chain.settle()
 
+    def settle(self) -> None:
+        """Settle who bears bad hardware, after changes that left it open."""
+        for chain in self.chains.values():
+            chain.settle()
+
     def claimed(self, job: str) -> bool:
         """Return whether another job claims some of what a job uses."""
         hold = self.holds[job]
@@ -397,6 +408,19 @@ class Cells:
             if leaf is not None:
                 return name, leaf
         return None
+
+    def covers(self, job: str, node: str, device: int) -> bool:
+        """Return whether nobody else can be given a GPU that a job uses: it is its, or in no chain.
+
+        The GPU may be part of its hold, or noted as astray.
+        """
+        found = self.find(node, device)
+        if found is None:
+            return True
+        hold = self.holds.get(job)
+        user = self.chains[found[0]].user[found[1]]
+        astray = found[1] in self.astray.get(job, {}).get(found[0], ())
+        return astray or (hold is not None and user is hold)
 
     def stray(self, job: str, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""

@@ -26,6 +26,7 @@ from skep.wire.facts import (
     JobRan,
     JobRequeued,
     JobStopping,
+    JobWaits,
     Member,
     MemberGone,
     MemberRan,
@@ -164,6 +165,8 @@ class AllocatorModel:
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
         """Machines whose name was given to another, until it is theirs again and they are clean."""
+        self.hopeless: dict[str, None] = {}
+        """Jobs that no cell can hold as things are: somebody has to cancel them."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -179,11 +182,17 @@ class AllocatorModel:
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
                     self.vcs = fact.asked.vcs
+                    self.hopeless.clear()
                     for fate in fact.fates:
                         if fate.fate == "demoted" and fate.job in self.jobs:
                             self.jobs[fate.job].guaranteed = False
                     for vc in self.vcs:
                         self._within_quota(vc)
+                case JobWaits():
+                    if fact.why is Reason.FITS_NO_CELL:
+                        self.hopeless[fact.job] = None
+                    else:
+                        self.hopeless.pop(fact.job, None)
                 case JobDemoted():
                     self._attempt(fact.job, fact.attempt).guaranteed = False
                 case JobPromoted():
@@ -293,7 +302,8 @@ class AllocatorModel:
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         for name, other in self.jobs.items():
             theirs = other.spec
-            if not other.queued or other.claims or name == fact.job or theirs.vc != spec.vc:
+            aside = other.claims or name in self.hopeless
+            if not other.queued or aside or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
                 first = theirs.priority > spec.priority
@@ -302,8 +312,10 @@ class AllocatorModel:
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
     def _within_quota(self, vc: str) -> None:
-        holders = [job.spec for job in self.jobs.values() if not job.queued and job.guaranteed]
-        used = sum(spec.gpus for spec in holders if spec.vc == vc)
+        holders = [job for job in self.jobs.values()
+                   if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
+        used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
+                   if member.node not in job.gone)  # fmt: skip
         quota = self.vcs[vc].gpus if vc in self.vcs else 0
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
@@ -368,6 +380,7 @@ class AllocatorModel:
         require(fact.attempts == job.attempt, "I1", f"{fact.job}: {fact.attempts} attempts")
         self.ended[fact.job] = fact
         del self.jobs[fact.job]
+        self.hopeless.pop(fact.job, None)
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""

@@ -63,6 +63,7 @@ class People:
         self._admin_keys = 0
         self._changes: deque[tuple[str, bytes]] = deque()
         self._drained: dict[str, None] = {}
+        self._given_up: dict[str, None] = {}
         self._pace = rng.choice((300 * MILLISECOND, SECOND, 3 * SECOND))
         self._inboxes: dict[str, Submission] = {}
         for vc in VCS:
@@ -203,6 +204,14 @@ class People:
         headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
         self.cancels += 1
         self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
+
+    def give_up(self, job: str, vc: str) -> None:
+        """Cancel a job that is told to fit no cell, once."""
+        if job not in self._given_up:
+            self._given_up[job] = None
+            headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
+            raw = codec.encode({"job": job})
+            self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
 
     def _drain(self) -> None:
         node = self._rng.choice(self._nodes)

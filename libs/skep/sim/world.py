@@ -232,6 +232,8 @@ class World:
                 return f"{job} has no verdict"
         for job, answer in answers.items():
             if isinstance(answer, Admitted) and job not in ended:
+                for each in watch.allocator.hopeless:
+                    self.people.give_up(each, watch.allocator.jobs[each].spec.vc)
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"

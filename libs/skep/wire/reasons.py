@@ -29,6 +29,11 @@ class Reason(StrEnum):
     NODE_TOO_SMALL = "node-too-small"
     UNKNOWN_NODE = "unknown-node"
     REPEATED = "repeated"
+    TYPE_NOT_OWNED = "type-not-owned"
+    CELL_TOO_SMALL = "cell-too-small"
+    WITHIN_TOO_SMALL = "within-too-small"
+    CELLS_DO_NOT_PACK = "cells-do-not-pack"
+    PIN_NEEDS_GUARANTEE = "pin-needs-guarantee"
 
     # What is wrong with a cluster file.
     UNKNOWN_CHAIN = "unknown-chain"
@@ -56,6 +61,9 @@ class Reason(StrEnum):
     WAITS_FOR_VICTIMS = "waits-for-victims"
     WAITS_FOR_PORT = "waits-for-port"
     WAITS_FOR_CELLS = "waits-for-cells"
+    WAITS_FOR_REPAIR = "waits-for-repair"
+    WAITS_FOR_AFFINITY = "waits-for-affinity"
+    FITS_NO_CELL = "fits-no-cell"
 
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
@@ -103,6 +111,11 @@ TEXT: dict[Reason, str] = {
     Reason.TOO_MANY_GPUS: "the job needs more GPUs than the cluster has",
     Reason.NODE_TOO_SMALL: "no node is large enough for one worker (or for a gang tied to one)",
     Reason.UNKNOWN_NODE: "no such node",
+    Reason.TYPE_NOT_OWNED: "the virtual cluster owns no cells with GPUs of this type",
+    Reason.CELL_TOO_SMALL: "no cell of the virtual cluster holds one worker",
+    Reason.WITHIN_TOO_SMALL: "no cell of that level in the virtual cluster holds the whole gang",
+    Reason.CELLS_DO_NOT_PACK: "the workers do not fit the virtual cluster's cells, however placed",
+    Reason.PIN_NEEDS_GUARANTEE: "only guaranteed jobs are placed in pinned cells",
     Reason.REPEATED: "the same idempotency key was used before: it is the same job",
     Reason.UNKNOWN_CHAIN: "no such chain of cells",
     Reason.UNKNOWN_LEVEL: "the chain has no such level",
@@ -126,6 +139,9 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
     Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",
     Reason.WAITS_FOR_CELLS: "its virtual cluster's cells are in use, or bad",
+    Reason.WAITS_FOR_REPAIR: "bad hardware that its virtual cluster has to bear is in the way",
+    Reason.WAITS_FOR_AFFINITY: "enough GPUs are idle, but not close enough to one another",
+    Reason.FITS_NO_CELL: "no cell could hold it even if nothing else ran: change one or the other",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",

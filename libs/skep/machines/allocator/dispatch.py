@@ -10,6 +10,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from skep.cells.nodes import Attempt, NodeState
+from skep.cells.state import Cells
 from skep.machines.allocator import cellwork
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.base import Send
@@ -80,6 +81,8 @@ class Soft:
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.vacant: Cells | None = None
+        """The cells with nothing on them, for telling what can never be placed on them."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 

@@ -53,10 +53,11 @@ class JobKept(msgspec.Struct, frozen=True, tag="job-kept"):
     job: JobState
 
 
-class PlacedKept(msgspec.Struct, frozen=True, tag="placed-kept"):
-    """The jobs that hold or claim GPUs, in the order in which they began to. Comes last."""
+class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
+    """The jobs that hold or claim GPUs or are parked, in the order in which they began. Comes last."""
 
     jobs: tuple[str, ...]
+    parked: tuple[str, ...]
     reserved: tuple[str, ...]
     borrowed: tuple[str, ...]
 
@@ -78,7 +79,9 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         yield _node(node)
     for job in machine.jobs.values():
         yield JobKept(job)
-    yield PlacedKept(tuple(machine.placed), tuple(machine.reserved), tuple(machine.borrowed))
+    yield PlacedKept(jobs=tuple(machine.placed), parked=tuple(machine.parked),
+                     reserved=tuple(machine.reserved),
+                     borrowed=tuple(machine.borrowed))  # fmt: skip
 
 
 def _node(node: NodeState) -> NodeKept:
@@ -110,10 +113,11 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
         case JobKept():
             job = kept.job
             machine.jobs[job.job] = job
-            if job.state is State.QUEUED:
+            if job.state is State.QUEUED and not job.hopeless:
                 machine.queue(job).add(job.entry)
         case PlacedKept():
             machine.placed = {name: machine.jobs[name] for name in kept.jobs}
+            machine.parked = {name: machine.jobs[name] for name in kept.parked}
             machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
             machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
 

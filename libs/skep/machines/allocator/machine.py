@@ -86,6 +86,8 @@ class AllocatorMachine:
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
         """The jobs that hold GPUs: every one that is neither queued nor has a reservation."""
+        self.parked: dict[str, JobState] = {}
+        """Queued jobs that no cell can hold as things are: they hold up nobody behind them."""
         self.reserved: dict[str, JobState] = {}
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}
@@ -266,7 +268,7 @@ class AllocatorMachine:
             case JobQueued():
                 self._apply_queued(fact)
             case JobWaits():
-                self.jobs[fact.job].waits = fact.why, fact.needs
+                self._apply_waits(fact)
             case JobBound():
                 self._apply_bound(fact)
             case MemberRan():
@@ -308,7 +310,13 @@ class AllocatorMachine:
 
     def _apply_cells(self, fact: CellsSet) -> None:
         self.asked = fact.asked
+        for parked in self.parked.values():
+            parked.waits = None
+            self.queue(parked).add(parked.entry)
+        self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
+        for name, node, device in self._uncovered():
+            self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
             if job is not None and change.fate == "released":
@@ -318,6 +326,17 @@ class AllocatorMachine:
             elif job is not None:
                 self._note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
+
+    def _uncovered(self) -> list[tuple[str, str, int]]:
+        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+        cells = self.cells
+        return [
+            (name, node.joined.node, device)
+            for node in self.nodes.values()
+            for attempt, holding in node.holdings.items()
+            for device in holding.devices
+            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
+        ]
 
     def _note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -395,6 +414,13 @@ class AllocatorMachine:
         """Return the queue of a VC and service class."""
         return self.queues.setdefault((vc, opportunistic), JobQueue())
 
+    def _apply_waits(self, fact: JobWaits) -> None:
+        job = self.jobs[fact.job]
+        job.waits = fact.why, fact.needs
+        if job.hopeless and job.job not in self.parked:
+            self.queue(job).remove(job.entry)
+            self.parked[job.job] = job
+
     def _apply_bound(self, fact: JobBound) -> None:
         job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
         if self.reserved.pop(fact.job, None) is None:
@@ -465,7 +491,8 @@ class AllocatorMachine:
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         if job.state is State.QUEUED:
-            self.queue(job).remove(job.entry)
+            if self.parked.pop(fact.job, None) is None:
+                self.queue(job).remove(job.entry)
         else:
             del self.placed[job.job]
             self.borrowed.pop(job.job, None)
@@ -492,6 +519,10 @@ class AllocatorMachine:
         wanted = job.spec.resources
         kinds = wanted.gpu_type or "any type"
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
+        if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
+            self.soft.vacant = Cells(self.cells.cluster)
+        if self.soft.vacant.place(asked) is None:
+            return Reason.FITS_NO_CELL, needs
         if asked.priority == OPPORTUNISTIC:
             return Reason.WAITS_FOR_GPUS, needs
         return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
@@ -506,8 +537,8 @@ class AllocatorMachine:
             assert idle == (job.job not in self.placed), job
             assert (job.state is State.RESERVED) == (job.job in self.reserved), job
             if job.state is State.QUEUED:
-                assert self.queue(job).holds(job.entry), job
-                waiting += 1
+                assert self.queue(job).holds(job.entry) != (job.job in self.parked), job
+                waiting += job.job not in self.parked
             if idle:
                 continue
             assert not job.over, f"{job.job}: an attempt that is over was not judged"
@@ -522,7 +553,8 @@ class AllocatorMachine:
                 assert attempt in node.holdings, (name, attempt)
         held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) == held_by | claims
+        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
+        assert not self._uncovered()
         for chain in self.cells.chains.values():
             safe(chain)
 

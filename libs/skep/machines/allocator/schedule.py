@@ -131,8 +131,10 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant) -> bool:
         spare = cellwork.request(job, attempt, guaranteed=False)
         where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
     if where is None:
-        soft.failed[job.queue] = tried
         _wait(machine, job, *machine.why_not(job, asked))
+        if job.hopeless:
+            return True
+        soft.failed[job.queue] = tried
         return False
     made = cellwork.members(machine, where)
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES

@@ -1,0 +1,225 @@
+"""Requests that no cell can ever serve, told at once with what would fit.
+
+Judged by the cluster file alone, as if every GPU were healthy and nothing else ran. Costs what the
+VC's quota has lines, not what the cluster has nodes. A gang of many unequal workers is given the
+benefit of the doubt: it is refused only where trying every packing is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from skep.cells.holds import Request
+from skep.cells.levels import cells_by_level, gpus_by_level, level_names, node_level
+from skep.cells.pack import Bin, fits
+from skep.wire.cluster import Chain, Cluster
+from skep.wire.parse import nearest
+from skep.wire.reasons import Reason
+
+NAMES_MAX = 8
+"""Names of types or levels that a sentence lists."""
+
+
+class Refusal(NamedTuple):
+    """Why a request can never be served, and what to ask for instead."""
+
+    reason: Reason
+    text: str
+    suggestion: str = ""
+
+
+class View(NamedTuple):
+    """What somebody may use of a chain: so many cells of each level (0 is one GPU)."""
+
+    owner: str
+    name: str
+    chain: Chain
+    cells: tuple[int, ...]
+
+    @property
+    def node_gpus(self) -> int:
+        """Return the GPUs of one node."""
+        return gpus_by_level(self.chain)[node_level(self.chain)]
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of all cells."""
+        sizes = gpus_by_level(self.chain)
+        return sum(count * size for count, size in zip(self.cells, sizes, strict=True))
+
+    def rooms(self, within: int | None = None) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Yield (level, [(GPUs, how many)]): the nodes that workers may be spread over, in each way.
+
+        With `within` one way for each kind of cell of at most that level, else one way in all.
+        """
+        sizes, node = gpus_by_level(self.chain), node_level(self.chain)
+        everything: list[tuple[int, int]] = []
+        highest = 0
+        for level, count in enumerate(self.cells):
+            if not count:
+                continue
+            bound = level if within is None else min(level, within)
+            lower = min(bound, node)
+            each = sizes[bound] // sizes[lower]
+            if within is not None:
+                yield bound, [(sizes[lower], each)]
+            everything.append((sizes[lower], each * count))
+            highest = level
+        if within is None and everything:
+            yield highest, everything
+
+
+def impossible(cluster: Cluster, request: Request) -> Refusal | None:
+    """Return why a request can never be served, or None if it can.
+
+    Of several chains that the job might use the one tells that comes closest.
+    """
+    if request.vc not in cluster.vcs:
+        return Refusal(Reason.UNKNOWN_VC, f"there is no virtual cluster `{request.vc}`",
+                       nearest(request.vc, sorted(cluster.vcs)))  # fmt: skip
+    types = list(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
+    if request.gpu and not request.pin and request.gpu not in types:
+        return Refusal(Reason.NO_SUCH_GPU_TYPE, f"no chain has GPUs of the type `{request.gpu}`",
+                       nearest(request.gpu, types) or _listed("the types are", types))  # fmt: skip
+    if request.pin and not request.guaranteed:
+        return Refusal(Reason.PIN_NEEDS_GUARANTEE,
+                       f"`{request.pin}` is a pinned cell: opportunistic jobs run anywhere",
+                       "leave the pinned cell out, or make the job guaranteed")  # fmt: skip
+    pinned = cluster.vcs[request.vc].pinned
+    if request.pin and request.pin not in pinned:
+        return Refusal(Reason.UNKNOWN_PIN, f"{request.vc} owns no pinned cell `{request.pin}`",
+                       nearest(request.pin, list(pinned))
+                       or _listed("its pinned cells are", list(pinned)))  # fmt: skip
+    views = list(_views(cluster, request))
+    if not views:
+        return _owns_none(cluster, request)
+    if request.within and all(request.within not in level_names(view.chain) for view in views):
+        levels = list(dict.fromkeys(name for view in views for name in level_names(view.chain)))
+        return Refusal(Reason.UNKNOWN_LEVEL, f"no cell has the level `{request.within}`",
+                       nearest(request.within, levels)
+                       or _listed("the levels are", levels))  # fmt: skip
+    refusals = [_judge(view, request) for view in views]
+    if any(refusal is None for refusal in refusals):
+        return None
+    return max((each for each in refusals if each is not None), key=lambda each: each[0])[1]
+
+
+def _views(cluster: Cluster, request: Request) -> Iterator[View]:
+    """Yield what the request may use, chain by chain."""
+    if request.pin:
+        pin = cluster.pins[request.pin]
+        chain = cluster.chains[pin.chain]
+        cells = tuple(int(name == pin.level) for name in level_names(chain))
+        yield View(f"the pinned cell {request.pin}", pin.chain, chain, cells)
+        return
+    for name, chain in cluster.chains.items():
+        if request.gpu not in ("", chain.gpu):
+            continue
+        if not request.guaranteed:
+            top = (0,) * len(chain.levels)
+            yield View("the cluster", name, chain, (*top, cells_by_level(chain)[-1]))
+            continue
+        counts = dict.fromkeys(level_names(chain), 0)
+        for quota in cluster.vcs[request.vc].cells:
+            if quota.chain == name:
+                counts[quota.level] += quota.count
+        if any(counts.values()):
+            yield View(request.vc, name, chain, tuple(counts.values()))
+
+
+def _owns_none(cluster: Cluster, request: Request) -> Refusal:
+    quotas = cluster.vcs[request.vc].cells
+    owned = list(dict.fromkeys(cluster.chains[quota.chain].gpu for quota in quotas if quota.count))
+    if request.gpu and owned:
+        return Refusal(Reason.TYPE_NOT_OWNED, f"{request.vc} owns no cells of `{request.gpu}`",
+                       _listed("it owns", owned) + ", or ask for an opportunistic run")  # fmt: skip
+    text = f"{request.vc} owns no cells" + (f" of `{request.gpu}`" if request.gpu else "")
+    return Refusal(Reason.QUOTA_TOO_SMALL, text, "ask for an opportunistic run")
+
+
+def _judge(view: View, request: Request) -> tuple[tuple[int, int], Refusal] | None:
+    """Return how close a chain came, and why it cannot serve the request; or None if it can."""
+    sizes = sorted(request.sizes, reverse=True)
+    of = f"{view.owner} for {view.chain.gpu}"
+    if sizes[0] > view.node_gpus:
+        text = f"a worker needs {sizes[0]} GPUs, and a node of {view.name} has {view.node_gpus}"
+        hint = f"ask for at most {view.node_gpus} GPUs per worker, and more workers"
+        return (0, view.node_gpus), Refusal(Reason.NODE_TOO_SMALL, text, hint)
+    largest = _largest(view)
+    room = gpus_by_level(view.chain)[largest]
+    if sizes[0] > room:
+        text = (f"a worker needs {sizes[0]} GPUs; largest cell of {of}: "
+                f"{level_names(view.chain)[largest]}, {_gpus(room)}")  # fmt: skip
+        hint = f"ask for at most {_gpus(room)} per worker"
+        return (1, room), Refusal(Reason.CELL_TOO_SMALL, text, hint)
+    if sum(sizes) > view.gpus:
+        reason = Reason.QUOTA_TOO_SMALL if request.guaranteed else Reason.TOO_MANY_GPUS
+        text = f"the gang needs {sum(sizes)} GPUs, and {of} has {view.gpus}"
+        return (2, view.gpus), Refusal(reason, text, f"ask for at most {_gpus(view.gpus)} in all")
+    if request.hard and request.within:
+        return _judge_within(view, request, sizes)
+    for _, rooms in view.rooms():
+        if not _room_for(rooms, sizes):
+            return (4, 0), Refusal(Reason.CELLS_DO_NOT_PACK, _packing(of, rooms, sizes), PACK_HINT)
+    return None
+
+
+PACK_HINT = "ask for smaller workers, so that they fill cells"
+
+
+def _judge_within(
+    view: View, request: Request, sizes: list[int]
+) -> tuple[tuple[int, int], Refusal] | None:
+    names, gpus = level_names(view.chain), gpus_by_level(view.chain)
+    if request.within not in names:
+        text = f"{view.name} has no level `{request.within}`"
+        return (3, 0), Refusal(Reason.UNKNOWN_LEVEL, text, _listed("its levels are", list(names)))
+    best = -1
+    for level, rooms in view.rooms(names.index(request.within)):
+        if _room_for(rooms, sizes):
+            return None
+        best = max(best, level)
+    text = (f"{sum(sizes)} GPUs in one {request.within}: the largest that {view.owner} owns is "
+            f"{names[best]}, {_gpus(gpus[best])}")  # fmt: skip
+    if gpus[best] >= sum(sizes):
+        text += f", whose nodes do not hold workers of {', '.join(map(str, _distinct(sizes)))} GPUs"
+        return (3, gpus[best]), Refusal(Reason.WITHIN_TOO_SMALL, text, PACK_HINT)
+    hint = f"ask for at most {_gpus(gpus[best])} in all, a wider level, or make the wish soft"
+    return (3, gpus[best]), Refusal(Reason.WITHIN_TOO_SMALL, text, hint)
+
+
+def _room_for(rooms: list[tuple[int, int]], sizes: Sequence[int]) -> bool:
+    """Return whether workers fit (or may fit, where trying every way would take long)."""
+    if sizes[0] == sizes[-1]:
+        return sum(count * (room // sizes[0]) for room, count in rooms) >= len(sizes)
+    # No more nodes of one kind than workers are of use.
+    bins = [Bin(room) for room, count in rooms for _ in range(min(count, len(sizes)))]
+    return fits(bins, sizes) is not False
+
+
+def _largest(view: View) -> int:
+    """Return the largest level on which one worker can lie."""
+    node = node_level(view.chain)
+    return max(min(level, node) for level, count in enumerate(view.cells) if count)
+
+
+def _packing(of: str, rooms: list[tuple[int, int]], sizes: Sequence[int]) -> str:
+    wanted = ", ".join(f"{sizes.count(each)} x {each}" for each in _distinct(sizes))
+    owned = ", ".join(f"{count} x {room}" for room, count in sorted(rooms, reverse=True))
+    return f"workers of {wanted} GPUs do not fit what {of} consists of: {owned} GPUs"
+
+
+def _distinct(sizes: Sequence[int]) -> list[int]:
+    return list(dict.fromkeys(sizes))
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" + ("" if count == 1 else "s")
+
+
+def _listed(lead: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(f"`{name}`" for name in names[:NAMES_MAX])
+    return f"{lead} {shown}" + (" ..." if len(names) > NAMES_MAX else "")

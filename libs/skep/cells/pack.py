@@ -1,0 +1,89 @@
+"""Which worker goes on which node, tried out: for gangs of unequal workers where greed fails.
+
+Largest workers first onto the roomiest nodes is right for equal workers, and misses some packings
+of unequal ones: 3, 2 and 2 GPUs on nodes with 4 and 3. Trying is exponential, so it is bounded; the
+bound is beyond what gangs of a dozen workers need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+STEPS = 4096
+"""Bins looked at before a packing is given up: some milliseconds."""
+
+WORKERS_MAX = 64
+"""Workers of a gang that every packing is tried for."""
+
+
+class Bin(NamedTuple):
+    """Room for workers: GPUs, and the node whose other resources they share."""
+
+    room: int
+    node: str = ""
+    most: int | None = None
+    """How many workers the node has other resources for; None if that limits nothing."""
+
+
+def pack(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
+    """Return for each bin the workers (of descending sizes) it gets, or None if none is found."""
+    if len(sizes) > WORKERS_MAX or sum(each.room for each in bins) < sum(sizes):
+        return None
+    trial = _Trial(bins, sizes)
+    return trial.got if trial.place(0, 0) else None
+
+
+def fits(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
+    """Return whether workers (of descending sizes) fit, or None if trying all ways takes too long."""
+    if len(sizes) > WORKERS_MAX:
+        return None if sum(each.room for each in bins) >= sum(sizes) else False
+    trial = _Trial(bins, sizes)
+    found = trial.place(0, 0)
+    return None if trial.steps > STEPS and not found else found
+
+
+class _Trial:
+    def __init__(self, bins: Sequence[Bin], sizes: Sequence[int]) -> None:
+        self.bins, self.sizes = bins, sizes
+        # The tightest first: what is left of a bin is then large or of no use to anyone.
+        self.order = sorted(range(len(bins)), key=lambda each: bins[each].room)
+        self.room = [each.room for each in bins]
+        self.most = {each.node: each.most for each in bins}
+        self.got: list[list[int]] = [[] for _ in bins]
+        self.steps = 0
+
+    def place(self, worker: int, begin: int) -> bool:
+        """Place this worker and those after it; one of the same size goes no further forward."""
+        if worker == len(self.sizes):
+            return True
+        gpus, seen = self.sizes[worker], dict[tuple[int, str], None]()
+        for position in range(begin, len(self.order)):
+            self.steps += 1
+            if self.steps > STEPS:
+                return False
+            each = self.order[position]
+            node = self.bins[each].node
+            most = self.most[node]
+            # Two bins with the same room are alike, unless what else the node has is limited.
+            alike = (self.room[each], "" if most is None else node)
+            if self.room[each] < gpus or most == 0 or alike in seen:
+                continue
+            seen[alike] = None
+            self._move(each, gpus, 1)
+            equal = worker + 1 < len(self.sizes) and self.sizes[worker + 1] == gpus
+            if self.place(worker + 1, position if equal else 0):
+                return True
+            self._move(each, gpus, -1)
+        return False
+
+    def _move(self, each: int, gpus: int, sign: int) -> None:
+        self.room[each] -= sign * gpus
+        node = self.bins[each].node
+        most = self.most[node]
+        if most is not None:
+            self.most[node] = most - sign
+        if sign > 0:
+            self.got[each].append(gpus)
+        else:
+            self.got[each].pop()

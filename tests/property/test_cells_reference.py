@@ -1,0 +1,63 @@
+"""Placement beside brute force: what a request is entitled to it gets, and nothing beyond safety."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from skep.cells.explain import waits
+from skep.cells.holds import Request
+from skep.cells.legal import impossible
+from skep.wire.reasons import Reason
+from tests.property import cells_reference
+from tests.property.cells_histories import History
+
+LEAVES = 12
+EVENTS = 60
+SEEDS = 120
+PARTS = 4
+
+
+class Judged(History):
+    """A history on a few GPUs, every decision of which is compared with the reference."""
+
+    def attempt(self, request: Request) -> bool:
+        found = self.cells.place(request, self.loss)
+        if not request.guaranteed:
+            idle = cells_reference.idle_for(self.cells, request)
+            assert (found is not None) is idle, f"{request}: {found}, and idle GPUs for it: {idle}"
+            self.stats[f"idle: {idle}"] += 1
+        elif cells_reference.must_grant(self.cells, request):
+            assert found is not None, f"{request} is entitled to a placement, and gets none"
+            self.stats["entitled"] += 1
+        elif found is not None and not found.demoted:
+            assert cells_reference.may_grant(self.cells, request), f"{request}: {found}"
+            self.stats["granted on what is left of bad cells"] += 1
+        elif found is None:
+            self.stats["not entitled"] += 1
+        if found is None:
+            why = waits(self.cells, request)
+            assert why.reason is not Reason.WAITS_FOR_NODES, f"{request}: {why}"
+            never = impossible(self.cells.cluster, request)
+            assert (why.reason is Reason.FITS_NO_CELL) is (never is not None), f"{request}: {why}"
+            self.stats[why.reason] += 1
+        return super().attempt(request)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_placement_is_what_brute_force_finds(part: int) -> None:
+    stats: Counter[str] = Counter()
+    for seed in range(part, SEEDS, PARTS):
+        try:
+            stats += Judged(seed, leaves=LEAVES).run(EVENTS)
+        except Exception as error:
+            error.add_note(f"python -m scripts.cell_histories --reference --seed {seed}")
+            raise
+    assert stats["entitled"] > 100
+    assert stats["not entitled"] > 100
+    for reason in (Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY, Reason.WAITS_FOR_CELLS,
+                   Reason.WAITS_FOR_GPUS, Reason.FITS_NO_CELL):  # fmt: skip
+        assert stats[reason], reason
+    assert stats["idle: True"] > 50
+    assert stats["idle: False"] > 50
