@@ -524,4 +524,6 @@ class Fold:
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         job.trace, job.spec_whole = trace, True
         job.pinned, job.demotable = spec.resources.pinned, spec.demotable
+        if spec.resources.topology is not None:
+            job.within, job.hard = spec.resources.topology.within, spec.resources.topology.hard
         self._specs[job.sequence] = codec.encode(spec)

@@ -183,7 +183,7 @@ class Holdings:
                 cells.stray(_name(*name), *gpu)
         if not spots:
             return None
-        hold = Hold(_request(job, name[1]), Placement(chain, tuple(spots)))
+        hold = Hold(request_of(job, name[1]), Placement(chain, tuple(spots)))
         if not all(spot.level for spot in spots):
             hold.priority = OPPORTUNISTIC
         return hold
@@ -201,7 +201,7 @@ class Holdings:
                 chain = next(home[0] for home in homes if home is not None)
                 spots = tuple(Spot(tuple(home[1] for home in each if home is not None), level)
                               for level, each in found)  # fmt: skip
-                request = _request(job, job.row.attempt + 1)
+                request = request_of(job, job.row.attempt + 1)
                 yield Hold(request, Placement(chain, spots), claims=True)
 
 
@@ -214,11 +214,22 @@ def job_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _request(job: Job, attempt: int) -> Request:
+def request_of(job: Job, attempt: int) -> Request:
+    """Return what an attempt of a job asks of the cells."""
     row = job.row
     guaranteed = row.service_class == GUARANTEED_CLASS
-    return Request(_name(row.job, attempt), row.vc, row.priority if guaranteed else OPPORTUNISTIC,
-                   (), pin=job.pinned if guaranteed else "", lazy=job.demotable)  # fmt: skip
+    workers = max(1, row.workers)
+    return Request(
+        job=_name(row.job, attempt),
+        vc=row.vc,
+        priority=row.priority if guaranteed else OPPORTUNISTIC,
+        members=((workers, row.gpus // workers),),
+        gpu=row.gpu_type or "",
+        pin=job.pinned if guaranteed else "",
+        within=job.within,
+        hard=job.hard,
+        lazy=job.demotable,
+    )
 
 
 def _fits(cells: Cells, hold: Hold) -> bool:

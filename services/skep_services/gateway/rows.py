@@ -138,6 +138,9 @@ class Job(msgspec.Struct, kw_only=True):
     """The stored spec is the admitted one, not the one that was published."""
     pinned: str = ""
     """The pinned cell it asked for."""
+    within: str = ""
+    """The level of the cell its workers should share; `hard`: must."""
+    hard: bool = False
     demotable: bool = False
     claims: tuple[Member, ...] = ()
     """What is reserved for it while others still use some of it."""

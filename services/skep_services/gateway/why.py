@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from skep.cells.explain import waits
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.holdings import GUARANTEED_CLASS
+from skep_services.gateway.holdings import GUARANTEED_CLASS, request_of
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Node, Row, State
 from skep_services.gateway.views import free_gpus
 
+FOR_CELLS = (Reason.WAITS_FOR_CELLS, Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY,
+             Reason.FITS_NO_CELL)  # fmt: skip
+"""What a job's VC, and what is in its cells, explain."""
+ATTEMPT = re.compile(r"\b(j\d+)\.\d+\b")
+"""Cells know attempts (`j3.2`), people know jobs."""
 CELLS_NAMED = 8
 """Cells of a VC that are named with who is inside; with more it says how many."""
 JOBS_NAMED = 4
@@ -76,24 +83,23 @@ def _queued(
 
 
 def _head(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
-    """Explain a job that is next in its queue; follow one step to the job it waits behind."""
+    """Explain a job that is next in its queue."""
     row = job.row
-    if row.why == Reason.WAITS_BEHIND and not row.needs:
+    if row.why == Reason.WAITS_BEHIND:
         text = "it is next; the allocator has not looked at it yet"
         return [{"reason": Reason.WAITS_BEHIND.value, "text": text, "needs": ""}], []
     reasons = [_reason(row.why, row.needs or job.detail)]
-    if row.why == Reason.WAITS_FOR_CELLS:
+    if row.why in FOR_CELLS:
+        reasons = [_reason(*_for_cells(job, fold))]
         reasons += [_said("cells", text) for text in _cells_in_use(job, fold)]
-    blocker = fold.active.get(row.needs)
-    if row.why == Reason.WAITS_BEHIND and blocker is not None:
-        other = _reason(blocker.row.why, blocker.row.needs)
-        reasons.append({**other, "text": f"{blocker.row.job}: {other['text']}"})
-        return reasons, [f"{row.needs} starts or is cancelled", *_changes(blocker, fold)]
     return reasons, _changes(job, fold)
 
 
 def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
-    """Return the jobs of the same queue (VC and service class) that start before this one."""
+    """Return the jobs of the same queue (VC and service class) that start before this one.
+
+    Those that no cell can hold wait for other cells, and nobody waits for them.
+    """
     order = _order(turns)
     row, mine = job.row, order(job)
     return [
@@ -102,6 +108,7 @@ def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
         if other.row.state is State.QUEUED
         and other.row.vc == row.vc
         and other.row.service_class == row.service_class
+        and other.row.why != Reason.FITS_NO_CELL
         and order(other) < mine
     ]
 
@@ -119,9 +126,15 @@ def _order(turns: dict[str, int]) -> Any:
 def _changes(job: Job, fold: Fold) -> list[str]:
     """Return what would let the job at the head of a queue start."""
     row = job.row
-    match row.why:
-        case Reason.WAITS_FOR_CELLS:
+    why = _for_cells(job, fold)[0] if row.why in FOR_CELLS else row.why
+    match why:
+        case Reason.WAITS_FOR_CELLS | Reason.WAITS_FOR_REPAIR | Reason.WAITS_FOR_AFFINITY:
             return _cell_changes(job, fold)
+        case Reason.FITS_NO_CELL:
+            return [
+                f"VC {row.vc} owns cells that hold it",
+                "it asks for less, and is submitted again",
+            ]
         case Reason.WAITS_FOR_GPUS:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
@@ -134,6 +147,12 @@ def _changes(job: Job, fold: Fold) -> list[str]:
                     if victim is not None and victim.row.state in PLACED]  # fmt: skip
         case _:
             return []
+
+
+def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
+    """Return why its cells do not serve it as they are by now, and what it waits for."""
+    why = waits(fold.holdings.cells(), request_of(job, job.row.attempt + 1))
+    return why.reason, ATTEMPT.sub(r"\1", why.text)
 
 
 def _cells_in_use(job: Job, fold: Fold) -> list[str]:
@@ -183,7 +202,8 @@ def _cell_changes(job: Job, fold: Fold) -> list[str]:
     changes = _endings(holders, max(1, missing))
     changes += [_return_of(node) for node in _away(fold)]
     if missing > 0:
-        changes.append(f"cells of {missing} more GPUs for VC {row.vc}")
+        more = "1 more GPU" if missing == 1 else f"{missing} more GPUs"
+        changes.append(f"cells of {more} for VC {row.vc}")
     return [*changes, "submitted as opportunistic, it could use GPUs that are idle"]
 
 
