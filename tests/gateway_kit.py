@@ -340,8 +340,8 @@ class House:
             await indexer.settle()
 
     async def with_nodes(self, nodes: int = 2, gpus: int = 2) -> None:
-        """Give the cluster two tenants and some nodes."""
-        self.cluster.set_vcs(nlp=8, vision=8)
+        """Give the cluster two tenants and some nodes, all of which nlp owns."""
+        self.cluster.set_vcs(nlp=nodes * gpus, vision=0)
         for number in range(1, nodes + 1):
             self.cluster.join(joined(f"node-{number}", gpus))
         await self.caught_up()

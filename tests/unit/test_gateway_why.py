@@ -415,7 +415,25 @@ def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:
     cluster.submit(spec(vc="vision"))
     more = {"weight": 1.0, "jobs_max": 1_000_000}
     assert vcs_view(cluster.fold, "") == [
-        {"vc": "nlp", "gpus": 3, **more, "used": 2, "borrowed": 1, "running": 2, "queued": 1},
-        {"vc": "vision", "gpus": 1, **more, "used": 1, "borrowed": 0, "running": 1, "queued": 0},
+        {
+            "vc": "nlp",
+            "gpus": 3,
+            "asked": 3,
+            **more,
+            "used": 2,
+            "borrowed": 1,
+            "running": 2,
+            "queued": 1,
+        },
+        {
+            "vc": "vision",
+            "gpus": 1,
+            "asked": 1,
+            **more,
+            "used": 1,
+            "borrowed": 0,
+            "running": 1,
+            "queued": 0,
+        },
     ]
     assert [row["vc"] for row in vcs_view(cluster.fold, "vision")] == ["vision"]

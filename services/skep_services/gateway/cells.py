@@ -126,7 +126,8 @@ def _shown(owner: str, vc: str, text: str) -> str:
 def vcs_view(fold: Fold, vc: str) -> list[Plain]:
     """Return tenants by name: what they own, what they use.
 
-    `used` counts GPUs in the VC's own cells, `borrowed` those its jobs use opportunistically.
+    `gpus` are those of its cells, `asked` as many as were asked for: more than that while too few
+    nodes have joined. `used` are in its own cells, `borrowed` its jobs use opportunistically.
     """
     cluster = fold.clusters.resolved
     counts = {name: {"used": 0, "borrowed": 0, "running": 0, "queued": 0} for name in cluster.vcs}
@@ -144,6 +145,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
         {
             "vc": name,
             "gpus": gpus_owned(cluster, name),
+            "asked": gpus_owned(fold.clusters.asked, name),
             "weight": config.weight,
             "jobs_max": config.jobs_max,
             **counts[name],

@@ -20,6 +20,8 @@ CELLS_MAX = 64
 WIDTH = 1200
 EDGE = 16
 SIDE, GAP, PAD, LABEL = 14, 2, 4, 15
+NODE_WIDTH = 136
+"""What a node's name and the jobs on it need."""
 BAR_WIDTH, BAR_HEIGHT = 640, 16
 CHARACTER = 5.6
 """Pixels of a character of a label, about."""
@@ -97,8 +99,9 @@ class _Chain:
         rows = -(-fan // columns)
         head = LABEL if level >= self.node else 0
         self.columns.append(columns)
+        least = NODE_WIDTH if level == self.node else 0
         self.box.append((
-            columns * (width + GAP) - GAP + 2 * PAD,
+            max(least, columns * (width + GAP) - GAP + 2 * PAD),
             rows * (height + GAP) - GAP + 2 * PAD + head,
         ))  # fmt: skip
 
