@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from skep.cells.check import check as check_cells
+from skep.cells.propose import resolve
 from skep.cells.state import Cells
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
@@ -15,10 +16,18 @@ from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
 from skep.machines.base import Effect, Machine, Record, Restarted, Tick
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
-from skep.wire.facts import Admitted, CancelAsked, EpochBegan, Member, NodeAdded
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    CellsSet,
+    EpochBegan,
+    JobFate,
+    Member,
+    NodeAdded,
+)
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
@@ -133,6 +142,12 @@ def member(node: str, *devices: tuple[int, ...], first_rank: int = 0,
 def vcs(**gpus: int) -> dict[str, VirtualCluster]:
     """Return virtual clusters by name and quota."""
     return {name: VirtualCluster(gpus=count) for name, count in gpus.items()}
+
+
+def cells_set(*inventory: NodeJoined, fates: tuple[JobFate, ...] = (), **gpus: int) -> CellsSet:
+    """Return the fact of the cells that nodes which joined in this order make up for tenants."""
+    asked = Cluster(vcs=vcs(**(gpus or {"nlp": 1000})))
+    return CellsSet(cluster=resolve(asked, inventory), asked=asked, fates=fates)
 
 
 # --- commands -----------------------------------------------------------------------------------

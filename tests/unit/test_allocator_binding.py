@@ -33,6 +33,7 @@ from tests.kit import (
     allocator,
     at,
     bind,
+    cells_set,
     exited,
     facts_of,
     heartbeat,
@@ -83,11 +84,12 @@ def test_a_job_is_queued_bound_and_told_to_its_agent() -> None:
                 job="j1",
                 attempt=1,
                 order=1,
-                members=(member("node-1", (0,)),),
+                members=(member("node-1", (0,), levels=(3,)),),
                 master_port=20000,
                 why=ONE,
                 at=at(3),
                 trace=TRACE,
+                chain="cpux4",
             )
         ),
         Send("skep.v1.cmd.node-1", bind(trace=TRACE), {"traceparent": TRACE}),
@@ -96,7 +98,7 @@ def test_a_job_is_queued_bound_and_told_to_its_agent() -> None:
 
 
 def test_a_gang_over_two_nodes_meets_at_its_first() -> None:
-    decide = allocator(joined("node-1", 2), joined("node-2", 4))
+    decide = allocator(joined("node-1"), joined("node-2"))
     job: dict[str, Any] = {
         "gpus": 2,
         "workers": 3,
@@ -106,23 +108,24 @@ def test_a_gang_over_two_nodes_meets_at_its_first() -> None:
         "env": {"A": "1"},
         "workdir": "/data",
     }
-    big, small = member("node-2", (0, 1), (2, 3)), member("node-1", (0, 1), first_rank=2)
+    whole = member("node-1", (0, 1), (2, 3), levels=(3, 3))
+    half = member("node-2", (0, 1), first_rank=2, levels=(3,))
     told: dict[str, Any] = {
         "name": "gang",
         "argv": (AGENT_PYTHON, "-m", "skep_job", "train.py", "-x"),
         "world": 3,
         "nodes": 2,
-        "master_address": "10.0.0.2",
+        "master_address": "10.0.0.1",
         "env": {"A": "1"},
         "workdir": "/data",
     }
     assert decide(admitted(1, **job), 3) == [
         Record(queued(1, **job)),
-        Record(JobBound(job="j1", attempt=1, order=1, members=(big, small), master_port=20000,
-                        why=FEWEST, at=at(3))),
-        Send("skep.v1.cmd.node-2", bind(node="node-2", ranks=plans((0, 1), (2, 3)), **told)),
-        Send("skep.v1.cmd.node-1",
-             bind(node="node-1", node_rank=1, ranks=plans((0, 1), first_rank=2), **told)),
+        Record(JobBound(job="j1", attempt=1, order=1, members=(whole, half), master_port=20000,
+                        why=FEWEST, at=at(3), chain="cpux4")),
+        Send("skep.v1.cmd.node-1", bind(node="node-1", ranks=plans((0, 1), (2, 3)), **told)),
+        Send("skep.v1.cmd.node-2",
+             bind(node="node-2", node_rank=1, ranks=plans((0, 1), first_rank=2), **told)),
     ]  # fmt: skip
 
 
@@ -171,22 +174,50 @@ def test_an_admission_read_again_queues_nothing() -> None:
 # --- where --------------------------------------------------------------------------------------
 
 
-def test_best_fit_keeps_the_emptiest_node_for_larger_gangs() -> None:
+def test_best_fit_fills_cells_in_use_before_it_opens_others() -> None:
+    decide = allocator(joined("node-1", 4), joined("node-2", 4))
+    assert places(decide(admitted(1, gpus=2))) == {"j1": "node-1:0,1"}
+    assert places(decide(admitted(2, gpus=3))) == {"j2": "node-2:0,1,2"}
+    # Both nodes have room: the one with less of it keeps the other for larger gangs.
+    assert places(decide(admitted(3))) == {"j3": "node-2:3"}
+    assert places(decide(admitted(4, gpus=2))) == {"j4": "node-1:2,3"}
+
+
+def test_small_nodes_serve_before_large_ones() -> None:
     decide = allocator(joined("node-1", 4), joined("node-2", 2))
     assert places(decide(admitted(1))) == {"j1": "node-2:0"}
     assert places(decide(admitted(2, gpus=3))) == {"j2": "node-1:0,1,2"}
-    assert places(decide(admitted(3))) == {"j3": "node-1:3"}
-    assert places(decide(admitted(4))) == {"j4": "node-2:1"}
+    assert places(decide(admitted(3, opportunistic=True))) == {"j3": "node-2:1"}
+    # A gang is spread over small nodes only if no large one holds it.
+    decide = allocator(joined("node-1", 2), joined("node-2", 2), joined("node-3", 4))
+    assert places(decide(admitted(1, workers=4))) == {"j1": "node-3:0,1,2,3"}
+
+
+def test_gpus_close_to_one_another() -> None:
+    decide = allocator(joined(gpus=8))
+    decide(admitted(1))
+    assert places(decide(admitted(2, gpus=2))) == {"j2": "node-1:2,3"}
+    assert places(decide(admitted(3, gpus=4))) == {"j3": "node-1:4,5,6,7"}
+    assert places(decide(admitted(4))) == {"j4": "node-1:1"}
 
 
 def test_a_hard_topology_waits_where_a_soft_one_spreads() -> None:
     decide = allocator(joined("node-1", 2), joined("node-2", 2))
-    assert places(decide(admitted(1))) == {"j1": "node-1:0"}
-    effects = decide(admitted(2, workers=3, hard=True))
-    assert places(effects) == {}
-    assert waits(effects) == [("j2", Reason.WAITS_FOR_NODES, "3 x 1 GPUs (cpu)")]
+    effects = decide(admitted(1, workers=3, hard=True))
+    assert waits(effects) == [("j1", Reason.WAITS_FOR_NODES, "3 x 1 GPUs (any type)")]
+    decide = allocator(joined("node-1", 2), joined("node-2", 2), nlp=4)
+    effects = decide(admitted(1, workers=3, hard=True))
+    assert waits(effects) == [("j1", Reason.FITS_NO_CELL, "3 x 1 GPUs (any type)")]
     decide = allocator(joined("node-1", 2), joined("node-2", 2))
     assert places(decide(admitted(2, workers=3, hard=False))) == {"j2": "node-1:0,1 node-2:0"}
+
+
+def test_a_gang_stays_with_one_type_of_gpu() -> None:
+    decide = allocator(joined("node-1", {"a100": 2, "h200": 2}), nlp=4)
+    effects = decide(admitted(1, workers=3))
+    assert waits(effects) == [("j1", Reason.FITS_NO_CELL, "3 x 1 GPUs (any type)")]
+    decide = allocator(joined("node-1", {"a100": 1, "h200": 2}), nlp=3)
+    assert places(decide(admitted(1, workers=2))) == {"j1": "node-1:1,2"}
 
 
 def test_a_gpu_type_is_honoured() -> None:
@@ -201,9 +232,10 @@ def test_a_rendezvous_needs_a_port() -> None:
     decide(admitted(2, opportunistic=True))
     assert facts_of(decide(admitted(3)))[1:] == [
         JobWaits(job="j3", why=Reason.WAITS_FOR_PORT, needs="node-1"),
-        JobWaits(job="j2", why=Reason.WAITS_BEHIND, needs="j3"),
     ]
+    assert decide.machine.jobs["j2"].waits == (Reason.WAITS_FOR_PORT, "node-1")
     assert places(decide(exited("j1"))) == {"j3": "node-1:0"}
+    assert places(decide(exited("j3"))) == {"j2": "node-1:0"}
 
 
 # --- in which order -----------------------------------------------------------------------------
@@ -214,81 +246,82 @@ def test_a_small_job_never_overtakes_a_large_one() -> None:
     decide(admitted(1, gpus=2))
     assert decide(admitted(2, gpus=4)) == [
         Record(queued(2, gpus=4)),
-        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_GPUS, needs="1 x 4 GPUs (cpu)")),
-    ]
+        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_CELLS,
+                        needs="1 x 4 GPUs (any type) in cells of nlp")),
+    ]  # fmt: skip
     assert decide(admitted(3)) == [Record(queued(3))]
     assert places(decide(exited("j1"))) == {"j2": "node-1:0,1,2,3"}
     assert places(decide(exited("j2"))) == {"j3": "node-1:0"}
 
 
-def test_another_vcs_later_job_waits_behind() -> None:
-    decide = allocator(joined(), nlp=8, cv=8)
+def test_no_vc_waits_for_another() -> None:
+    decide = allocator(joined(gpus=8), nlp=4, cv=4)
     decide(admitted(1, gpus=2))
-    decide(admitted(2, gpus=4))
-    assert decide(admitted(3, vc="cv")) == [
-        Record(queued(3, vc="cv")),
-        Record(JobWaits(job="j3", why=Reason.WAITS_BEHIND, needs="j2")),
-    ]
+    assert waits(decide(admitted(2, gpus=4, priority=9)))
+    # What is idle of nlp's cells stays nlp's; what is cv's is cv's at once.
+    assert places(decide(admitted(3, vc="cv", gpus=4))) == {"j3": "node-1:4,5,6,7"}
+    assert waits(decide(admitted(4, vc="cv")))[0][1] is Reason.WAITS_FOR_CELLS
+    assert places(decide(exited("j1"))) == {"j2": "node-1:0,1,2,3"}
 
 
-def test_only_jobs_that_could_use_the_same_gpus_are_held_back() -> None:
-    decide = allocator(joined("node-1", {"a100": 1, "h200": 2}), nlp=8, cv=8)
-    decide(admitted(1, gpu_type="a100"))
-    effects = decide(admitted(2, gpu_type="a100"))
-    assert waits(effects) == [("j2", Reason.WAITS_FOR_GPUS, "1 x 1 GPUs (a100)")]
-    assert places(decide(admitted(3, vc="cv", gpu_type="h200"))) == {"j3": "node-1:1"}
-    assert waits(decide(admitted(4, vc="cv"))) == [("j4", Reason.WAITS_BEHIND, "j2")]
-
-
-def test_a_gang_that_no_usable_node_could_hold_holds_nobody_back() -> None:
-    decide = allocator(joined("node-1", 4), joined("node-2", 2), nlp=9, cv=9)
+def test_a_gang_that_no_usable_node_could_hold_holds_no_other_vc_back() -> None:
+    decide = allocator(joined("node-1", 4), joined("node-2", 2), nlp=4, cv=2)
     decide(DrainNode(node="node-1"))
-    assert waits(decide(admitted(1, gpus=3))) == [
-        ("j1", Reason.WAITS_FOR_NODES, "1 x 3 GPUs (cpu)")
-    ]
+    needs = "1 x 3 GPUs (any type) in cells of nlp"
+    assert waits(decide(admitted(1, gpus=3))) == [("j1", Reason.WAITS_FOR_CELLS, needs)]
     assert places(decide(admitted(2, vc="cv"))) == {"j2": "node-2:0"}
     assert places(decide(DrainNode(node="node-1", drain=False))) == {"j1": "node-1:0,1,2"}
 
 
-def test_priority_comes_before_arrival_also_between_vcs() -> None:
-    decide = allocator(joined(gpus=1), nlp=8, cv=8)
-    decide(admitted(1))
+def test_priority_comes_before_arrival_within_a_vc() -> None:
+    decide = allocator(joined(gpus=2), nlp=1, cv=1)
+    decide(admitted(1, priority=9))
     decide(admitted(2))
-    decide(admitted(3, vc="cv", priority=5))
-    decide(admitted(4, priority=9))
-    assert places(decide(exited("j1"))) == {"j4": "node-1:0"}
-    assert places(decide(exited("j4"))) == {"j3": "node-1:0"}
-    assert places(decide(exited("j3"))) == {"j2": "node-1:0"}
+    decide(admitted(3, vc="cv", priority=9))
+    decide(admitted(4, vc="cv", priority=5))
+    decide(admitted(5, priority=5))
+    assert places(decide(exited("j1"))) == {"j5": "node-1:0"}
+    assert places(decide(exited("j5"))) == {"j2": "node-1:0"}
+    assert places(decide(exited("j3"))) == {"j4": "node-1:1"}
 
 
-def test_a_vc_keeps_to_its_quota_while_others_go_on() -> None:
+def test_a_vc_keeps_to_its_cells_while_others_go_on() -> None:
     decide = allocator(joined(gpus=8), nlp=3, cv=3)
     decide(admitted(1, gpus=2))
-    assert decide(admitted(2, gpus=2)) == [
-        Record(queued(2, gpus=2)),
-        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_QUOTA, needs="2 of 3 GPUs of nlp")),
+    assert waits(decide(admitted(2, gpus=2))) == [
+        ("j2", Reason.WAITS_FOR_CELLS, "1 x 2 GPUs (any type) in cells of nlp")
     ]
     assert decide(admitted(3)) == [Record(queued(3))]  # Behind j2: no overtaking within a VC.
-    assert places(decide(admitted(4, vc="cv", gpus=2))) == {"j4": "node-1:2,3"}
+    assert len(places(decide(admitted(4, vc="cv", gpus=2)))) == 1
+    # What nobody holds is for opportunistic jobs, far from the others.
     assert places(decide(admitted(5, gpus=4, opportunistic=True))) == {"j5": "node-1:4,5,6,7"}
     assert places(decide(exited("j1"))) == {"j2": "node-1:0,1"}
 
 
-def test_a_vc_that_is_gone_has_no_quota() -> None:
+def test_a_vc_that_is_gone_has_no_cells() -> None:
     decide = allocator(joined(), nlp=3)
     assert waits(decide(admitted(1, vc="cv"))) == [
-        ("j1", Reason.WAITS_FOR_QUOTA, "1 of 0 GPUs of cv")
+        ("j1", Reason.FITS_NO_CELL, "1 x 1 GPUs (any type)")
     ]
     assert decide(SetVcs(vcs=vcs(cv=1))) == [
-        Record(VcsSet(vcs=vcs(cv=1))),
-        *decide_bound("j1", vc="cv"),
+        Record(cells_set(joined(), cv=1)),
+        *decide_bound("j1", vc="cv", level=1),
     ]
 
 
-def decide_bound(job: str, vc: str) -> list[Effect]:
+def test_a_worker_may_be_too_large_for_every_cell_of_its_vc() -> None:
+    decide = allocator(joined(), nlp=2)
+    effects = decide(admitted(1, gpus=4))
+    assert waits(effects) == [("j1", Reason.FITS_NO_CELL, "1 x 4 GPUs (any type)")]
+    # It may borrow what no cell of its VC will ever give it.
+    effects = decide(admitted(2, gpus=4, vc="nlp", over_quota="opportunistic", priority=1))
+    assert places(effects) == {"j2": "node-1:0,1,2,3"}
+
+
+def decide_bound(job: str, vc: str, level: int = 3) -> list[Effect]:
     """Return the effects of binding a 1-GPU job as the first of node-1."""
-    bound = JobBound(job=job, attempt=1, order=1, members=(member("node-1", (0,)),),
-                     master_port=20000, why=ONE, at=T0)  # fmt: skip
+    bound = JobBound(job=job, attempt=1, order=1, members=(member("node-1", (0,), levels=(level,)),),
+                     master_port=20000, why=ONE, at=T0, chain="cpux4")  # fmt: skip
     return [Record(bound), Send("skep.v1.cmd.node-1", bind(job, vc=vc))]
 
 
@@ -296,7 +329,11 @@ def test_a_job_waits_for_the_first_node_to_join() -> None:
     decide = allocator(nlp=8)
     assert waits(decide(admitted(1))) == [("j1", Reason.WAITS_FOR_NODES, "1 x 1 GPUs (any type)")]
     assert decide.machine.wake_at() is None
-    assert decide(joined()) == [Record(NodeAdded(joined=joined())), *decide_bound("j1", "nlp")]
+    assert decide(joined()) == [
+        Record(NodeAdded(joined=joined())),
+        Record(cells_set(joined(), nlp=8)),
+        *decide_bound("j1", "nlp"),
+    ]
 
 
 def test_why_a_job_waits_is_recorded_once() -> None:
@@ -327,8 +364,9 @@ def test_advice_orders_equals() -> None:
     decide = waiting(2, 3, 4)
     # The advised head waits for the GPU in its stead, and says so.
     assert decide(advice(4, 1, 7, 2), 1) == [
-        Record(JobWaits(job="j4", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (cpu)"))
-    ]
+        Record(JobWaits(job="j4", why=Reason.WAITS_FOR_CELLS,
+                        needs="1 x 1 GPUs (any type) in cells of nlp"))
+    ]  # fmt: skip
     effects = decide(exited("j1"), 2)
     assert places(effects) == {"j4": "node-1:0"}
     (bound,) = [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
@@ -365,14 +403,15 @@ def test_advice_is_forgotten_in_a_crash() -> None:
 
 
 def test_advice_never_moves_a_job_across_vcs() -> None:
-    decide = allocator(joined(gpus=1), nlp=8, cv=8)
+    decide = allocator(joined(gpus=2), nlp=1, cv=1)
     decide(admitted(1))
     decide(admitted(2, vc="cv"))
     decide(admitted(3))
     decide(admitted(4))
-    decide(advice(4, 3, 2), 1)
-    assert places(decide(exited("j1"), 2)) == {"j2": "node-1:0"}
-    assert places(decide(exited("j2"), 3)) == {"j4": "node-1:0"}
+    decide(admitted(5, vc="cv"))
+    decide(advice(4, 5, 3), 1)
+    assert places(decide(exited("j2"), 2)) == {"j5": "node-1:1"}
+    assert places(decide(exited("j1"), 3)) == {"j4": "node-1:0"}
 
 
 # --- what changes nothing -----------------------------------------------------------------------
@@ -466,10 +505,10 @@ def test_a_gang_spans_no_more_nodes_than_one_record_can_name() -> None:
     decide.thorough = False
     for number in range(GANG_NODES_MAX + 1):
         decide(joined(f"n{number}", 1))
-    needs = f"{GANG_NODES_MAX + 1} x 1 GPUs (cpu)"
+    needs = f"{GANG_NODES_MAX + 1} x 1 GPUs (any type) in cells of nlp"
     asked = decide(admitted(1, workers=GANG_NODES_MAX + 1))
-    assert waits(asked) == [("j1", Reason.WAITS_FOR_NODES, needs)]
-    (bound,) = places(decide(joined("n0", 2, incarnation=2))).values()
+    assert waits(asked) == [("j1", Reason.WAITS_FOR_CELLS, needs)]
+    (bound,) = places(decide(admitted(2, workers=GANG_NODES_MAX, priority=1))).values()
     assert len(bound.split()) == GANG_NODES_MAX
 
 

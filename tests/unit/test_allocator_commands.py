@@ -85,25 +85,23 @@ def test_the_timer_is_the_earliest_of_all() -> None:
 
 
 def test_after_a_crash_everything_unanswered_is_told_again_in_the_new_epoch() -> None:
-    decide = allocator(joined("node-1", 2), joined("node-2", 1))
-    decide(admitted(1, trace=TRACE))
+    decide = allocator(joined("node-1", 2), joined("node-2", 2), nlp=4)
+    decide(admitted(1, gpus=2, trace=TRACE))
     decide(admitted(2))
-    decide(started("j1", node="node-2"))
+    decide(started("j1"))
     decide(admitted(3))
     decide(cancel_asked(2))
-    # j1 runs on node-2 and has answered; j2 is to stop, j3 to start.
-    assert decide.restart(9) == [
-        Send("skep.v1.cmd.node-1", stop("j2", order=4, settled=2, epoch=2)),
-        Send("skep.v1.cmd.node-1",
-             bind("j3", order=3, settled=2, epoch=2, ranks=plans((1,)), master_port=20001)),
+    # j1 runs on node-1 and has answered; j2 is to stop, j3 to start.
+    told = [
+        Send("skep.v1.cmd.node-2", stop("j2", node="node-2", order=4, settled=2, epoch=2)),
+        Send("skep.v1.cmd.node-2",
+             bind("j3", order=3, settled=2, epoch=2, node="node-2", ranks=plans((1,)),
+                  master_port=20001)),
     ]  # fmt: skip
+    assert decide.restart(9) == told
     decide(heartbeat(), 10)
     decide(heartbeat("node-2"), 10)
-    assert decide.tick(11) == [
-        Send("skep.v1.cmd.node-1", stop("j2", order=4, settled=2, epoch=2)),
-        Send("skep.v1.cmd.node-1",
-             bind("j3", order=3, settled=2, epoch=2, ranks=plans((1,)), master_port=20001)),
-    ]  # fmt: skip
+    assert decide.tick(11) == told
 
 
 def test_after_a_crash_between_facts_and_sends_the_job_starts_all_the_same() -> None:

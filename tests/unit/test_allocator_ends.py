@@ -167,8 +167,9 @@ def test_a_failure_is_retried_as_often_as_the_spec_says(
 ) -> None:
     job = {"retries": 1, "retry_on": (retry_on,)}
     decide = one(**job)
-    again = JobBound(job="j1", attempt=2, order=2, members=(member("node-1", (0,)),),
-                     master_port=20001, why=Reason.BEST_FIT_ONE_NODE, at=T0)  # fmt: skip
+    again = JobBound(job="j1", attempt=2, order=2, master_port=20001, at=T0,
+                     members=(member("node-1", (0,), levels=(3,)),), chain="cpux4",
+                     why=Reason.BEST_FIT_ONE_NODE)  # fmt: skip
     assert decide(exited("j1", outcome=outcome, detail="rank 0: bad")) == [
         gone(outcome, detail="rank 0: bad"),
         Record(JobRequeued(job="j1", attempt=1, why=why, counted=True, at=T0,

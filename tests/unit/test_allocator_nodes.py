@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode
 from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
+    CellsReserved,
     End,
     GhostGone,
     JobBound,
@@ -34,6 +36,7 @@ from tests.kit import (
     at,
     bind,
     cancel_asked,
+    cells_set,
     exited,
     facts_of,
     heartbeat,
@@ -47,7 +50,8 @@ from tests.kit import (
 
 LOST_S = 41
 NEWCOMER = "id-fresh"
-WAITS = Record(JobWaits(job="j1", why=Reason.WAITS_FOR_NODES, needs="1 x 1 GPUs (cpu)"))
+WAITS = Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
+                        needs="1 x 1 GPUs (any type) in cells of nlp"))  # fmt: skip
 
 
 def again(node: NodeJoined, incarnation: int = 2) -> NodeJoined:
@@ -56,9 +60,9 @@ def again(node: NodeJoined, incarnation: int = 2) -> NodeJoined:
 
 
 def bound(attempt: int, order: int, node: str, second: float, port: int = 20000) -> Record:
-    members = (member(node, (0,)),)
+    members = (member(node, (0,), levels=(3,)),)
     return Record(JobBound(job="j1", attempt=attempt, order=order, members=members, at=at(second),
-                           master_port=port, why=Reason.BEST_FIT_ONE_NODE))  # fmt: skip
+                           master_port=port, why=Reason.BEST_FIT_ONE_NODE, chain="cpux4"))  # fmt: skip
 
 
 def given_up(order: int, second: float, *, attempt: int = 1, node: str = "node-1") -> list[Record]:
@@ -83,6 +87,12 @@ def lost() -> Driver[AllocatorMachine]:
     return decide
 
 
+def taken(decide: Driver[AllocatorMachine], chain: str = "cpux4") -> dict[int, str]:
+    """Return which attempt has which GPU of a chain."""
+    user = decide.machine.cells.chains[chain].user
+    return {leaf: hold.job for leaf, hold in enumerate(user) if hold is not None}
+
+
 def ghost_stop(order: int = 2, **fields: Any) -> Send:
     given = {"settled": order - 1, "grace_s": 0.0, **fields}
     return Send("skep.v1.cmd.node-1", stop(order=order, **given))
@@ -93,14 +103,33 @@ def ghost_stop(order: int = 2, **fields: Any) -> Send:
 
 def test_a_node_joins() -> None:
     decide = allocator()
-    assert decide(joined(), 3) == [Record(NodeAdded(joined=joined()))]
+    assert decide(joined(), 3) == [
+        Record(NodeAdded(joined=joined())),
+        Record(cells_set(joined())),
+    ]
     assert decide(joined()) == []
     assert decide.machine.wake_at() == at(4)
 
 
-def test_nodes_are_kept_in_the_order_of_their_names() -> None:
-    decide = allocator(joined("node-3"), joined("node-1"), joined("node-2"))
-    assert list(decide.machine.nodes) == ["node-1", "node-2", "node-3"]
+def test_nodes_are_kept_in_the_order_in_which_they_joined() -> None:
+    nodes = joined("node-3"), joined("node-1"), joined("node-2")
+    decide = allocator(*nodes)
+    assert list(decide.machine.nodes) == ["node-3", "node-1", "node-2"]
+    # A node that joins again has its place, so nothing of the cells changes.
+    assert facts_of(decide(again(nodes[1]))) == [NodeAdded(joined=again(nodes[1]))]
+    (chain,) = decide.machine.cells.cluster.chains.values()
+    assert [cell.node for cell in chain.nodes] == ["node-3", "node-1", "node-2"]
+
+
+def test_a_further_node_moves_nobody() -> None:
+    decide = allocator(joined("node-1"), nlp=4, cv=4)
+    decide(admitted(1, gpus=2))
+    assert facts_of(decide(joined("node-2"))) == [
+        NodeAdded(joined=joined("node-2")),
+        cells_set(joined("node-1"), joined("node-2"), nlp=4, cv=4),
+    ]
+    hold = decide.machine.cells.holds["j1.1"]
+    assert hold.guaranteed
 
 
 def test_an_agent_that_restarts_hears_at_once_what_it_has_not_answered() -> None:
@@ -133,6 +162,34 @@ def test_an_inventory_that_grew_is_used() -> None:
     assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)] == ["j2"]
 
 
+def test_an_inventory_that_shrank_leaves_its_jobs_what_they_have() -> None:
+    decide = allocator(joined(gpus=2), nlp=2)
+    decide(admitted(1))
+    decide(admitted(2))
+    smaller = again(joined(gpus=1))
+    decide(smaller)
+    # j2's GPU is in no chain any more; its attempt goes on until its node ends it.
+    assert list(decide.machine.nodes["node-1"].holdings) == [("j1", 1), ("j2", 1)]
+    effects = decide(admitted(3))
+    assert not [fact for fact in facts_of(effects) if isinstance(fact, JobBound)]
+    effects = decide(exited("j1"))
+    assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)] == ["j3"]
+    decide(exited("j2", outcome=Outcome.SIGNALLED))
+    assert list(decide.machine.nodes["node-1"].holdings) == [("j3", 1)]
+
+
+def test_gpus_that_were_gone_for_a_while_are_still_their_jobs() -> None:
+    decide = allocator(joined(gpus=2), nlp=2)
+    decide(admitted(1))
+    decide(admitted(2))
+    decide(again(joined(gpus=1)))
+    decide(again(joined(gpus=2), 3))
+    decide(admitted(3))
+    assert decide.machine.jobs["j3"].state is State.QUEUED
+    effects = decide(exited("j2"))
+    assert [fact.job for fact in facts_of(effects) if isinstance(fact, JobBound)] == ["j3"]
+
+
 # --- silence ------------------------------------------------------------------------------------
 
 
@@ -152,7 +209,7 @@ def test_a_silent_node_is_lost_after_forty_seconds() -> None:
 
 
 def test_the_job_of_a_lost_node_goes_elsewhere_at_once() -> None:
-    decide = allocator(joined("node-1", 1), joined("node-2", 4))
+    decide = allocator(joined("node-1"), joined("node-2"))
     decide(admitted(1))
     decide(started("j1"))
     decide(heartbeat("node-2"), 20)
@@ -168,19 +225,20 @@ def test_the_gpus_of_a_lost_node_stay_taken_until_it_confirms() -> None:
     decide(admitted(1))
     decide(started("j1"))
     assert decide.tick(LOST_S) == [*given_up(2, LOST_S), WAITS]
-    assert decide.machine.nodes["node-1"].free == {"cpu": [1, 2, 3]}
+    assert taken(decide) == {0: "j1.1"}
     assert decide(heartbeat(), 50) == [
         Record(NodeBack(node="node-1")),
         ghost_stop(),
-        Record(JobBound(job="j1", attempt=2, order=3, members=(member("node-1", (1,)),),
-                        master_port=20001, why=Reason.BEST_FIT_ONE_NODE, at=at(50))),
+        Record(JobBound(job="j1", attempt=2, order=3, master_port=20001, at=at(50),
+                        members=(member("node-1", (1,), levels=(3,)),), chain="cpux4",
+                        why=Reason.BEST_FIT_ONE_NODE)),
         Send("skep.v1.cmd.node-1",
              bind(attempt=2, order=3, settled=1, master_port=20001, ranks=plans((1,)))),
     ]  # fmt: skip
     assert decide(exited("j1", outcome=Outcome.STOPPED)) == [
         Record(GhostGone(job="j1", attempt=1, node="node-1"))
     ]
-    assert decide.machine.nodes["node-1"].free == {"cpu": [0, 2, 3]}
+    assert taken(decide) == {1: "j1.2"}
     assert decide(exited("j1", outcome=Outcome.STOPPED)) == []
 
 
@@ -215,8 +273,14 @@ def test_a_lost_agent_that_joins_again_is_back() -> None:
         Record(NodeAdded(joined=again(joined(gpus=1)))),
         Record(NodeBack(node="node-1")),
         ghost_stop(),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (cpu)")),
-    ]
+        # There is no other GPU than the one that the lost attempt has still.
+        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_VICTIMS, needs="its earlier attempt")),
+        Record(CellsReserved(job="j1", attempt=2, chain="cpux1", at=at(50), victims=("j1",),
+                             members=(member("node-1", (0,), levels=(2,)),),
+                             why=Reason.BEST_FIT_ONE_NODE)),
+    ]  # fmt: skip
+    facts = facts_of(decide(exited("j1", outcome=Outcome.STOPPED)))
+    assert [type(fact) for fact in facts] == [GhostGone, JobBound]
 
 
 def test_a_gang_that_loses_one_node_is_stopped_on_the_others() -> None:
@@ -235,7 +299,8 @@ def test_a_gang_that_loses_one_node_is_stopped_on_the_others() -> None:
         Record(MemberGone(job="j1", attempt=1, node="node-2", outcome=Outcome.STOPPED)),
         Record(JobRequeued(job="j1", attempt=1, why=Reason.NODE_LOST, counted=False, at=at(42),
                            detail="node-1")),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_NODES, needs="2 x 1 GPUs (cpu)")),
+        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
+                        needs="2 x 1 GPUs (any type) in cells of nlp")),
     ]  # fmt: skip
 
 
@@ -296,15 +361,16 @@ def test_a_silent_name_may_be_taken_over() -> None:
         Record(NodeAdded(joined=fresh, clear=2)),
         Record(NodeBack(node="node-1")),
         clear(2),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_NODES, needs="1 x 2 GPUs (cpu)")),
+        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_CELLS,
+                        needs="1 x 2 GPUs (any type) in cells of nlp")),
     ]  # fmt: skip
     assert decide(exited("j1")) == []  # The predecessor's last words are about nothing.
     assert decide(cleared(2), 6) == [
         Record(NodeClean(node="node-1")),
         Record(JobBound(job="j1", attempt=2, order=3, why=Reason.BEST_FIT_ONE_NODE, at=at(6),
-                        members=(msgspec.structs.replace(member("node-1", (0, 1)),
+                        members=(msgspec.structs.replace(member("node-1", (0, 1), levels=(3,)),
                                                          identity=NEWCOMER),),
-                        master_port=20001)),
+                        master_port=20001, chain="cpux4")),
         Send("skep.v1.cmd.node-1",
              bind(attempt=2, order=3, settled=2, identity=NEWCOMER, master_port=20001,
                   ranks=plans((0, 1)))),
@@ -420,8 +486,9 @@ def test_a_drained_node_keeps_its_jobs_and_takes_no_more() -> None:
     assert decide(DrainNode(node="node-1")) == []
     effects: list[Effect] = decide(admitted(2))
     assert facts_of(effects)[1:] == [
-        JobWaits(job="j2", why=Reason.WAITS_FOR_NODES, needs="1 x 1 GPUs (cpu)")
-    ]
+        JobWaits(job="j2", why=Reason.WAITS_FOR_CELLS,
+                 needs="1 x 1 GPUs (any type) in cells of nlp")
+    ]  # fmt: skip
     assert decide(started("j1"))
     (first, *rest) = facts_of(decide(DrainNode(node="node-1", drain=False)))
     assert first == NodeDrained(node="node-1", drain=False)

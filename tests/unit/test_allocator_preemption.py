@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.allocator import AllocatorMachine, schedule
 from skep.machines.base import Effect, Record, Send
 from skep.units import GIB
-from skep.wire.facts import JobBound, JobQueued, JobRequeued, JobStopping, JobWaits, MemberGone
+from skep.wire.admin import SetVcs
+from skep.wire.facts import CellsReserved, JobBound, JobQueued, JobRequeued, JobStopping, JobWaits, MemberGone
 from skep.wire.node import NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from tests.kit import (
@@ -24,6 +25,7 @@ from tests.kit import (
     spec,
     started,
     stop,
+    vcs,
 )
 
 
@@ -54,7 +56,10 @@ def test_a_guaranteed_job_stops_an_opportunistic_one_and_takes_its_place() -> No
     decide = filled(joined(gpus=1), jobs=1)
     assert decide(admitted(2), 7) == [
         Record(JobQueued(job="j2", spec=spec(), submitted_at=at(2))),
-        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_VICTIMS, needs="1 x 1 GPUs (cpu)")),
+        Record(JobWaits(job="j2", why=Reason.WAITS_FOR_VICTIMS, needs="j1")),
+        Record(CellsReserved(job="j2", attempt=1, chain="cpux1", victims=("j1",), at=at(7),
+                             members=(member("node-1", (0,), levels=(2,)),),
+                             why=Reason.BEST_FIT_ONE_NODE)),
         Record(JobStopping(job="j1", attempt=1, order=2, why=Reason.PREEMPTED, at=at(7),
                            detail="for j2")),
         Send("skep.v1.cmd.node-1", stop(grace_s=5.0)),
@@ -63,10 +68,11 @@ def test_a_guaranteed_job_stops_an_opportunistic_one_and_takes_its_place() -> No
         Record(MemberGone(job="j1", attempt=1, node="node-1", outcome=Outcome.STOPPED)),
         Record(JobRequeued(job="j1", attempt=1, why=Reason.PREEMPTED, counted=False, at=at(8),
                            detail="for j2")),
-        Record(JobBound(job="j2", attempt=1, order=3, members=(member("node-1", (0,)),),
-                        master_port=20001, why=Reason.BEST_FIT_ONE_NODE, at=at(8))),
+        Record(JobBound(job="j2", attempt=1, order=3, chain="cpux1", master_port=20001,
+                        members=(member("node-1", (0,), levels=(2,)),),
+                        why=Reason.CELLS_RESERVED, at=at(8))),
         Send("skep.v1.cmd.node-1", bind("j2", order=3, settled=2, master_port=20001)),
-        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (cpu)")),
+        Record(JobWaits(job="j1", why=Reason.WAITS_FOR_GPUS, needs="1 x 1 GPUs (any type)")),
     ]  # fmt: skip
     assert decide.machine.jobs["j1"].losses == 0
     assert bound(decide(exited("j2"))) == ["j1"]
@@ -80,21 +86,24 @@ def test_a_victim_that_succeeds_in_time_has_succeeded() -> None:
     assert list(decide.machine.jobs) == ["j2"]
 
 
-def test_while_victims_go_nobody_else_is_stopped() -> None:
+def test_while_victims_go_their_gpus_are_reserved() -> None:
     decide = filled(joined(gpus=4), jobs=4)
     assert stopped(decide(admitted(5, gpus=2))) == ["j4", "j3"]
-    assert stopped(decide(admitted(6))) == []
+    # The next one has victims of its own, and waits for nobody else's.
+    assert stopped(decide(admitted(6))) == ["j2"]
     assert decide(exited("j4", outcome=Outcome.STOPPED))
+    assert bound(decide(exited("j2", outcome=Outcome.STOPPED))) == ["j6"]
     assert bound(decide(exited("j3", outcome=Outcome.STOPPED))) == ["j5"]
+    assert stopped(decide(admitted(7))) == ["j1"]
 
 
-def test_one_waiting_job_at_a_time_has_victims() -> None:
-    decide = filled(joined(gpus=2), jobs=2)
-    assert stopped(decide(admitted(3))) == ["j2"]
-    assert stopped(decide(admitted(4))) == []
-    effects = decide(exited("j2", outcome=Outcome.STOPPED))
-    assert bound(effects) == ["j3"]
-    assert stopped(effects) == ["j1"]
+def test_a_job_whose_vc_has_no_cell_left_stops_nobody() -> None:
+    decide = filled(joined(gpus=4), jobs=3)
+    decide(SetVcs(vcs=vcs(nlp=1)))
+    decide(admitted(4))
+    effects = decide(admitted(5))
+    assert stopped(effects) == []
+    assert waits(effects) == [("j5", Reason.WAITS_FOR_CELLS)]
 
 
 def test_the_latest_started_goes_first() -> None:
@@ -115,7 +124,7 @@ def test_a_job_that_no_stop_could_help_stops_nobody() -> None:
     decide(admitted(2))
     effects = decide(admitted(3, gpus=2))
     assert stopped(effects) == []
-    assert waits(effects) == [("j3", Reason.WAITS_FOR_GPUS)]
+    assert waits(effects) == [("j3", Reason.WAITS_FOR_CELLS)]
 
 
 def test_cpus_and_memory_that_stay_taken_save_the_victims() -> None:
@@ -126,7 +135,7 @@ def test_cpus_and_memory_that_stay_taken_save_the_victims() -> None:
         decide(admitted(2, opportunistic=True, gpus=3))
         effects = decide(admitted(3, **need))
         assert stopped(effects) == []
-        assert waits(effects) == [("j3", Reason.WAITS_FOR_GPUS)]
+        assert waits(effects) == [("j3", Reason.WAITS_FOR_CELLS)]
 
 
 def test_cpus_that_come_free_are_worth_a_stop() -> None:
@@ -136,15 +145,19 @@ def test_cpus_that_come_free_are_worth_a_stop() -> None:
     assert bound(decide(exited("j1", outcome=Outcome.STOPPED))) == ["j2"]
 
 
-def test_victims_are_taken_where_the_gang_will_be() -> None:
+def test_victims_are_taken_where_the_least_work_is_lost() -> None:
     decide = filled(joined("node-1", 2), joined("node-2", 2), jobs=4)
-    # node-1 has j1 and j2, node-2 has j3 and j4: the gang goes to the first node it can fill.
-    assert stopped(decide(admitted(5, gpus=2))) == ["j2", "j1"]
+    # node-1 has j1 and j2, which have run longer than j3 and j4 of node-2.
+    assert stopped(decide(admitted(5, gpus=2), 9)) == ["j4", "j3"]
 
 
 def test_a_spread_gang_takes_victims_on_several_nodes() -> None:
     decide = filled(joined("node-1", 2), joined("node-2", 2), jobs=4)
-    assert stopped(decide(admitted(5, workers=3))) == ["j4", "j2", "j1"]
+    effects = decide(admitted(5, workers=3), 9)
+    assert sorted(stopped(effects)) == ["j1", "j2", "j4"]
+    for job in ("j1", "j2"):
+        assert bound(decide(exited(job, outcome=Outcome.STOPPED))) == []
+    assert bound(decide(exited("j4", node="node-2", outcome=Outcome.STOPPED))) == ["j5"]
 
 
 def test_a_gang_as_a_victim_gives_up_all_its_parts() -> None:
@@ -184,13 +197,16 @@ def test_opportunistic_jobs_stop_nobody() -> None:
     assert waits(effects) == [("j2", Reason.WAITS_FOR_GPUS)]
 
 
-def test_opportunistic_jobs_leave_alone_what_a_guaranteed_one_waits_for() -> None:
+def test_opportunistic_jobs_use_what_a_guaranteed_one_cannot_yet() -> None:
     decide = allocator(joined(gpus=4))
     decide(admitted(1, gpus=2))
     decide(admitted(2, gpus=4))
-    effects = decide(admitted(3, opportunistic=True))
+    assert bound(decide(admitted(3, opportunistic=True))) == ["j3"]
+    # j3 is in the way as soon as j1 is not.
+    effects = decide(exited("j1"))
+    assert stopped(effects) == ["j3"]
     assert bound(effects) == []
-    assert waits(effects) == [("j3", Reason.WAITS_BEHIND)]
+    assert bound(decide(exited("j3", outcome=Outcome.STOPPED))) == ["j2"]
 
 
 def test_a_job_over_its_quota_stops_nobody() -> None:
@@ -199,7 +215,7 @@ def test_a_job_over_its_quota_stops_nobody() -> None:
     decide(admitted(2, opportunistic=True))
     effects = decide(admitted(3))
     assert stopped(effects) == []
-    assert waits(effects) == [("j3", Reason.WAITS_FOR_QUOTA)]
+    assert waits(effects) == [("j3", Reason.WAITS_FOR_CELLS)]
 
 
 def test_gpus_of_another_type_are_no_use() -> None:
@@ -221,11 +237,15 @@ def test_a_victim_that_was_being_started_is_told_to_stop() -> None:
 def test_many_victims_are_stopped_in_more_than_one_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "MEMBERS_BOUND_MAX", 3)
+    monkeypatch.setattr(schedule, "MEMBERS_BOUND_MAX", 7)
     decide = filled(joined(gpus=5), jobs=5)
-    assert len(stopped(decide(admitted(6, workers=5), 6))) == 3
+    # One part and five victims are named, which leaves one stop for this decision.
+    assert len(stopped(decide(admitted(6, workers=5), 6))) == 1
     wake_at = decide.machine.wake_at()
     assert wake_at is not None
     assert wake_at <= at(6)
-    assert len(stopped(decide.tick(6))) == 2
-    assert stopped(decide.tick(7)) == []
+    decide.restart(6)  # Those that are still to be stopped are known from the reservation.
+    assert len(stopped(decide.tick(6.5))) == 0
+    for number in range(1, 6):
+        effects = decide(exited(f"j{number}", outcome=Outcome.STOPPED))
+    assert bound(effects) == ["j6"]

@@ -39,10 +39,10 @@ def keep(cells: Cells) -> CellsKept:
     return CellsKept(
         cluster=cells.cluster,
         holds=tuple(_kept(hold) for hold in cells.holds.values()),
-        ill=tuple(sorted(cells.ill())),
+        ill=tuple(cells.ill()),
         doomed=tuple((name, cell.pool.vc, cell.level, cell.index)
                      for name, chain in cells.chains.items() for cell in chain.doomed),
-        astray=tuple((job, *gpu) for job in cells.astray for gpu in astray_gpus(cells, job)),
+        astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
     )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def restore(kept: CellsKept) -> Cells:
         cells.chains[name].doom(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
+    # Who has held longest is told by their order, also of those that only claimed at first.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     return cells
 
@@ -109,6 +110,9 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
             changes.append(Change(hold.job, hold.vc, "released"))
             continue
         changes.append(_carry(cells, new, hold))
+    for job, gpus in cells.astray.items():
+        for node, device in gpus if job not in cells.holds else ():
+            new.stray(job, node, device)
     new.settle()
     return new, changes
 
@@ -118,7 +122,7 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
     shape = old.chains[hold.chain].topology
     used = [[(shape.node(leaf), shape.device(leaf)) for leaf in spot.leaves]
             for spot in hold.spots]  # fmt: skip
-    used += [[gpu] for gpu in astray_gpus(old, hold.job)]
+    used += [[gpu] for gpu in old.astray.get(hold.job, ())]
     homes = [new.find(node, device) for gpus in used for node, device in gpus]
     chains = [home[0] for home in homes if home is not None]
     name = max(dict.fromkeys(chains), key=chains.count, default="")
@@ -148,12 +152,3 @@ def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
         fate = "demoted" if hold.guaranteed else "opportunistic"
     new.enter(moved, settle=False)
     return Change(hold.job, hold.vc, fate, tuple(astray))
-
-
-def astray_gpus(cells: Cells, job: str) -> list[tuple[str, int]]:
-    """Return the GPUs that a job uses outside its chain, as (node, device)."""
-    found = []
-    for name, leaves in cells.astray.get(job, {}).items():
-        shape = cells.chains[name].topology
-        found += [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
-    return found

@@ -52,8 +52,8 @@ class Cells:
         self.holds: dict[str, Hold] = {}
         self.sharing: dict[str, str] = {}
         """Jobs that share another's GPUs, and whose."""
-        self.astray: dict[str, dict[str, list[int]]] = {}
-        """By job and chain: leaves it uses though its hold is in another chain, or in none."""
+        self.astray: dict[str, dict[tuple[str, int], None]] = {}
+        """By job: GPUs (node, device) it uses outside its chain: in another one, or in none yet."""
         self._ill: dict[tuple[str, int], None] = {}
         """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
         self.borrowed: dict[str, int] = {}
@@ -119,28 +119,34 @@ class Cells:
         jobs and lower priorities of the same VC.
         """
         if not request.guaranteed:
-            for chain in self.chains.values():
-                if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request):
-                    found = place_idle(chain, request, limit)
-                    if found is not None:
-                        return found
-            return None
+            idle = [found for chain in self.chains.values()
+                    if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request)
+                    and (found := place_idle(chain, request, limit)) is not None]  # fmt: skip
+            return min(idle, key=lambda found: self._extent(found.chain, found.spots), default=None)
         offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
                   if _has_level(offer.chain, request)]  # fmt: skip
         for below in self._thresholds(request):
-            best: tuple[float, Offer, Found] | None = None
+            best: tuple[tuple[float, int, int], Offer, Found] | None = None
             for offer in offers:
                 search = Search(offer.chain, offer.pool, request, below, loss, limit)
                 if below > 0 and (lazy := self._lazily(offer, request, search)) is not None:
                     return lazy
                 result = search.run()
-                if result is not None and (best is None or result.loss < best[0]):
-                    best = result.loss, offer, result
-                    if not result.victims and not result.cancels:
-                        break
+                if result is not None:
+                    cost = result.loss, *self._extent(offer.chain.topology.name, result.spots)
+                    if best is None or cost < best[0]:
+                        best = cost, offer, result
             if best is not None:
                 return placement(best[1].chain, request, best[2])
         return None
+
+    def _extent(self, chain: str, spots: Sequence[Spot]) -> tuple[int, int]:
+        """Return how many nodes a gang would span, and how large those are: fewer, smaller first.
+
+        Larger nodes are kept for workers that no others hold.
+        """
+        shape = self.chains[chain].topology
+        return len({spot.leaves[0] // shape.node_size for spot in spots}), shape.node_size
 
     def _thresholds(self, request: Request) -> list[int]:
         lower = any(priority < request.priority
@@ -419,15 +425,14 @@ class Cells:
             return True
         hold = self.holds.get(job)
         user = self.chains[found[0]].user[found[1]]
-        astray = found[1] in self.astray.get(job, {}).get(found[0], ())
-        return astray or (hold is not None and user is hold)
+        return (node, device) in self.astray.get(job, {}) or (hold is not None and user is hold)
 
     def stray(self, job: str, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
+        self.astray.setdefault(job, {})[node, device] = None
         found = self.find(node, device)
         if found is not None:
             self.chains[found[0]].set_bad([found[1]], bad=True)
-            self.astray.setdefault(job, {}).setdefault(found[0], []).append(found[1])
 
     def set_health(self, node: str, bad: Callable[[int, str], bool]) -> None:
         """Note which GPUs of a node are bad, asked by device index and type, in every chain."""
@@ -453,21 +458,20 @@ class Cells:
         return [(shapes[name].node(leaf), shapes[name].device(leaf)) for name, leaf in self._ill]
 
     def _is_astray(self, name: str, leaf: int) -> bool:
-        return any(leaf in parts.get(name, ()) for parts in self.astray.values())
+        shape = self.chains[name].topology
+        gpu = shape.node(leaf), shape.device(leaf)
+        return any(gpu in parts for parts in self.astray.values())
 
     def _return_astray(self, job: str, node: str) -> None:
-        for name, leaves in list(self.astray.get(job, {}).items()):
-            shape = self.chains[name].topology
-            gone = [leaf for leaf in leaves if not node or shape.node(leaf) == node]
-            for leaf in gone:
-                leaves.remove(leaf)
-                if (name, leaf) not in self._ill:
-                    self.chains[name].set_bad([leaf], bad=False)
-            self.chains[name].settle()
-            if not leaves:
-                del self.astray[job][name]
-        if not self.astray.get(job, True):
-            del self.astray[job]
+        parts = self.astray.get(job, {})
+        for gpu in [gpu for gpu in parts if node in ("", gpu[0])]:
+            del parts[gpu]
+            found = self.find(*gpu)
+            if found is not None and found not in self._ill:
+                self.chains[found[0]].set_bad([found[1]], bad=False)
+                self.chains[found[0]].settle()
+        if not parts:
+            self.astray.pop(job, None)
 
     def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
         self._count(hold, -1)

@@ -189,7 +189,7 @@ class AllocatorModel:
                     for vc in self.vcs:
                         self._within_quota(vc)
                 case JobWaits():
-                    if fact.why is Reason.FITS_NO_CELL:
+                    if fact.aside:
                         self.hopeless[fact.job] = None
                     else:
                         self.hopeless.pop(fact.job, None)
@@ -334,6 +334,7 @@ class AllocatorModel:
         require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
         self._next_order(fact.order)
         job.stopping = fact.why
+        job.guaranteed = False  # Its cells are its VC's again; whoever gets them waits for it.
         if fact.why is Reason.TIME_LIMIT:
             require(job.spec.limits.time is not None, "I1", f"{fact.job} has no time limit")
 

@@ -46,6 +46,21 @@ def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
     )
 
 
+def borrows(job: JobState) -> bool:
+    """Return whether a guaranteed job also takes idle GPUs, until its VC's cells are free."""
+    return job.spec.over_quota == "opportunistic" and not job.spec.opportunistic
+
+
+def short(machine: AllocatorMachine, vc: str) -> bool:
+    """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
+    promised = machine.asked.vcs.get(vc)
+    owned = sum(count * chain.topology.size[level]
+                for chain in machine.cells.chains.values()
+                for (owner, pin), pool in chain.pools.items() if owner == vc and not pin
+                for level, count in enumerate(pool.total))  # fmt: skip
+    return not machine.nodes or (promised is not None and owned < promised.gpus)
+
+
 def members(machine: AllocatorMachine, where: Placement) -> tuple[Member, ...]:
     """Return a placement as parts of a gang: one for each node, ranks in the order of nodes."""
     shape = machine.cells.chains[where.chain].topology

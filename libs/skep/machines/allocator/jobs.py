@@ -95,11 +95,6 @@ class JobState(msgspec.Struct):
         return self.spec.vc, self.spec.opportunistic
 
     @property
-    def hopeless(self) -> bool:
-        """Return whether it waits for cells to be made that could hold it."""
-        return self.waits is not None and self.waits[0] is Reason.FITS_NO_CELL
-
-    @property
     def over(self) -> bool:
         """Return whether every part of the attempt is gone."""
         return all(part is Part.GONE for part in self.parts.values())

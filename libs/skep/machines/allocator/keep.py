@@ -113,11 +113,13 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
         case JobKept():
             job = kept.job
             machine.jobs[job.job] = job
-            if job.state is State.QUEUED and not job.hopeless:
+            if job.state is State.QUEUED:
                 machine.queue(job).add(job.entry)
         case PlacedKept():
             machine.placed = {name: machine.jobs[name] for name in kept.jobs}
             machine.parked = {name: machine.jobs[name] for name in kept.parked}
+            for job in machine.parked.values():
+                machine.queue(job).remove(job.entry)
             machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
             machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
 

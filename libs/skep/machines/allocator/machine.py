@@ -417,7 +417,7 @@ class AllocatorMachine:
     def _apply_waits(self, fact: JobWaits) -> None:
         job = self.jobs[fact.job]
         job.waits = fact.why, fact.needs
-        if job.hopeless and job.job not in self.parked:
+        if fact.aside and job.job not in self.parked:
             self.queue(job).remove(job.entry)
             self.parked[job.job] = job
 
@@ -460,6 +460,15 @@ class AllocatorMachine:
         for name, part in job.parts.items():
             if part is not Part.GONE:
                 self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
+        # Whoever comes next may plan with its VC's cells, on these GPUs or on others.
+        self._give_back(cellwork.holder(fact.job, fact.attempt))
+
+    def _give_back(self, name: str) -> None:
+        """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
+        hold = self.cells.holds.get(name)
+        if hold is not None and hold.guaranteed and not self.cells.claimed(name):
+            self.cells.demote(name)
+        self.soft.changes += 1
 
     def _apply_gone(self, fact: MemberGone) -> None:
         job = self.jobs[fact.job]
@@ -472,10 +481,7 @@ class AllocatorMachine:
         else:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
-            name = cellwork.holder(*attempt)
-            if self.cells.holds[name].guaranteed and not self.cells.claimed(name):
-                self.cells.demote(name)
-            self.soft.changes += 1
+            self._give_back(cellwork.holder(*attempt))
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
@@ -514,18 +520,24 @@ class AllocatorMachine:
         """Return how many GPUs a VC's jobs use beyond its cells."""
         return self.cells.borrowed.get(vc, 0)
 
-    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str]:
-        """Return why a job that could not be placed waits, and for what."""
+    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
+        """Return why a job that could not be placed waits, for what, and whether aside.
+
+        What no cell could hold even if nothing else ran holds up nobody behind it.
+        """
         wanted = job.spec.resources
         kinds = wanted.gpu_type or "any type"
         needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
         if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
             self.soft.vacant = Cells(self.cells.cluster)
-        if self.soft.vacant.place(asked) is None:
-            return Reason.FITS_NO_CELL, needs
-        if asked.priority == OPPORTUNISTIC:
-            return Reason.WAITS_FOR_GPUS, needs
-        return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}"
+        vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
+        if asked.guaranteed and vacant.place(asked) is not None:
+            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
+        if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
+            return Reason.WAITS_FOR_GPUS, needs, False
+        if cellwork.short(self, job.spec.vc):
+            return Reason.WAITS_FOR_NODES, needs, True
+        return Reason.FITS_NO_CELL, needs, True
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""

@@ -9,6 +9,7 @@ go to opportunistic jobs, to the VC with the smallest share of them first (weigh
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import Placement
@@ -30,14 +31,15 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.reasons import Reason
+from skep.wire.spec import GANG_NODES_MAX
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
-MEMBERS_BOUND_MAX = 200
-"""Parts of gangs bound, or victims stopped, in one decision: their facts and those of the event
-itself fit one record (400 bytes for a job of one part, less for each further part), unless a gang
-alone is larger."""
+MEMBERS_BOUND_MAX = 150
+"""Parts of gangs bound, and victims named or stopped, in one decision: their facts and those of the
+event itself fit one record (500 bytes for a job of one part, less for each further part and each
+victim). A gang that alone has more comes first in a decision, or in the next one."""
 
 
 def advised(machine: AllocatorMachine, event: QueueAdvice, now: Instant) -> None:
@@ -60,8 +62,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         machine.soft.advice_until = Instant(0)
         for queue in machine.queues.values():
             queue.advise(())
-    _finish(machine, now)
-    bound = 0
+    bound = _finish(machine, now)
     for opportunistic in (False, True):
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
@@ -75,9 +76,9 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             queue = machine.queues[vc, opportunistic]
             head = queue.head()
             assert head is not None, vc
-            goes_on = _serve(machine, head, now)
-            bound += len(machine.jobs[head.entry.job].members) or goes_on
-            following = queue.head() if goes_on else None
+            cost = _serve(machine, head, now, MEMBERS_BOUND_MAX - bound)
+            bound += cost
+            following = queue.head() if cost else None
             if following is None:
                 heapq.heappop(turns)
             else:
@@ -97,52 +98,70 @@ def _turn(
     return machine.borrowed_gpus(vc) / weight, head.claim
 
 
-def _finish(machine: AllocatorMachine, now: Instant) -> None:
-    """Bind reservations whose victims are gone; drop those on hardware that went bad."""
+def _finish(machine: AllocatorMachine, now: Instant) -> int:
+    """Bind reservations whose victims are gone; drop those on hardware that went bad.
+
+    Returns how many parts were bound and victims stopped.
+    """
+    cost = 0
     for job in list(machine.reserved.values()):
+        if cost >= MEMBERS_BOUND_MAX:
+            machine.soft.check_at = now
+            break
         name = cellwork.holder(job.job, job.attempt + 1)
         hold = machine.cells.holds[name]
         chain = machine.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
             machine.record(ReservationDropped(job=job.job, attempt=job.attempt + 1,
                                               why=Reason.NODE_LOST))  # fmt: skip
-        elif machine.cells.ready(name):
+        elif not machine.cells.ready(name):
+            cost += _stop_all(machine, job, _users(machine, job), now, MEMBERS_BOUND_MAX - cost)
+        else:
             where = Placement(hold.chain, hold.spots)
             made = cellwork.members(machine, where)
-            if not _room(machine, job, made):
+            if _room(machine, job, made):
+                cost += bind(machine, job, where, made, Reason.CELLS_RESERVED, Reason.ARRIVAL, now)
+            else:
                 _more_victims(machine, job, made, now)
-                continue
-            bind(machine, job, where, made, Reason.CELLS_RESERVED, Reason.ARRIVAL, now)
+    return cost
 
 
-def _serve(machine: AllocatorMachine, head: Head, now: Instant) -> bool:
-    """Bind a job or reserve cells for it; else say why it waits. Returns whether its queue goes on.
+def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> int:
+    """Bind a job or reserve cells for it; else say why it waits.
 
-    What could not be placed is not tried again before something came free.
+    Returns how many parts were bound and victims named; 0 if its queue has to wait. What could not
+    be placed is not tried again before something came free.
     """
     job = machine.jobs[head.entry.job]
     soft, tried = machine.soft, (job.job, machine.soft.changes)
     if soft.failed.get(job.queue) == tried:
-        return False
+        return 0
     attempt = job.attempt + 1
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
     where = machine.cells.place(asked, machine.loss(now), _limit(machine, job, asked.priority))
-    if where is None and job.spec.over_quota == "opportunistic" and not job.spec.opportunistic:
+    if where is None and cellwork.borrows(job):
         spare = cellwork.request(job, attempt, guaranteed=False)
         where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
-    if where is None:
-        _wait(machine, job, *machine.why_not(job, asked))
-        if job.hopeless:
-            return True
-        soft.failed[job.queue] = tried
-        return False
-    made = cellwork.members(machine, where)
+    made = cellwork.members(machine, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        why, needs, aside = machine.why_not(job, asked)
+        _wait(machine, job, why, needs, aside=aside)
+        if not aside:
+            soft.failed[job.queue] = tried
+        return int(aside)
+    if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
+        soft.check_at = now
+        return 0
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
         victim = machine.jobs[cellwork.job_of(name)]
         machine.record(JobDemoted(job=victim.job, attempt=victim.attempt, why=Reason.PREEMPTED,
                                   detail=f"for {job.job}"))  # fmt: skip
-    if where.victims or where.cancels or not _room(machine, job, made):
+    for name in where.cancels:
+        other = machine.jobs[cellwork.job_of(name)]
+        machine.record(ReservationDropped(job=other.job, attempt=other.attempt + 1,
+                                          why=Reason.PREEMPTED))  # fmt: skip
+    if where.victims or not _room(machine, job, made):
         return _reserve(machine, job, where, made, head, why, now)
     return bind(machine, job, where, made, why, head.ranked, now)
 
@@ -150,15 +169,15 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant) -> bool:
 def bind(
     machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
     why: Reason, ranked: Reason, now: Instant,
-) -> bool:  # fmt: skip
-    """Give a job its GPUs and tell its nodes; returns False if it has to wait for a port."""
+) -> int:  # fmt: skip
+    """Give a job its GPUs and tell its nodes; returns its parts, 0 if it has to wait for a port."""
     first = made[0].node
     port = machine.nodes[first].port()
     if port is None:
         # One is free as soon as any job there ends, and the gang keeps its turn.
         machine.soft.failed[job.queue] = job.job, machine.soft.changes
         _wait(machine, job, Reason.WAITS_FOR_PORT, first)
-        return False
+        return 0
     machine.record(
         JobBound(
             job=job.job,
@@ -175,36 +194,57 @@ def bind(
     )
     for name in job.members:
         command(machine, name, job.job, job.attempt, now)
-    return True
+    return len(made)
 
 
 def _reserve(
     machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
     head: Head, why: Reason, now: Instant,
-) -> bool:  # fmt: skip
-    """Claim the cells, then stop whoever still uses them."""
-    for name in where.cancels:
-        other = machine.jobs[cellwork.job_of(name)]
-        machine.record(ReservationDropped(job=other.job, attempt=other.attempt + 1,
-                                          why=Reason.PREEMPTED))  # fmt: skip
+) -> int:  # fmt: skip
+    """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
     victims = tuple(cellwork.job_of(name) for name in where.victims)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
+    if victims == (job.job,):
+        needs = "its earlier attempt"  # On a node that was lost, and came back with it.
     _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
     machine.record(CellsReserved(job=job.job, attempt=job.attempt + 1, chain=where.chain,
                                  members=made, victims=victims, at=now, why=why,
                                  ranked=head.ranked))  # fmt: skip
-    for name in where.victims:
-        _stop_victim(machine, name, job, now)
+    cost = len(made) + len(victims)
+    _stop_all(machine, job, where.victims, now, max(0, MEMBERS_BOUND_MAX - cost))
     if not _room(machine, job, made):
         _more_victims(machine, job, made, now)
-    return True
+    return cost
 
 
-def _stop_victim(machine: AllocatorMachine, name: str, job: JobState, now: Instant) -> None:
+def _users(machine: AllocatorMachine, job: JobState) -> dict[str, None]:
+    """Return who uses what a job claims."""
+    hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+    user = machine.cells.chains[hold.chain].user
+    return {holder.job: None for spot in hold.spots for leaf in spot.leaves
+            if (holder := user[leaf]) is not None}  # fmt: skip
+
+
+def _stop_all(
+    machine: AllocatorMachine, job: JobState, names: Iterable[str], now: Instant, most: int
+) -> int:
+    """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
+    stopped = 0
+    for name in names:
+        if stopped >= most:
+            machine.soft.check_at = now
+            break
+        stopped += _stop_victim(machine, name, job, now)
+    return stopped
+
+
+def _stop_victim(machine: AllocatorMachine, name: str, job: JobState, now: Instant) -> bool:
     victim = machine.jobs.get(cellwork.job_of(name))
     current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
     if victim is not None and current and victim.state in (State.BOUND, State.RUNNING):
         stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
+        return True
+    return False
 
 
 def _promote(machine: AllocatorMachine) -> None:
@@ -226,9 +266,11 @@ def _promote(machine: AllocatorMachine) -> None:
                                    levels=tuple(spot.level for spot in spots)))  # fmt: skip
 
 
-def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> None:
-    if job.waits != (why, needs):
-        machine.record(JobWaits(job=job.job, why=why, needs=needs))
+def _wait(
+    machine: AllocatorMachine, job: JobState, why: Reason, needs: str, *, aside: bool = False
+) -> None:
+    if job.waits != (why, needs) or aside:
+        machine.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
 
 
 # --- CPUs and memory ---------------------------------------------------------------------------
@@ -237,17 +279,19 @@ def _wait(machine: AllocatorMachine, job: JobState, why: Reason, needs: str) -> 
 def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
     """Return how many workers a node's CPUs and memory serve, if the job asks for any.
 
-    For a guaranteed job what opportunistic ones hold counts as free: they can be stopped.
+    For a guaranteed job what opportunistic ones hold counts as free: they can be stopped. What
+    reservations wait for is theirs, as their GPUs are.
     """
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return None
+    owed = _owed(machine)
 
     def limit(name: str) -> int:
         node = machine.nodes.get(name)
         if node is None:
             return 0
-        cpus = memory = 0
+        cpus, memory = owed.get(name, (0, 0))
         if priority >= 0:
             for (other, attempt), holding in node.holdings.items():
                 if _yields(machine, other, attempt):
@@ -255,6 +299,19 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
         return node.workers(wanted, cpus, memory)
 
     return limit
+
+
+def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
+    """Return by node the CPUs and memory that reservations will take there, below zero."""
+    owed: dict[str, tuple[int, int]] = {}
+    for job in machine.reserved.values():
+        hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+        shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
+        for spot in hold.spots if wanted.cpus or wanted.memory else ():
+            node = shape.node(spot.leaves[0])
+            cpus, memory = owed.get(node, (0, 0))
+            owed[node] = cpus - wanted.cpus, memory - int(wanted.memory)
+    return owed
 
 
 def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
