@@ -131,17 +131,10 @@ def check(arguments: Namespace) -> int:
     A file without chains is measured by the nodes that have joined, if a cluster can be asked.
     """
     from skep.cells.clustercheck import cluster_remarks
-    from skep.cells.clusterfile import parse_cluster
 
     document = _document(arguments.file)
-    tree = document.tree
-    if arguments.verb == "check" and isinstance(tree, dict) and not _has_keys(tree):
-        # The short form that `skep vc set` takes too: virtual clusters and nothing around them.
-        tree = {"vcs": tree}
-    read = parse_cluster(tree)
-    if isinstance(read, list):
-        _refuse(document, read, f"{document.source} is wrong:")
-    cluster, warnings = read, [_told(document, one) for one in cluster_remarks(read)]
+    cluster = _parsed(document)
+    warnings = [_told(document, one) for one in cluster_remarks(cluster)]
     if not cluster.chains:
         cluster = _with_nodes(arguments, document, cluster, warnings)
     report = _report(cluster)
@@ -151,6 +144,23 @@ def check(arguments: Namespace) -> int:
     _warn(warnings)
     _show(report)
     return exits.OK
+
+
+def read(name: str) -> Cluster:
+    """Return the cluster that a file describes. Raises CommandError that names all mistakes."""
+    return _parsed(_document(name))
+
+
+def _parsed(document: Document) -> Cluster:
+    from skep.cells.clusterfile import parse_cluster
+
+    tree = document.tree
+    if isinstance(tree, dict) and not _has_keys(tree):
+        tree = {"vcs": tree}  # The short form: virtual clusters and nothing around them.
+    cluster = parse_cluster(tree)
+    if isinstance(cluster, list):
+        _refuse(document, cluster, f"{document.source} is wrong:")
+    return cluster
 
 
 def _has_keys(tree: dict[Any, Any]) -> bool:

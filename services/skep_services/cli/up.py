@@ -265,7 +265,7 @@ def _write(home: str, cluster: Cluster, wishes: Wishes) -> None:
         pass  # The first start, or it was wiped.
     folder.write_json(folder.cluster_path(home), msgspec.to_builtins(cluster))
     if wishes.vcs is not None and os.path.exists(folder.published_path(home)):
-        # Quotas that were set meanwhile (`skep vc set`) give way to those asked for here.
+        # Cells that were set meanwhile (`skep vc apply`) give way to those asked for here.
         os.unlink(folder.published_path(home))
 
 

@@ -54,11 +54,9 @@ class _Tree:
 
     def __init__(self, cells: Cells, state: ChainState, vc: str) -> None:
         self.state, self.shape, self.vc = state, state.topology, vc
-        self.astray = {
-            leaf: job_of(job)
-            for job, parts in cells.astray.items()
-            for leaf in parts.get(self.shape.name, ())
-        }
+        found = ((cells.find(*gpu), job) for job, gpus in cells.astray.items() for gpu in gpus)
+        self.astray = {home[1]: job_of(job) for home, job in found
+                       if home is not None and home[0] == self.shape.name}  # fmt: skip
 
     def tops(self) -> Iterator[Plain]:
         for index in range(self.shape.count[self.shape.top]):
@@ -268,7 +266,11 @@ def plan_view(fold: Fold, asked: Cluster) -> Plain:
     named = dict.fromkeys(cell.node for chain in after.chains.values() for cell in chain.nodes)
     return {
         "jobs": jobs,
-        "vcs": [_vc_change(name, before, after) for name in sorted({*before.vcs, *after.vcs})],
+        "vcs": [
+            {**_vc_change(name, before, after),
+             "asked": gpus_owned(asked, name) if name in asked.vcs else 0}
+            for name in sorted({*before.vcs, *after.vcs})
+        ],
         "missing": [name for name in named
                     if name not in fold.nodes or fold.nodes[name].joined is None],
     }  # fmt: skip

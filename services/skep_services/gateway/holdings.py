@@ -179,7 +179,7 @@ class Holdings:
             if inside:
                 spots.append(Spot(tuple(sorted(inside)), rank.level))
         for gpu, home in homes.items():
-            if home is not None and home[0] != chain:
+            if home is None or home[0] != chain:
                 cells.stray(_name(*name), *gpu)
         if not spots:
             return None
