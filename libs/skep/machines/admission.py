@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.holds import Request
+from skep.cells.legal import impossible
 from skep.cells.levels import gpus_by_level, level_names
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
@@ -288,7 +290,29 @@ class AdmissionMachine:
         problem = self._impossible(parsed) or self._too_many(parsed)
         if problem is not None:
             return [problem]
-        return self._within_quota(parsed)
+        judged = self._within_quota(parsed)
+        return self._fitting(judged) if isinstance(judged, JobSpec) else judged
+
+    def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:
+        """Return the spec, or why no cell can ever serve it, with what would fit.
+
+        What a VC was promised in GPUs it gets as nodes join: until then nothing is impossible.
+        """
+        short = any(vc.gpus for vc in self.cells.vcs.values()) or spec.vc not in self.cells.vcs
+        owned = sum(
+            quota.count * _gpus(self.cells.chains[quota.chain], quota.level)
+            for quota in self.cells.vcs[spec.vc].cells
+        ) if not short else 0  # fmt: skip
+        if not self.cells.chains or short or owned < self.vcs[spec.vc].gpus:
+            return spec
+        refusal = impossible(self.cells, Request.of(spec, "", guaranteed=not spec.opportunistic))
+        if refusal is None:
+            return spec
+        spare = Request.of(spec, "", guaranteed=False)
+        if spec.over_quota == "opportunistic" and impossible(self.cells, spare) is None:
+            return msgspec.structs.replace(spec, service_class="opportunistic")
+        return [Problem(path="$.resources", reason=refusal.reason, text=refusal.text,
+                        suggestion=refusal.suggestion)]  # fmt: skip
 
     def _too_many(self, spec: JobSpec) -> Problem | None:
         config = self.vcs[spec.vc]
