@@ -8,7 +8,15 @@ from skep.machines.allocator import AllocatorMachine, schedule
 from skep.machines.base import Effect, Record, Send
 from skep.units import GIB
 from skep.wire.admin import SetVcs
-from skep.wire.facts import CellsReserved, JobBound, JobQueued, JobRequeued, JobStopping, JobWaits, MemberGone
+from skep.wire.facts import (
+    CellsReserved,
+    JobBound,
+    JobQueued,
+    JobRequeued,
+    JobStopping,
+    JobWaits,
+    MemberGone,
+)
 from skep.wire.node import NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from tests.kit import (

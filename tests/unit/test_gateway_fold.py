@@ -148,7 +148,7 @@ def test_a_job_cancelled_in_its_queue_never_had_an_attempt() -> None:
     cluster = Cluster()
     cluster.set_vcs(nlp=4)
     job = cluster.submit(spec())
-    assert job_of(cluster.fold, job).row.why == "fits-no-cell"
+    assert job_of(cluster.fold, job).row.why == "waits-for-nodes"
     cluster.cancel(job)
     found = job_of(cluster.fold, job)
     assert (found.row.state, found.row.why, found.attempts) == ("cancelled", "cancelled", [])

@@ -312,6 +312,10 @@ class Fold:
             job = self._job(fate.job)
             if job is not None and fate.fate == "released":
                 self._unclaimed(job)
+        for name in [name for name, job in self.active.items() if job.aside]:
+            job = self._job(name)
+            if job is not None:
+                job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
         self.clusters = self._clusters = Clusters(fact.asked, fact.cluster)
 
     def _job_fact(self, job: Job, fact: JobFact) -> None:
@@ -326,7 +330,7 @@ class Fold:
                 row.why = Reason.WAITS_BEHIND
                 self._enter(job, State.QUEUED)
             case JobWaits():
-                row.why, row.needs = fact.why, fact.needs
+                row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
             case JobBound():
                 self._bound(job, fact)
             case JobRan():
@@ -337,6 +341,7 @@ class Fold:
                 attempt = job.attempt(fact.attempt)
                 attempt.ended_why, attempt.detail = fact.why, fact.detail
                 self._enter(job, State.STOPPING)
+                self.holdings.give_back(job, fact.attempt)
             case GhostGone():
                 self._free(fact.node, fact.job, fact.attempt)
                 job.attempt(fact.attempt).part(fact.node).free = True
@@ -384,9 +389,9 @@ class Fold:
         part.steps, part.step_ns = fact.steps, fact.step_ns
         if fact.free:
             self._free(fact.node, fact.job, fact.attempt)
-        elif not self.holdings.claimed(fact.job, fact.attempt):
+        else:
             # What a lost node still runs does not keep its VC from healthy cells.
-            self.holdings.regrade(job, fact.attempt, ())
+            self.holdings.give_back(job, fact.attempt)
 
     def _requeued(self, job: Job, fact: JobRequeued) -> None:
         row, attempt = job.row, job.attempt(fact.attempt)

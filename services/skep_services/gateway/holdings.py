@@ -88,7 +88,12 @@ class Holdings:
         if row.attempt == attempt and row.state in PLACED:
             row.class_in_force = GUARANTEED_CLASS if levels else OPPORTUNISTIC_CLASS
 
-    def claimed(self, job: str, attempt: int) -> bool:
+    def give_back(self, job: Job, attempt: int) -> None:
+        """Free its VC's cells of an attempt that is to end, unless they are claimed already."""
+        if not self._claimed(job.row.job, attempt):
+            self.regrade(job, attempt, ())
+
+    def _claimed(self, job: str, attempt: int) -> bool:
         """Return whether some of what an attempt uses is reserved for another job."""
         nodes = self._fold.nodes
         for other in self._fold.active.values():

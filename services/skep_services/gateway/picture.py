@@ -95,8 +95,8 @@ class _Chain:
         fan = self.sizes[level] // self.sizes[level - 1]
         width, height = self.box[-1]
         room = WIDTH - 2 * EDGE - 2 * PAD * (len(self.names) - level)
-        columns = max(1, min(fan, int(room // (width + GAP))))
-        rows = -(-fan // columns)
+        rows = -(-fan // max(1, int(room // (width + GAP))))
+        columns = -(-fan // rows)
         head = LABEL if level >= self.node else 0
         self.columns.append(columns)
         least = NODE_WIDTH if level == self.node else 0
@@ -209,7 +209,7 @@ class _Chain:
             look = use._replace(job="used" if use.job else "", reserved="")
             counts[look] = counts.get(look, 0) + gpus
         x, left = 240.0, cell["gpus"]
-        for use in sorted(counts):
+        for use in sorted(counts, key=lambda use: (not use.job, use.borrowed, use)):
             width = BAR_WIDTH * counts[use] / left
             words = (use.vc or "somebody") + (" borrows" if use.borrowed else " uses")
             words = words if use.job else "idle"

@@ -144,6 +144,8 @@ class Job(msgspec.Struct, kw_only=True):
     demotable: bool = False
     claims: tuple[Member, ...] = ()
     """What is reserved for it while others still use some of it."""
+    aside: bool = False
+    """It waits for other cells, and nobody waits for it."""
     victims: tuple[str, ...] = ()
     """Whose end it waits for."""
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from skep.cells.explain import waits
+from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.cells import bound_view, owned_view
@@ -108,7 +109,7 @@ def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
         if other.row.state is State.QUEUED
         and other.row.vc == row.vc
         and other.row.service_class == row.service_class
-        and other.row.why != Reason.FITS_NO_CELL
+        and not other.aside
         and order(other) < mine
     ]
 
@@ -138,7 +139,7 @@ def _changes(job: Job, fold: Fold) -> list[str]:
         case Reason.WAITS_FOR_GPUS:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
-            return [_return_of(node) for node in _away(fold)]
+            return [*(_return_of(node) for node in _away(fold)), *_more_nodes(row, fold)]
         case Reason.WAITS_FOR_PORT:
             return [f"any job whose first node is {row.needs} ends", "the agent has more ports"]
         case Reason.WAITS_FOR_VICTIMS:
@@ -255,6 +256,15 @@ def _placed_jobs(fold: Fold) -> list[Job]:
 
 def _away(fold: Fold) -> list[Node]:
     return [node for _, node in sorted(fold.nodes.items()) if not node.usable]
+
+
+def _more_nodes(row: Row, fold: Fold) -> list[str]:
+    """Return how many GPUs have yet to join before a VC owns what was asked for it."""
+    clusters = fold.clusters
+    if row.vc not in clusters.asked.vcs:
+        return []
+    missing = gpus_owned(clusters.asked, row.vc) - gpus_owned(clusters.resolved, row.vc)
+    return [f"nodes with {missing} more GPUs join"] if missing > 0 else []
 
 
 def _return_of(node: Node) -> str:
