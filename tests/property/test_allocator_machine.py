@@ -8,13 +8,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from skep.cells.check import check
+from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, Kept
+from skep.machines.allocator.cellwork import borrows, job_of, request
 from skep.machines.allocator.jobs import State
+from skep.machines.allocator.schedule import _limit
 from skep.machines.base import Effect, Record, Send, Tick
-from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode, StopJob
 from skep.wire.facts import (
+    CellsReserved,
+    CellsSet,
+    EpochBegan,
     GhostGone,
     JobBound,
     JobEnded,
@@ -56,7 +64,7 @@ SHAPES = [
     {"gpus": 2, "workers": 2},
     {"gpus": 1, "workers": 2, "hard": True},
 ]
-"""Gangs that the empty cluster holds on either type of GPU: none blocks its queue for ever."""
+"""Gangs that the empty cluster holds on either type of GPU."""
 
 specs = st.builds(
     lambda shape, **rest: {**shape, **rest},
@@ -64,8 +72,10 @@ specs = st.builds(
     vc=st.sampled_from(["nlp", "cv"]),
     cpus=st.sampled_from([0, 2]),
     gpu_type=st.sampled_from([None, None, "cpu", "h200"]),
-    priority=st.sampled_from([0, 0, 5]),
+    priority=st.sampled_from([0, 0, 5, 9]),
     opportunistic=st.booleans(),
+    over_quota=st.sampled_from(["wait", "wait", "opportunistic"]),
+    demotable=st.booleans(),
     retries=st.integers(0, 1),
     time=st.sampled_from([None, 20]),
 )
@@ -76,8 +86,55 @@ HAPPENINGS = [
     *["go_well"] * 4,
     *["wait", "crash"] * 2,
     *["cancel", "restart_agent", "replace_agent", "double", "drain", "set_quotas", "advise"],
+    *["quarantine", "resize", "describe", "keep"],
 ]
 """What may happen, as often as it is named."""
+
+
+PAIRS = (Level(name="pair", fanout=2), Level(name="node", fanout=2))
+WHOLE = {
+    "big": Chain(gpu="cpu", levels=PAIRS, node_level="node", nodes=(NodeCell(node="node-1"),)),
+    "small": Chain(gpu="cpu", levels=(Level(name="node", fanout=2),), node_level="node",
+                   nodes=(NodeCell(node="node-2"),)),
+    "fast": Chain(gpu="h200", levels=(*PAIRS, Level(name="rack", fanout=1)), node_level="node",
+                  nodes=(NodeCell(node="node-3"),)),
+    "odd": Chain(gpu="h200", levels=(Level(name="node", fanout=2),), node_level="node",
+                 nodes=(NodeCell(node="node-2", devices=(3, 2)),)),
+}  # fmt: skip
+"""Every GPU of every node, described."""
+
+TURNED = {
+    "big": msgspec.structs.replace(WHOLE["big"], nodes=(NodeCell(node="node-1", devices=(2, 0, 3, 1)),)),
+    "few": msgspec.structs.replace(WHOLE["odd"], nodes=(NodeCell(node="node-3", devices=(1, 2)),)),
+}
+"""Some of them, in another order: what runs elsewhere is in no chain."""
+
+
+def owning(**cells: dict[tuple[str, str], int]) -> dict[str, VirtualCluster]:
+    """Return virtual clusters by how many cells they own of (chain, level)."""
+    return {
+        name: VirtualCluster(
+            cells=tuple(Quota(chain=chain, level=level, count=count)
+                        for (chain, level), count in owned.items()),
+            weight=2.0 if name == "cv" else 1.0)
+        for name, owned in cells.items()
+    }  # fmt: skip
+
+
+DESCRIBED = [
+    SetVcs(chains=WHOLE, vcs=vcs(nlp=6, cv=6)),
+    SetVcs(chains=WHOLE, vcs=owning(nlp={("big", "node"): 1, ("odd", "gpu"): 1},
+                                    cv={("fast", "rack"): 1, ("small", "node"): 1})),
+    SetVcs(chains=WHOLE, vcs=owning(nlp={("fast", "pair"): 2, ("big", "pair"): 1},
+                                    cv={("big", "gpu"): 2, ("small", "node"): 1})),
+    SetVcs(chains=TURNED, vcs=owning(nlp={("big", "pair"): 1}, cv={("big", "pair"): 1})),
+    SetVcs(chains=TURNED, vcs=owning(cv={("big", "node"): 1, ("few", "gpu"): 1})),
+    SetVcs(chains={**WHOLE, "odd": msgspec.structs.replace(TURNED["few"], nodes=WHOLE["odd"].nodes)},
+           pins={"mine": Pin(chain="big", level="pair", index=0)},
+           vcs={**owning(cv={("fast", "node"): 1}),
+                "nlp": VirtualCluster(pinned=("mine",), gpus=1)}),
+]  # fmt: skip
+"""Clusters that an operator may set, one after the other, whatever runs."""
 
 
 class Bitmap:
@@ -96,6 +153,7 @@ class Bitmap:
         match fact:
             case NodeAdded():
                 for gpu in fact.joined.gpus:
+                    # A GPU that is gone for a while is still whose it was.
                     self.holder.setdefault((fact.joined.node, gpu.index), None)
                     self.kind[fact.joined.node, gpu.index] = gpu.type
             case JobQueued():
@@ -138,18 +196,12 @@ class Bitmap:
                 (each.node, d) for rank in each.devices for d in rank
             ]
 
-    def free(self, kind: str, node: str) -> int:
-        return sum(
-            holder is None and self.kind[gpu] == kind and gpu[0] == node
-            for gpu, holder in self.holder.items()
-        )
-
-
 class Agent:
     """A node as the allocator may find it: obeys in any order, dies, comes back, or is replaced."""
 
     def __init__(self, node: str, identity: str) -> None:
         self.node, self.identity = node, identity
+        self.gpus = NODES[node]
         self.incarnation = 0
         self.cleared = 0
         self.heard: list[BindJob | StopJob | ClearNode] = []
@@ -161,7 +213,7 @@ class Agent:
     def join(self) -> None:
         self.incarnation += 1
         self.stream.append(
-            joined(self.node, NODES[self.node], identity=self.identity, cpus=CPUS,
+            joined(self.node, self.gpus, identity=self.identity, cpus=CPUS,
                    incarnation=self.incarnation)
         )  # fmt: skip
 
@@ -208,7 +260,8 @@ class Allocator(RuleBasedStateMachine):
         self.sequence = 0
         self.order = 0
         self.second = 0.0
-        self.quotas = {"nlp": 6, "cv": 4}
+        self.shadow: AllocatorMachine | None = None
+        """A machine from an earlier snapshot, which the facts since then keep up to date."""
 
     def feed(self, event: Any) -> list[Effect]:
         return self.follow(self.decide(event, self.second))
@@ -223,8 +276,10 @@ class Allocator(RuleBasedStateMachine):
         return effects
 
     def take_over(self, fact: Any) -> None:
-        """Keep the bitmap, and assert that whoever is bound keeps to the quota."""
+        """Keep the bitmap, and assert what concerns orders and nodes to be cleared."""
         self.bitmap.take_over(fact)
+        if self.shadow is not None:
+            self.shadow.apply(fact)
         if isinstance(fact, JobBound | JobStopping):
             assert fact.order == self.order + 1
             self.order = fact.order
@@ -236,12 +291,6 @@ class Allocator(RuleBasedStateMachine):
             assert not [key for key, run in agent.running.items() if run.order <= order]
         if isinstance(fact, JobBound):
             assert not [each for each in fact.members if self.unclear.get(each.node)]
-            active = self.bitmap.active
-            if not active[fact.job].opportunistic:
-                vc = active[fact.job].vc
-                mine = [each for each in active.values() if each.vc == vc]
-                held = sum(each.gpus for each in mine if not each.opportunistic)
-                assert held <= self.quotas[vc], (vc, held)
 
     def hear(self, effect: Send) -> None:
         command = effect.message
@@ -260,7 +309,7 @@ class Allocator(RuleBasedStateMachine):
     @initialize(present=st.sampled_from([list(NODES), list(NODES)[:2], []]))
     def begin(self, present: list[str]) -> None:
         self.follow(self.decide.restart(0))
-        self.feed(SetVcs(vcs=vcs(**self.quotas)))
+        self.feed(SetVcs(vcs=vcs(nlp=6, cv=4)))
         for node in NODES:
             self.agents[node] = Agent(node, f"id-{node}")
         for node in present:
@@ -290,7 +339,10 @@ class Allocator(RuleBasedStateMachine):
             assert self.feed(cancel_asked(int(job[1:]))) == []
 
     def go_well(self, _: str, data: st.DataObject) -> None:
-        """Every command arrives, and so does every answer."""
+        """Every command arrives, and so does every answer. What can never run is given up."""
+        for job in list(self.decide.machine.jobs.values()):
+            if job.waits is not None and job.waits[0] is Reason.FITS_NO_CELL:
+                self.feed(cancel_asked(job.sequence))
         for agent in self.agents.values():
             for command in agent.heard:
                 agent.obey(command)
@@ -351,9 +403,39 @@ class Allocator(RuleBasedStateMachine):
         self.feed(DrainNode(node=node, drain=data.draw(st.booleans())))
 
     def set_quotas(self, _: str, data: st.DataObject) -> None:
-        gpus = data.draw(st.integers(4, 8))
-        self.quotas = {"nlp": gpus, "cv": 12 - gpus}
-        self.feed(SetVcs(vcs=vcs(**self.quotas)))
+        """The nodes that joined make up the chains, and tenants own so many GPUs of them."""
+        gpus = data.draw(st.integers(2, 8))
+        self.feed(SetVcs(vcs=vcs(nlp=gpus, cv=12 - gpus)))
+
+    def describe(self, _: str, data: st.DataObject) -> None:
+        """Other chains, other owners: nobody is stopped by that."""
+        before = dict(self.bitmap.active)
+        effects = self.feed(data.draw(st.sampled_from(DESCRIBED)))
+        changed = [e.fact for e in effects if isinstance(e, Record) and isinstance(e.fact, CellsSet)]
+        assert len(changed) <= 1
+        if changed:
+            (fact,) = changed
+            stopped = [e.fact.job for e in effects
+                       if isinstance(e, Record) and isinstance(e.fact, JobStopping)]  # fmt: skip
+            # Only who is needed to make room for another, by a decision of its own.
+            assert not stopped or any(
+                isinstance(e, Record) and isinstance(e.fact, CellsReserved) for e in effects)
+            assert {fate.job for fate in fact.fates} <= set(self.bitmap.specs)
+            assert all(job in before for job in stopped)
+
+    def quarantine(self, node: str, data: st.DataObject) -> None:
+        device = data.draw(st.integers(0, 3))
+        self.feed(QuarantineGpu(node=node, device=device, quarantine=data.draw(st.booleans())))
+
+    def resize(self, node: str, data: st.DataObject) -> None:
+        """The agent starts again with fewer GPUs than before, or with all of them."""
+        agent = self.agents[node]
+        agent.gpus = data.draw(st.sampled_from([NODES[node], {"cpu": 2}, {"cpu": 1, "h200": 1}]))
+        agent.join()
+
+    def keep(self, _: str, data: st.DataObject) -> None:
+        """Somebody takes a snapshot, from which facts lead to the same state as from the start."""
+        self.shadow = restored(self.decide.machine)
 
     def advise(self, _: str, data: st.DataObject) -> None:
         waiting = [job for job in self.decide.machine.jobs.values() if job.state is State.QUEUED]
@@ -378,30 +460,37 @@ class Allocator(RuleBasedStateMachine):
                 self.feed(Tick())
 
     def crash(self, _: str, data: st.DataObject) -> None:
+        if self.shadow is not None:
+            self.shadow.apply(EpochBegan(epoch=self.decide.epoch + 1, owner=""))
         self.follow(self.decide.restart(self.second))
 
     # --- what always holds -----------------------------------------------------------------------
 
     @invariant()
     def a_snapshot_rebuilds_the_machine(self) -> None:
-        entries = msgspec.json.encode(self.decide.machine.snapshot())
-        again = self.decide.make()
-        for entry in msgspec.json.decode(entries, type=list[Kept]):
-            again.apply(entry)
+        again = restored(self.decide.machine)
         again.check()
+        check(again.cells)
         assert durable(again) == durable(self.decide.machine)
+
+    @invariant()
+    def a_snapshot_and_what_came_since_rebuild_it(self) -> None:
+        if self.shadow is not None:
+            assert durable(self.shadow) == durable(self.decide.machine)
 
     @invariant()
     def the_bitmap_agrees(self) -> None:
         machine = self.decide.machine
-        free = {
-            (name, index)
-            for name, node in machine.nodes.items()
-            for devices in node.free.values()
-            for index in devices
-        }
+        cells = machine.cells
         assert all(node.cpus_free >= 0 for node in machine.nodes.values())
-        assert free == {gpu for gpu, holder in self.bitmap.holder.items() if holder is None}
+        used = {gpu: holder for gpu, holder in self.bitmap.holder.items() if holder is not None}
+        for gpu, (job, attempt) in used.items():
+            name = f"{job}.{attempt}"
+            found = cells.find(*gpu)
+            hold = cells.chains[found[0]].user[found[1]] if found is not None else None
+            assert (hold is not None and hold.job == name) or gpu in cells.astray[name], gpu
+        known = sum(user is not None for chain in cells.chains.values() for user in chain.user)
+        assert known + sum(len(gpus) for gpus in cells.astray.values()) == len(used)
         unfinished = [job for job in self.bitmap.specs if job not in self.bitmap.ends]
         assert list(machine.jobs) == unfinished
         assert set(self.bitmap.ends.values()) <= {1}
@@ -415,36 +504,65 @@ class Allocator(RuleBasedStateMachine):
             assert len(used) == len(set(used)), agent.running
 
     @invariant()
-    def nobody_waits_for_what_is_free(self) -> None:
-        """The guaranteed job with the highest claim within its quota does not fit."""
+    def what_is_claimed_is_waited_for_or_bound(self) -> None:
+        """Whoever has a reservation waits for somebody who is being stopped, or for CPUs."""
         machine = self.decide.machine
-        if machine.soft.advice_until:
-            return  # An equal may have been put before it.
-        waiting = [job for job in machine.jobs.values() if job.state is State.QUEUED]
-        heads: dict[str, Any] = {}
-        for job in sorted(waiting, key=lambda job: job.entry):
-            if not job.spec.opportunistic:
-                heads.setdefault(job.spec.vc, job)
-        for vc, job in sorted(heads.items(), key=lambda item: item[1].entry):
-            if machine.used.get(vc, 0) + job.spec.gpus <= self.quotas[vc]:
-                assert job.waits is not None, job
-                assert not self.fits(job.spec), job
-                break
+        for job in machine.reserved.values():
+            name = f"{job.job}.{job.attempt + 1}"
+            hold = machine.cells.holds[name]
+            chain = machine.cells.chains[hold.chain]
+            users = [chain.user[leaf] for spot in hold.spots for leaf in spot.leaves]
+            for user in users:
+                victim = machine.jobs.get(job_of(user.job)) if user is not None else None
+                current = victim is not None and user is not None and (
+                    user.job == f"{victim.job}.{victim.attempt}" and victim.job in machine.placed)
+                if victim is not None and current:
+                    assert victim.state is State.STOPPING, (job, victim)
+            short = job.spec.resources.cpus or (job.waits or ("",))[0] is Reason.WAITS_FOR_PORT
+            assert any(user is not None for user in users) or short, job
 
-    def fits(self, wanted: JobSpec) -> bool:
-        """Return whether the gang fits, tried by hand on the bitmap."""
-        resources = wanted.resources
-        hard = resources.topology is not None and resources.topology.hard
-        for kind in ["cpu", "h200"] if resources.gpu_type is None else [resources.gpu_type]:
-            room = []
-            for name, node in self.decide.machine.nodes.items():
-                if node.usable:
-                    workers = self.bitmap.free(kind, name) // resources.gpus
-                    cpus = node.cpus_free // resources.cpus if resources.cpus else workers
-                    room.append(max(0, min(workers, cpus)))
-            if room and (max(room) if hard else sum(room)) >= resources.workers:
-                return True
-        return False
+    @invariant()
+    def nobody_waits_for_what_could_be_had(self) -> None:
+        """The first of every queue does not fit now, whatever was remembered of earlier trials."""
+        machine, now = self.decide.machine, self.decide.now
+        for queue in machine.queues.values():
+            head = queue.head()
+            if head is None:
+                continue
+            job = machine.jobs[head.entry.job]
+            assert job.waits is not None, job
+            if job.waits[0] is Reason.WAITS_FOR_PORT:
+                continue
+            for guaranteed in (True, False) if borrows(job) else (not job.spec.opportunistic,):
+                asked = request(job, job.attempt + 1, guaranteed=guaranteed)
+                limit = _limit(machine, job, asked.priority)
+                assert machine.cells.place(asked, machine.loss(now), limit) is None, asked
+
+    @invariant()
+    def a_vc_that_uses_nothing_gets_all_it_owns(self) -> None:
+        """Sharing safety: with healthy hardware, only its own jobs keep a VC from its cells."""
+        machine = self.decide.machine
+        cells = machine.cells
+        if any(chain.bad for chain in cells.chains.values()):
+            return
+        busy = {hold.vc for hold in cells.holds.values() if hold.guaranteed}
+        for (vc, opportunistic), queue in machine.queues.items():
+            head = queue.head()
+            if opportunistic or vc in busy or head is None:
+                continue
+            job = machine.jobs[head.entry.job]
+            asked = request(job, job.attempt + 1, guaranteed=True)
+            fits = Cells(cells.cluster).place(asked) is not None
+            assert not fits or job.spec.resources.cpus or job.waits == (Reason.WAITS_FOR_PORT, ""), job
+
+
+def restored(machine: AllocatorMachine) -> AllocatorMachine:
+    """Return a machine made from another's snapshot."""
+    entries = msgspec.json.encode(machine.snapshot())
+    again = AllocatorMachine()
+    for entry in msgspec.json.decode(entries, type=list[Kept]):
+        again.apply(entry)
+    return again
 
 
 TestAllocator = Allocator.TestCase

@@ -19,7 +19,6 @@ from skep.wire.facts import (
     JobQueued,
     JobWaits,
     NodeAdded,
-    VcsSet,
 )
 from skep.wire.node import MemberStepped
 from skep.wire.reasons import Reason

@@ -19,13 +19,13 @@ import msgspec
 
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
-from skep.cells.levels import gpus_by_level, level_names
+from skep.cells.levels import owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.cluster import Chain, Cluster, VirtualCluster
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
@@ -298,12 +298,9 @@ class AdmissionMachine:
 
         What a VC was promised in GPUs it gets as nodes join: until then nothing is impossible.
         """
-        short = any(vc.gpus for vc in self.cells.vcs.values()) or spec.vc not in self.cells.vcs
-        owned = sum(
-            quota.count * _gpus(self.cells.chains[quota.chain], quota.level)
-            for quota in self.cells.vcs[spec.vc].cells
-        ) if not short else 0  # fmt: skip
-        if not self.cells.chains or short or owned < self.vcs[spec.vc].gpus:
+        cells, vc = self.cells, spec.vc
+        settled = vc in cells.vcs and not any(each.gpus for each in cells.vcs.values())
+        if not cells.chains or not settled or owned(cells, vc) < self.vcs[vc].gpus:
             return spec
         refusal = impossible(self.cells, Request.of(spec, "", guaranteed=not spec.opportunistic))
         if refusal is None:
@@ -343,16 +340,9 @@ class AdmissionMachine:
 
     def _owned(self, vc: str) -> int:
         """Return the GPUs a VC owns: what it was promised, or in its cells together."""
-        asked, cells = self.vcs[vc], self.cells
-        owned = asked.gpus
-        for quota in asked.cells:
-            if quota.chain in cells.chains:
-                owned += quota.count * _gpus(cells.chains[quota.chain], quota.level)
-        for name in asked.pinned:
-            if name in cells.pins:
-                pin = cells.pins[name]
-                owned += _gpus(cells.chains[pin.chain], pin.level)
-        return owned
+        if self.vcs[vc].gpus or vc not in self.cells.vcs:
+            return self.vcs[vc].gpus
+        return owned(self.cells, vc)
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
@@ -452,10 +442,6 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
-
-
-def _gpus(chain: Chain, level: str) -> int:
-    return gpus_by_level(chain)[level_names(chain).index(level)]
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

@@ -86,10 +86,10 @@ def _inventory(arguments: Namespace) -> list[NodeJoined]:
 def _import(arguments: Namespace) -> int:
     from skep.cells.hived import import_hived
 
-    document = _document(arguments.file)
+    document = read_document(arguments.file)
     read = import_hived(document.tree)
     if isinstance(read, list):
-        _refuse(document, read, "nothing was imported, because the configuration is wrong:")
+        refuse_document(document, read, "nothing was imported, because the configuration is wrong:")
     cluster, warnings = read
     return _write(arguments, cluster, [_told(document, one) for one in warnings])
 
@@ -132,7 +132,7 @@ def check(arguments: Namespace) -> int:
     """
     from skep.cells.clustercheck import cluster_remarks
 
-    document = _document(arguments.file)
+    document = read_document(arguments.file)
     cluster = _parsed(document)
     warnings = [_told(document, one) for one in cluster_remarks(cluster)]
     if not cluster.chains:
@@ -148,7 +148,7 @@ def check(arguments: Namespace) -> int:
 
 def read(name: str) -> Cluster:
     """Return the cluster that a file describes. Raises CommandError that names all mistakes."""
-    return _parsed(_document(name))
+    return _parsed(read_document(name))
 
 
 def _parsed(document: Document) -> Cluster:
@@ -159,7 +159,7 @@ def _parsed(document: Document) -> Cluster:
         tree = {"vcs": tree}  # The short form: virtual clusters and nothing around them.
     cluster = parse_cluster(tree)
     if isinstance(cluster, list):
-        _refuse(document, cluster, f"{document.source} is wrong:")
+        refuse_document(document, cluster, f"{document.source} is wrong:")
     return cluster
 
 
@@ -191,7 +191,7 @@ def _with_nodes(
             f"the virtual clusters own {wanted} GPUs; {there} have joined: {wanted - there} short"
         )
         one = problem("$.vcs", Reason.INFEASIBLE, text, "take some away, or add nodes")
-        _refuse(document, [one], f"{document.source} is wrong:")
+        refuse_document(document, [one], f"{document.source} is wrong:")
     return resolve(cluster, inventory)
 
 
@@ -270,7 +270,7 @@ def _show(report: dict[str, Any]) -> None:
 # --- what they share ------------------------------------------------------------------------------
 
 
-def _document(name: str) -> Document:
+def read_document(name: str) -> Document:
     """Return the one document of a file; an empty one is a document without anything."""
     from skep_services.cli import specs
 
@@ -304,7 +304,8 @@ def _told(document: Document, one: Problem) -> dict[str, Any]:
     }
 
 
-def _refuse(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+def refuse_document(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+    """Raise CommandError that tells everything wrong with a document, each with its line."""
     told = [_told(document, one) for one in problems]
     lines = [f"{one['where']}: {problem_text(one)}" for one in told]
     text = "\n  ".join([head, *lines])
