@@ -24,6 +24,7 @@ from tests.gateway_kit import Cluster, job_of, texts
 from tests.kit import T0, at, heartbeat, joined, spec
 
 NOW = at(100)
+FOR_CELLS = ("waits-for-cells", "its virtual cluster's cells are in use, or bad")
 
 
 def cluster_of(gpus: int = 2, nodes: int = 1, vision: int = 0) -> Cluster:
@@ -59,12 +60,10 @@ def test_the_head_of_a_queue_waits_for_gpus() -> None:
     waits = cluster.submit(spec(gpus=2))
     told = why(cluster, waits)
     assert told["state"] == "queued"
-    assert reasons(told) == [
-        ("waits-for-cells", "its virtual cluster's cells are in use, or bad",
-         "0 of 2 GPUs are to be had in the cells of nlp, with priority 0; "
-         "in use: j1 (2 GPUs, priority 0)"),
-        ("cells", "nlp owns 1 x cpux2/node: node-1 (j1)", ""),
-    ]  # fmt: skip
+    assert reasons(told)[0][:2] == FOR_CELLS
+    assert "0 of 2 GPUs" in reasons(told)[0][2]
+    assert "in use: j1 (2 GPUs" in reasons(told)[0][2]
+    assert reasons(told)[1:] == [("cells", "nlp owns 1 x cpux2/node: node-1 (j1)", "")]
     assert told["would_change"] == [
         "job j1 ends",
         "cells of 2 more GPUs for VC nlp",
@@ -124,12 +123,10 @@ def test_a_vc_is_told_who_is_in_its_cells_and_not_who_is_elsewhere() -> None:
     cluster.runs(cluster.submit(spec(gpus=2, vc="vision")))
     waits = cluster.submit(spec(gpus=4))
     told = why(cluster, waits)
-    assert reasons(told) == [
-        ("waits-for-cells", "its virtual cluster's cells are in use, or bad",
-         "2 of 4 GPUs are to be had in the cells of nlp, with priority 0; "
-         "in use: j1 (2 GPUs, priority 0)"),
-        ("cells", "nlp owns 1 x cpux8/quad: node-1/quad 0 (j1)", ""),
-    ]  # fmt: skip
+    assert reasons(told)[0][:2] == FOR_CELLS
+    assert "2 of 4 GPUs" in reasons(told)[0][2]
+    assert "in use: j1 (2 GPUs" in reasons(told)[0][2]
+    assert reasons(told)[1:] == [("cells", "nlp owns 1 x cpux8/quad: node-1/quad 0 (j1)", "")]
     assert told["would_change"] == [
         "job j1 ends",
         "cells of 2 more GPUs for VC nlp",

@@ -42,18 +42,6 @@ def cells_by_level(chain: Chain) -> tuple[int, ...]:
     return tuple(gpus // size for size in gpus_by_level(chain))
 
 
-def gpus_owned(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of all cells that a virtual cluster owns, and of those still to be cut."""
-    owned = cluster.vcs[vc]
-    cells = [(quota.chain, quota.level, quota.count) for quota in owned.cells]
-    cells += [(pin.chain, pin.level, 1) for pin in map(cluster.pins.__getitem__, owned.pinned)]
-    total = owned.gpus
-    for name, level, count in cells:
-        chain = cluster.chains[name]
-        total += count * gpus_by_level(chain)[level_names(chain).index(level)]
-    return total
-
-
 def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
     """Return the GPUs' indices of a node, given by its position, in the order of the tree."""
     return chain.nodes[node].devices or tuple(range(gpus_per_node(chain)))
@@ -68,6 +56,11 @@ def owned(cluster: Cluster, vc: str) -> int:
         pin = cluster.pins[name]
         gpus += cell_gpus(cluster.chains[pin.chain], pin.level)
     return gpus
+
+
+def gpus_owned(cluster: Cluster, vc: str) -> int:
+    """Return the GPUs of a virtual cluster's cells, and those it asks for by number."""
+    return cluster.vcs[vc].gpus + owned(cluster, vc)
 
 
 def cell_gpus(chain: Chain, level: str) -> int:
