@@ -27,7 +27,7 @@ class VcsSet(Message, frozen=True, tag="vcs-set"):
     """The virtual clusters that are asked for, and the GPUs that each is promised by that."""
 
     vcs: dict[str, VirtualCluster]
-    gpus: dict[str, int]
+    gpus: dict[str, int] = {}
 
 
 class CellsSeen(Message, frozen=True, tag="cells-seen"):
