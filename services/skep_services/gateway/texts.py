@@ -88,7 +88,8 @@ def _about_cells(fact: Any) -> Line | None:
                               for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
             demoted = sum(fate.fate == "demoted" for fate in fates)
             text = f"virtual clusters and their cells: {owned or 'none'}"
-            return Line(text + (f" ({demoted} jobs go on as opportunistic)" if demoted else ""))
+            who = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
+            return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
         case _:
             return None
 
