@@ -135,7 +135,7 @@ VERDICTS: tuple[msgspec.Struct, ...] = (
 )
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
-    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}),
+    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
     facts.CellsSeen(cluster=CELLS),
     facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
     facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),

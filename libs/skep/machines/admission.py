@@ -20,7 +20,7 @@ import msgspec
 from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
-from skep.cells.levels import owned
+from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
