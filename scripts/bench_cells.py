@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from skep.cells.forest import Draft
@@ -82,10 +83,10 @@ class Clock:
     def __init__(self) -> None:
         self.spent: dict[str, list[float]] = {}
 
-    def __call__(self, what: str, do: Callable[[], Any]) -> Any:
+    def __call__(self, what: str, do: Callable[..., Any], *arguments: Any) -> Any:
         """Do it, and note how long it took."""
         begin = time.thread_time_ns()
-        result = do()
+        result = do(*arguments)
         self.spent.setdefault(what, []).append((time.thread_time_ns() - begin) / NS_PER_MS)
         return result
 
@@ -159,7 +160,7 @@ def requests(wanted: Cluster, count: int, idle_share: float) -> dict[str, Any]:
         idle, gpus = rng.random() < idle_share, rng.choice((1, 2, 4, 8))
         event = bench.admitted(rng.choice(list(wanted.vcs)), gpus, idle=idle)
         what = "opportunistic" if idle else "guaranteed"
-        fact = bench.bound(clock(what, lambda event=event: bench.decide(event)))
+        fact = bench.bound(clock(what, bench.decide, event))
         if fact is None:
             waiting += 1
         else:
@@ -169,7 +170,7 @@ def requests(wanted: Cluster, count: int, idle_share: float) -> dict[str, Any]:
             gone = live.pop(rng.randrange(len(live)))
             used -= sum(len(devices) for member in gone.members for devices in member.devices)
             (word,) = bench.exits(gone)
-            clock("ended", lambda word=word: bench.decide(word))
+            clock("ended", bench.decide, word)
     gc.unfreeze()
     return {**clock.summary(), "not_bound_at_once": waiting}
 
@@ -211,7 +212,7 @@ def cells(wanted: Cluster, count: int, *, busy: bool) -> dict[str, Any]:
             live.append(hold)
         if len(live) > RACKS * 16:
             gone = live.pop(rng.randrange(len(live))).job
-            clock("released", lambda gone=gone: state.release(gone))
+            clock("released", state.release, gone)
     return clock.summary()
 
 
@@ -223,7 +224,7 @@ def gangs(wanted: Cluster, nodes: int) -> dict[str, Any]:
         clock = Clock()
         for _ in range(5):
             event = bench.admitted("vc0", GPUS, workers)
-            fact = bench.bound(clock("bound", lambda event=event: bench.decide(event)))
+            fact = bench.bound(clock("bound", bench.decide, event))
             assert fact is not None, workers
             words = bench.exits(fact)
 
@@ -241,8 +242,8 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
     state, clock, rng = Cells(wanted), Clock(), random.Random(SEED)
     names = [cell.node for cell in wanted.chains["v100"].nodes]
     for name in rng.sample(names, min(count, len(names))):
-        clock("bad", lambda name=name: state.set_bad(name, None, bad=True))
-        clock("healed", lambda name=name: state.set_bad(name, None, bad=False))
+        clock("bad", partial(state.set_bad, name, None, bad=True))
+        clock("healed", partial(state.set_bad, name, None, bad=False))
     return clock.summary()
 
 
@@ -268,8 +269,7 @@ def main() -> int:
     for name, owned in tenants.items():
         for share in (0.0, 0.5):
             row(f"request, VCs own {name}, {share:.0%} opportunistic",
-                lambda owned=owned, share=share: requests(cluster(nodes, owned(nodes)), count,
-                                                          share))  # fmt: skip
+                partial(requests, cluster(nodes, owned(nodes)), count, share))  # fmt: skip
     row("request, all opportunistic",
         lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0))  # fmt: skip
     row("gang", lambda: gangs(cluster(nodes, node_cells(nodes)), nodes))

@@ -311,11 +311,14 @@ class Cells:
         for chain in self.chains.values():
             chain.settle()
 
-    def claimed(self, job: str) -> bool:
-        """Return whether another job claims some of what a job uses."""
-        hold = self.holds[job]
+    def claimers(self, job: str) -> list[str]:
+        """Return the jobs that claim some of what a job uses."""
+        hold = self.holds.get(job)
+        if hold is None:
+            return []
         claim = self.chains[hold.chain].claim
-        return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
+        return list(dict.fromkeys(claim[leaf].job for spot in hold.spots for leaf in spot.leaves
+                                  if leaf in claim))  # fmt: skip
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""

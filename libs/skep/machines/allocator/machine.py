@@ -318,6 +318,7 @@ class AllocatorMachine:
     def _changed(self, *nodes: str) -> None:
         """Take over these nodes' health, and that something may have come free."""
         self.soft.changes += 1
+        self.soft.ripe.update(dict.fromkeys(self.reserved))
         cellwork.health(self, nodes)
 
     def _apply_cells(self, fact: CellsSet) -> None:
@@ -388,6 +389,8 @@ class AllocatorMachine:
                 job.move("CellsReserved")
                 self.cells.enter(cellwork.hold(self, job, fact, claims=True))
                 self.reserved[job.job] = job
+                self.soft.ripe[job.job] = None
+                return  # What was idle is claimed: nothing came free.
             case ReservationDropped():
                 job.move("ReservationDropped")
                 # A claim lost to another job: that one's placement settles who bears bad hardware.
@@ -406,8 +409,11 @@ class AllocatorMachine:
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
         """Free what an attempt held on a node."""
+        name = cellwork.holder(*attempt)
+        for claimer in self.cells.claimers(name):
+            self.soft.ripe[cellwork.job_of(claimer)] = None
         node.release(attempt)
-        self.cells.release(cellwork.holder(*attempt), node.joined.node)
+        self.cells.release(name, node.joined.node)
         self.soft.changes += 1
 
     def _apply_queued(self, fact: JobQueued) -> None:
@@ -478,7 +484,7 @@ class AllocatorMachine:
     def _give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
         hold = self.cells.holds.get(name)
-        if hold is not None and hold.guaranteed and not self.cells.claimed(name):
+        if hold is not None and hold.guaranteed and not self.cells.claimers(name):
             self.cells.demote(name)
         self.soft.changes += 1
 
