@@ -13,6 +13,7 @@ from skep.wire.reasons import TEXT, Reason
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4
+PROBLEMS_NAMED = 4
 """Nodes of a place named in an event; a gang of a thousand nodes still makes one line."""
 
 
@@ -102,6 +103,10 @@ def cells_text(vc: VirtualCluster) -> str:
 
 def _seldom(fact: Any) -> Line | None:
     match fact:
+        case facts.ClusterRefused(problems=problems):
+            text = "; ".join(f"{one.path}: {one.text}" for one in problems[:PROBLEMS_NAMED])
+            return Line(f"what an operator asked for is refused: {text}",
+                        reason=problems[0].reason if problems else "")  # fmt: skip
         case facts.Refused(problems=problems):
             text = "; ".join(f"{one.path}: {one.text}" for one in problems)
             return Line(f"refused: {text}", reason=problems[0].reason if problems else "")
