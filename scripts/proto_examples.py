@@ -149,6 +149,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
                    fates=(facts.JobFate(job="j16", fate="demoted"),)),
+    facts.ClusterRefused(problems=(PROBLEM,)),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
     facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
                         at=AT, why=Reason.BEST_FIT_ONE_NODE),

@@ -32,6 +32,19 @@ Told = tuple[str, Any]
 """A stream's name and one event read from it."""
 
 
+CHAINS = {
+    "cpu": {
+        "gpu": "cpu",
+        "levels": [{"name": "node", "fanout": 2}, {"name": "rack", "fanout": 2}],
+        "node_level": "node",
+        "nodes": [{"node": "node-1"}, {"node": "node-2"}],
+        "names": {"rack/0": "left"},
+    }
+}
+QUOTA = {"chain": "cpu", "level": "node", "count": 3}
+"""A rack of two nodes with two GPUs each, and more nodes than there are."""
+
+
 class Cluster:
     """Real admission and allocator machines; what they record is told to a fold at once.
 

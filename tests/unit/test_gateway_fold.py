@@ -15,6 +15,7 @@ from skep.machines.allocator.jobs import Part
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu
 from skep.wire.facts import (
+    ClusterRefused,
     End,
     EpochBegan,
     JobEnded,
@@ -25,7 +26,7 @@ from skep.wire.facts import (
 )
 from skep.wire.node import MemberStepped, Outcome
 from skep.wire.reasons import Reason
-from skep.wire.spec import SPEC_BYTES_MAX, SizeHint
+from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
 from skep_services.gateway.fold import Changes, Fold
 from skep_services.gateway.rows import ATTEMPTS_KEPT, PLACED, Job, State
@@ -567,3 +568,12 @@ def test_parts_are_shown_in_the_order_of_their_ranks() -> None:
     fold.apply(facts("allocator", queued, bound(members=members)), at(1))
     parts = job_of(fold, "j1").attempts[0].members
     assert [(part.node, part.first_rank) for part in parts] == [("node-1", 0), ("node-2", 1)]
+
+
+def test_a_cluster_that_cannot_be_is_an_event() -> None:
+    fold = fresh_fold()
+    wrong = Problem(path="$.vcs", reason=Reason.INFEASIBLE, text="2 racks short")
+    fold.apply(facts("allocator", ClusterRefused(problems=(wrong,))), T0)
+    [event] = fold.take().events
+    assert event.text == "what an operator asked for is refused: $.vcs: 2 racks short"
+    assert event.reason == "infeasible"

@@ -176,7 +176,7 @@ class Cluster:
         return json_response(done.body, done.status)
 
     async def quarantine(self, request: web.Request) -> web.StreamResponse:
-        """Publish that an operator wants a GPU to count as bad, or no longer."""
+        """Publish that an operator wants a GPU to count as bad, or as good again."""
         body = await _operators(request, QuarantineBody)
         node = self._indexer.fold.nodes.get(body.node)
         if node is None or node.joined is None:

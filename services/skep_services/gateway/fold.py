@@ -27,6 +27,7 @@ from skep.wire.facts import (
     CancelAsked,
     CellsReserved,
     CellsSet,
+    ClusterRefused,
     EpochBegan,
     GhostGone,
     GpuQuarantined,
@@ -295,7 +296,7 @@ class Fold:
             case CellsSet():
                 self._cells_set(fact)
                 self.note(fact, at, describe(fact), None)
-            case EpochBegan():
+            case EpochBegan() | ClusterRefused():
                 self.note(fact, at, describe(fact), None)
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.

@@ -164,7 +164,8 @@ class _Chain:
         dashed = ' stroke-dasharray="3 2"' if use.reserved else ""
         fill, stroke = self._fill(use), TEXT if use.reserved else stroke
         yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{SIDE}" height="{SIDE}" fill="{fill}" '
-               f'stroke="{stroke}"{dashed}><title>{escape(_title(cell))}</title></rect>')  # fmt: skip
+               f'stroke="{stroke}"{dashed}><title>{escape(_title(cell))}</title>'
+               "</rect>")  # fmt: skip
         if use.bad:
             yield (f'<path d="M{x:.1f} {y:.1f}l{SIDE} {SIDE}m0 -{SIDE}l-{SIDE} {SIDE}" '
                    f'stroke="{BAD}" stroke-width="2" class="bad"/>')  # fmt: skip
@@ -178,8 +179,9 @@ class _Chain:
 
     def bars(self, top: float) -> tuple[list[str], float]:
         """Return one bar for each cell of the lowest level with few enough cells."""
-        level = next((at for at in range(self.node, len(self.names))
-                      if self.gpus // self.sizes[at] <= CELLS_MAX), len(self.names) - 1)  # fmt: skip
+        few = [at for at in range(self.node, len(self.names))
+               if self.gpus // self.sizes[at] <= CELLS_MAX]  # fmt: skip
+        level = few[0] if few else len(self.names) - 1
         cells = [cell for each in self.tops
                  for cell in self._cells_of(each, len(self.names) - 1, level)]  # fmt: skip
         parts: list[str] = []

@@ -13,6 +13,7 @@ from skep.wire.reasons import TEXT, Reason
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4
+PROBLEMS_NAMED = 4
 """Nodes of a place named in an event; a gang of a thousand nodes still makes one line."""
 
 
@@ -88,7 +89,8 @@ def _about_cells(fact: Any) -> Line | None:
                               for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
             demoted = sum(fate.fate == "demoted" for fate in fates)
             text = f"virtual clusters and their cells: {owned or 'none'}"
-            return Line(text + (f" ({demoted} jobs go on as opportunistic)" if demoted else ""))
+            who = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
+            return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
         case _:
             return None
 
@@ -101,6 +103,10 @@ def cells_text(vc: VirtualCluster) -> str:
 
 def _seldom(fact: Any) -> Line | None:
     match fact:
+        case facts.ClusterRefused(problems=problems):
+            text = "; ".join(f"{one.path}: {one.text}" for one in problems[:PROBLEMS_NAMED])
+            return Line(f"what an operator asked for is refused: {text}",
+                        reason=problems[0].reason if problems else "")  # fmt: skip
         case facts.Refused(problems=problems):
             text = "; ".join(f"{one.path}: {one.text}" for one in problems)
             return Line(f"refused: {text}", reason=problems[0].reason if problems else "")
