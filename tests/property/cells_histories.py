@@ -437,7 +437,7 @@ class History:
                 continue
             used, still = devices_of(before, job), devices_of(self.cells, job)
             assert sorted(used) == sorted(still), change
-            if change.fate in ("kept", "promoted"):
+            if change.fate == "kept":
                 assert now is not None, change
                 assert now.guaranteed, change
             self.stats[f"reconfigured: {change.fate}"] += 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from skep.cells.explain import waits
-from skep.cells.holds import Request
+from skep.cells.holds import OPPORTUNISTIC, Placement, Request
+from skep.cells.keep import keep, restore
 from skep.cells.legal import impossible
+from skep.cells.state import Cells
 from skep.wire.reasons import Reason
 from tests.property import cells_reference
 from tests.property.cells_histories import History
@@ -17,6 +20,20 @@ LEAVES = 12
 EVENTS = 60
 SEEDS = 120
 PARTS = 4
+
+
+def room_left(cells: Cells, request: Request, found: Placement) -> list[object]:
+    """Return what a VC has left once a placement is carried out, on a copy of the cells."""
+    copy = restore(keep(cells))
+    copy.carry_out(request, found)
+    left: list[object] = []
+    for name, chain in copy.chains.items():
+        for key, pool in chain.pools.items():
+            if pool.vc == request.vc:
+                rooms = [{room: len(units) for room, units in level.items() if room}
+                         for level in pool.loose]  # fmt: skip
+                left.append((name, key, pool.left, rooms))
+    return left
 
 
 class Judged(History):
@@ -42,7 +59,29 @@ class Judged(History):
             never = impossible(self.cells.cluster, request)
             assert (why.reason is Reason.FITS_NO_CELL) is (never is not None), f"{request}: {why}"
             self.stats[why.reason] += 1
+        if found is not None and request.guaranteed:
+            self.judge_blindness(request, found)
         return super().attempt(request)
+
+    def judge_blindness(self, request: Request, found: Placement) -> None:
+        """Assert that what a VC has left does not depend on opportunistic jobs beside it.
+
+        So it is served as its private cluster would be. Where jobs of its own have to yield, the
+        least work lost decides, and opportunistic jobs have a part in that.
+        """
+        kept = keep(self.cells)
+        alone = restore(msgspec.structs.replace(
+            kept, holds=tuple(hold for hold in kept.holds if hold.priority > OPPORTUNISTIC)))  # fmt: skip
+        other = alone.place(request, self.loss)
+        assert other is not None, f"{request} only fits beside opportunistic jobs"
+        own = [job for job in found.victims if self.cells.holds[job].guaranteed]
+        yields = (*own, *other.victims, *found.cancels, *other.cancels, *found.demoted)
+        if yields or other.demoted or found.chain != other.chain:
+            return
+        with_them, without = (room_left(self.cells, request, found),
+                              room_left(alone, request, other))  # fmt: skip
+        assert with_them == without, f"{request}: {found}, and alone {other}"
+        self.stats["blind"] += 1
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -55,6 +94,7 @@ def test_placement_is_what_brute_force_finds(part: int) -> None:
             error.add_note(f"python -m scripts.cell_histories --reference --seed {seed}")
             raise
     assert stats["entitled"] > 100
+    assert stats["blind"] > 100
     assert stats["not entitled"] > 100
     for reason in (Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY, Reason.WAITS_FOR_CELLS,
                    Reason.WAITS_FOR_GPUS, Reason.FITS_NO_CELL):  # fmt: skip

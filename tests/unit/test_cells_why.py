@@ -114,7 +114,7 @@ def test_it_waits_for_cells_that_others_use() -> None:
     run(cells, ask("cv", (1, 2), priority=0)._replace(job="j2"))
     assert why(cells, ask("cv", (1, 8), priority=2)) == (
         Reason.WAITS_FOR_CELLS,
-        "2 of 8 GPUs are to be had in the cells of cv, with priority 2; "
+        "to be had in the cells of cv with priority 2: 2 of 8 GPUs; "
         "in use: j1 (6 GPUs, priority 3)",
     )
 
@@ -124,14 +124,14 @@ def test_it_waits_because_idle_gpus_are_scattered_over_cells() -> None:
     run(cells, ask("nlp", (1, 3))._replace(job="j1"))
     assert why(cells, ask("nlp", (1, 4))) == (
         Reason.WAITS_FOR_AFFINITY,
-        "5 GPUs of the cells of nlp are to be had, at most 2 on one node; "
+        "to be had in the cells of nlp: 5 GPUs, at most 2 on one node; "
         "in use: j1 (3 GPUs, priority 0)",
     )
     run(cells, ask("cv", (1, 3))._replace(job="j2"))
     run(cells, ask("cv", (1, 3))._replace(job="j3"))
     assert why(cells, ask("cv", (2, 1), within="socket")) == (
         Reason.WAITS_FOR_AFFINITY,
-        "2 GPUs of the cells of cv are to be had, at most 1 in one socket; "
+        "to be had in the cells of cv: 2 GPUs, at most 1 in one socket; "
         "in use: j2 (3 GPUs, priority 0), j3 (3 GPUs, priority 0)",
     )
 
@@ -175,9 +175,9 @@ def test_an_opportunistic_job_waits_for_idle_gpus() -> None:
         )
     assert why(cells, ask("none", (1, 4), priority=OPPORTUNISTIC, gpu="v100")) == (
         Reason.WAITS_FOR_AFFINITY,
-        "8 GPUs (v100) are idle, at most 2 on one node",
+        "idle (v100): 8 GPUs, at most 2 on one node",
     )
     assert why(cells, ask("none", (5, 2), priority=OPPORTUNISTIC, gpu="v100")) == (
         Reason.WAITS_FOR_GPUS,
-        "10 GPUs are needed: 8 GPUs (v100) are idle, at most 2 on one node",
+        "10 GPUs wanted; idle (v100): 8 GPUs, at most 2 on one node",
     )

@@ -7,7 +7,7 @@ which cost the children of the cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from skep.cells.forest import Draft, Forest, Index
 from skep.cells.holds import FREE, Hold, Spot
@@ -36,8 +36,8 @@ class ChainState:
         self._healed: list[VCell] = []
         """Cells with GPUs that healed since it was last settled who bears what is bad."""
         self.kind = bytearray(topology.count[topology.node_level])
-        self.crowd: tuple[dict[int, Index], ...] = ({}, {}, {})
-        """Split and owned nodes by their idle GPUs (open ones are found through free cells)."""
+        self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
+        """Split and owned nodes by (firm GPUs, idle GPUs); open ones are found through free cells."""
         self.by_idle = [
             [[0] * (topology.node_size + 1) for _ in range(count)]
             if level > topology.node_level
@@ -164,9 +164,10 @@ class ChainState:
         if bad:
             self.bad.update(dict.fromkeys(changed))
         self._change(busy, firm, 1 if bad else -1)
-        cell = None if bad else self.cell_of(changed[0])
-        if cell is not None and cell.doomed:
-            self._healed.append(cell)
+        for leaf in () if bad else changed:
+            cell = self.cell_of(leaf)
+            if cell is not None and cell.doomed:
+                self._healed.append(cell)
         return True
 
     def settle(self) -> None:
@@ -294,12 +295,12 @@ class ChainState:
                 self._turn(node, OPEN)
 
     def _turn(self, node: int, kind: int) -> None:
-        idle = self.topology.node_size - self.forest.busy[self.topology.node_level][node]
+        key = self._key(node)
         if self.kind[node] != OPEN:
-            _drop(self.crowd[self.kind[node]], idle, node)
+            _drop(self.crowd[self.kind[node]], key, node)
         self.kind[node] = kind
         if kind != OPEN:
-            self.crowd[kind].setdefault(idle, {})[node] = None
+            self.crowd[kind].setdefault(key, {})[node] = None
 
     # --- counts --------------------------------------------------------------------------------
 
@@ -309,10 +310,9 @@ class ChainState:
         if not leaves:
             return
         shape, forest = self.topology, self.forest
-        level = shape.node_level
         node = next(iter(leaves)) // shape.node_size
         regions = self._regions(node, leaves)
-        before = shape.node_size - forest.busy[level][node]
+        before = self._key(node)
         for at, index, pool in regions:
             if pool is None:
                 forest.detach(at, index)
@@ -332,9 +332,24 @@ class ChainState:
                 forest.attach(at, index)
             else:
                 pool.enter(forest, at, index)
-        after = shape.node_size - forest.busy[level][node]
+        after = self._key(node)
         if before != after:
             self._moved(node, before, after)
+
+    def beside(self, kind: int, idle: Sequence[int]) -> Iterator[int]:
+        """Yield split or owned nodes with so many idle GPUs: those with fewest firm ones first.
+
+        Where a VC has room beside jobs of its own, its next ones go; opportunistic ones stay away.
+        """
+        crowd = self.crowd[kind]
+        for firm in range(self.topology.node_size + 1):
+            for count in idle:
+                yield from crowd.get((firm, count), ())
+
+    def _key(self, node: int) -> tuple[int, int]:
+        """Return how many GPUs of a node are firm, and how many are idle."""
+        level, forest = self.topology.node_level, self.forest
+        return forest.firm[level][node], self.topology.node_size - forest.busy[level][node]
 
     def _free_level(self, leaf: int, regions: list[tuple[int, int, Pool | None]]) -> int:
         """Return the level of the free cell among these that contains a leaf, 0 if none does."""
@@ -343,7 +358,7 @@ class ChainState:
                 return level if pool is None else 0
         raise AssertionError(leaf)
 
-    def _moved(self, node: int, before: int, after: int) -> None:
+    def _moved(self, node: int, before: tuple[int, int], after: tuple[int, int]) -> None:
         shape = self.topology
         if self.kind[node] != OPEN:
             crowd = self.crowd[self.kind[node]]
@@ -353,8 +368,8 @@ class ChainState:
         for level in range(shape.node_level + 1, shape.top + 1):
             cell //= shape.fan[level]
             counts = self.by_idle[level][cell]
-            counts[before] -= 1
-            counts[after] += 1
+            counts[before[1]] -= 1
+            counts[after[1]] += 1
 
     def _regions(self, node: int, leaves: Iterable[int]) -> list[tuple[int, int, Pool | None]]:
         """Return what leaves of a node are listed under: free cells, or units of pools."""
@@ -383,7 +398,7 @@ class ChainState:
         return [(level, index, pool) for (level, index), pool in found.items()]
 
 
-def _drop(buckets: dict[int, Index], key: int, index: int) -> None:
+def _drop(buckets: dict[tuple[int, int], Index], key: tuple[int, int], index: int) -> None:
     bucket = buckets[key]
     del bucket[index]
     if not bucket:

@@ -115,8 +115,9 @@ def _indexes(chain: ChainState) -> None:
             assert set(forest.part[level][lower]) == part, (level, lower)
     for node in range(shape.count[shape.node_level]):
         kind, idle = chain.kind[node], shape.node_size - forest.busy[shape.node_level][node]
+        key = forest.firm[shape.node_level][node], idle
         assert kind == _kind(chain, node), f"{shape.nodes[node]}: kind {kind}"
-        assert kind == OPEN or node in chain.crowd[kind][idle], shape.nodes[node]
+        assert kind == OPEN or node in chain.crowd[kind][key], shape.nodes[node]
 
 
 def _kind(chain: ChainState, node: int) -> int:

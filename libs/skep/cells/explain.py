@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from skep.cells.chain import ChainState
 from skep.cells.holds import Hold, Request
-from skep.cells.legal import impossible
+from skep.cells.legal import gpus_text, impossible
 from skep.cells.pack import Bin, fits
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
@@ -88,21 +88,16 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
     held = f"in use: {_named(users)}" if users else "none of them is in use"
     if room >= need:
         best = max(unit.room for unit in units)
-        text = f"{room} GPUs of the {owner} are to be had, at most {best} on one node"
+        text = f"to be had in the {owner}: {gpus_text(room)}, at most {best} on one node"
         if within is not None:
             domains: dict[tuple[int, int, int], int] = {}
             for unit in units:
                 domains[unit.domain] = domains.get(unit.domain, 0) + unit.room
             most = max(domains.values())
-            text = (
-                f"{room} GPUs of the {owner} are to be had, at most {most} in one {request.within}"
-            )
+            text = f"to be had in the {owner}: {gpus_text(room)}, at most {most} in one {request.within}"
         return Why(Reason.WAITS_FOR_AFFINITY, f"{text}; {held}")
-    return Why(
-        Reason.WAITS_FOR_CELLS,
-        f"{room} of {need} GPUs are to be had in the {owner}, with priority {request.priority}; "
-        f"{held}",
-    )
+    text = f"to be had in the {owner} with priority {request.priority}: {room} of {gpus_text(need)}"
+    return Why(Reason.WAITS_FOR_CELLS, f"{text}; {held}")
 
 
 def _units(chain: ChainState, pool: Pool, request: Request, within: int | None) -> Iterator[Unit]:
@@ -158,7 +153,7 @@ def _users(chain: ChainState, pool: Pool, request: Request) -> dict[Hold, int]:
 
 def _named(users: dict[Hold, int]) -> str:
     order = sorted(users, key=lambda hold: (-users[hold], hold.job))
-    told = [f"{hold.job} ({users[hold]} GPUs, priority {hold.priority}"
+    told = [f"{hold.job} ({gpus_text(users[hold])}, priority {hold.priority}"
             f"{', reserved' if hold.claims else ''})" for hold in order[:NAMES_MAX]]  # fmt: skip
     if len(order) > NAMES_MAX:
         told.append(f"and {len(order) - NAMES_MAX} more jobs")
@@ -190,9 +185,9 @@ def _waits_for_idle(cells: Cells, request: Request) -> Why:
         idle += sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
         best = max(best, _roomiest(chain))
     need, kind = sum(request.sizes), request.gpu or "any type"
-    text = f"{idle} GPUs ({kind}) are idle, at most {best} on one node"
+    text = f"idle ({kind}): {gpus_text(idle)}, at most {best} on one node"
     if idle < need:
-        return Why(Reason.WAITS_FOR_GPUS, f"{need} GPUs are needed: {text}")
+        return Why(Reason.WAITS_FOR_GPUS, f"{gpus_text(need)} wanted; {text}")
     if request.hard and request.within:
         text += f", and not {need} in one {request.within}"
     return Why(Reason.WAITS_FOR_AFFINITY, text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from skep.wire.spec import JobSpec
+
 OPPORTUNISTIC = -1
 """The priority of everything that yields to any guaranteed job (HiveD section 3.3)."""
 FREE = -2
@@ -51,6 +53,22 @@ class Request(NamedTuple):
     within: str = ""
     hard: bool = False
     lazy: bool = False
+
+    @classmethod
+    def of(cls, spec: JobSpec, name: str, *, guaranteed: bool) -> Request:
+        """Return what a job asks of the cells, under a name."""
+        wanted, topology = spec.resources, spec.resources.topology
+        return cls(
+            job=name,
+            vc=spec.vc,
+            priority=spec.priority if guaranteed else OPPORTUNISTIC,
+            members=((wanted.workers, wanted.gpus),),
+            gpu=wanted.gpu_type or "",
+            pin=wanted.pinned if guaranteed else "",
+            within=topology.within if topology is not None else "",
+            hard=topology is not None and topology.hard,
+            lazy=spec.demotable,
+        )
 
     @property
     def guaranteed(self) -> bool:

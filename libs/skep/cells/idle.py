@@ -68,8 +68,7 @@ def _tightest(chain: ChainState, need: int) -> Iterator[int]:
     for idle in range(need, size + 1):
         yield from forest.by_busy[node_level].get(size - idle, ())
     for kind in (SPLIT, OWNED):
-        for idle in range(need, size + 1):
-            yield from chain.crowd[kind].get(idle, ())
+        yield from chain.beside(kind, range(need, size + 1))
 
 
 def _having(counts: list[int], value: int, inside: range) -> Iterator[int]:
@@ -96,8 +95,7 @@ def _roomiest(chain: ChainState) -> Iterator[int]:
     for idle in range(size, 0, -1):
         yield from forest.by_busy[node_level].get(size - idle, ())
     for kind in (SPLIT, OWNED):
-        for idle in range(size, 0, -1):
-            yield from chain.crowd[kind].get(idle, ())
+        yield from chain.beside(kind, range(size, 0, -1))
 
 
 def _in_domain(chain: ChainState, sizes: list[int], level: int, limit: Limit) -> Found | None:

@@ -150,13 +150,15 @@ def _judge(view: View, request: Request) -> tuple[tuple[int, int], Refusal] | No
     room = gpus_by_level(view.chain)[largest]
     if sizes[0] > room:
         text = (f"a worker needs {sizes[0]} GPUs; largest cell of {of}: "
-                f"{level_names(view.chain)[largest]}, {_gpus(room)}")  # fmt: skip
-        hint = f"ask for at most {_gpus(room)} per worker"
+                f"{level_names(view.chain)[largest]}, {gpus_text(room)}")  # fmt: skip
+        hint = f"ask for at most {gpus_text(room)} per worker"
         return (1, room), Refusal(Reason.CELL_TOO_SMALL, text, hint)
     if sum(sizes) > view.gpus:
         reason = Reason.QUOTA_TOO_SMALL if request.guaranteed else Reason.TOO_MANY_GPUS
         text = f"the gang needs {sum(sizes)} GPUs, and {of} has {view.gpus}"
-        return (2, view.gpus), Refusal(reason, text, f"ask for at most {_gpus(view.gpus)} in all")
+        return (2, view.gpus), Refusal(
+            reason, text, f"ask for at most {gpus_text(view.gpus)} in all"
+        )
     if request.hard and request.within:
         return _judge_within(view, request, sizes)
     for _, rooms in view.rooms():
@@ -181,11 +183,11 @@ def _judge_within(
             return None
         best = max(best, level)
     text = (f"{sum(sizes)} GPUs in one {request.within}: the largest that {view.owner} owns is "
-            f"{names[best]}, {_gpus(gpus[best])}")  # fmt: skip
+            f"{names[best]}, {gpus_text(gpus[best])}")  # fmt: skip
     if gpus[best] >= sum(sizes):
         text += f", whose nodes do not hold workers of {', '.join(map(str, _distinct(sizes)))} GPUs"
         return (3, gpus[best]), Refusal(Reason.WITHIN_TOO_SMALL, text, PACK_HINT)
-    hint = f"ask for at most {_gpus(gpus[best])} in all, a wider level, or make the wish soft"
+    hint = f"ask for at most {gpus_text(gpus[best])} in all, a wider level, or make the wish soft"
     return (3, gpus[best]), Refusal(Reason.WITHIN_TOO_SMALL, text, hint)
 
 
@@ -214,7 +216,8 @@ def _distinct(sizes: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(sizes))
 
 
-def _gpus(count: int) -> str:
+def gpus_text(count: int) -> str:
+    """Return so many GPUs in words."""
     return f"{count} GPU" + ("" if count == 1 else "s")
 
 

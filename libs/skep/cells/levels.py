@@ -5,7 +5,7 @@ All of it holds for chains without problems (`clustercheck`).
 
 from __future__ import annotations
 
-from skep.wire.cluster import Chain
+from skep.wire.cluster import Chain, Cluster
 
 
 def level_names(chain: Chain) -> tuple[str, ...]:
@@ -45,3 +45,24 @@ def cells_by_level(chain: Chain) -> tuple[int, ...]:
 def devices_of(chain: Chain, node: int) -> tuple[int, ...]:
     """Return the GPUs' indices of a node, given by its position, in the order of the tree."""
     return chain.nodes[node].devices or tuple(range(gpus_per_node(chain)))
+
+
+def owned(cluster: Cluster, vc: str) -> int:
+    """Return the GPUs of a virtual cluster's cells together, pinned ones included."""
+    entry, gpus = cluster.vcs[vc], 0
+    for quota in entry.cells:
+        gpus += quota.count * cell_gpus(cluster.chains[quota.chain], quota.level)
+    for name in entry.pinned:
+        pin = cluster.pins[name]
+        gpus += cell_gpus(cluster.chains[pin.chain], pin.level)
+    return gpus
+
+
+def cell_gpus(chain: Chain, level: str) -> int:
+    """Return the GPUs of one cell of a level, by its name."""
+    return gpus_by_level(chain)[level_names(chain).index(level)]
+
+
+def cells_of(chain: Chain, level: str) -> int:
+    """Return how many cells of a level a chain has, by the level's name."""
+    return cells_by_level(chain)[level_names(chain).index(level)]

@@ -1,21 +1,23 @@
 """Where a guaranteed gang goes in its VC's cells. Reads the state, changes nothing.
 
-The order of trial keeps what is scarce: room in cells the VC has bound already, tightest first;
-then a new cell of the smallest level that serves, clean of opportunistic jobs wherever safety
-allows splitting one off; then stopping opportunistic jobs; then jobs of the VC with a lower
-priority. A gang stays in the smallest cell that holds it; only then it is spread.
+The order of trial keeps what is scarce to the VC: room in cells it has bound already, tightest
+first; then a new cell of the smallest level that serves; both before jobs of the VC with a lower
+priority yield. Opportunistic jobs have no say in that, or what is left to a VC would depend on what
+others run beside it: they decide between rooms that are alike to the VC, so that a new cell is
+clean of them wherever safety allows splitting one off, and yield where none is. A gang stays in the
+smallest cell that holds it; only then it is spread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft, Kind
-from skep.cells.holds import OPPORTUNISTIC, Placement, Request, Spot
+from skep.cells.holds import Placement, Request, Spot
 from skep.cells.pack import Bin, pack
 from skep.cells.pick import Loss, Spoils, available, closest, seize
 from skep.cells.pools import Pool
@@ -48,7 +50,7 @@ class Found(NamedTuple):
 class Search:
     """One request against one chain's pool, with one threshold: who may be put aside.
 
-    `below`: priorities under it yield; with OPPORTUNISTIC only idle GPUs count.
+    `below`: priorities under it yield; with 0 those are opportunistic jobs alone.
     """
 
     def __init__(self, chain: ChainState, pool: Pool, request: Request, below: int,
@@ -68,11 +70,12 @@ class Search:
         """Return where the gang goes, or None."""
         if self.sizes[0] > self.shape.node_size:
             return None
-        best: Found | None = None
-        for found in self._together():
-            if not found.loss and not found.victims and not found.cancels:
+        best = None
+        for alike in self._together():
+            found = _cheapest(alike)
+            if found is not None and (self.below == 0 or not found.victims):
                 return found
-            if best is None or found.loss < best.loss:
+            if found is not None and (best is None or found.loss < best.loss):
                 best = found
         if best is None and not self.tied:
             best = self._spread()
@@ -80,8 +83,13 @@ class Search:
 
     # --- in one cell ---------------------------------------------------------------------------
 
-    def _together(self) -> Iterator[Found]:
-        """Yield placements in one cell, the smallest cells first."""
+    def _together(self) -> Iterator[Iterator[Found]]:
+        """Yield placements in one cell, the smallest cells first.
+
+        Those of one group are alike for the VC: opportunistic jobs decide only between them. So
+        what a VC has left of its cells never depends on what others run beside them, and it is
+        served as its private cluster would.
+        """
         top, node = self.hard, self.shape.node_level
         if self.least <= node:
             yield from self._in_units(min(top, node))
@@ -89,21 +97,19 @@ class Search:
             if node < level <= top and level >= self.least:
                 yield from self._in_domains(level)
             if self.shape.size[level] >= self.need and self.pool.left[level]:
-                yield from self._in_new(level, min(level, top))
+                yield self._in_new(level, min(level, top))
 
-    def _in_units(self, within: int) -> Iterator[Found]:
+    def _in_units(self, within: int) -> Iterator[Iterator[Found]]:
         """Yield placements on one node, in cells the VC has bound."""
-        shape, pool = self.shape, self.pool
-        if self.below <= OPPORTUNISTIC:
-            units = pool.tightest(self.need, shape.size)
-        elif self.below == 0:
-            units = islice(pool.tightest_loose(self.need, shape.size), LOOK)
-        else:
-            units = self._units_by_priority()
-        for level, index in units:
-            for found in self._inside(level, index, within, self._bound_level(level, index)):
-                yield found
-                break
+        groups: Iterable[Iterable[tuple[int, int]]] = (
+            self.pool.alike(self.need, self.shape.size, LOOK)
+            if self.below == 0
+            else ([unit] for unit in self._units_by_priority())
+        )
+        for units in groups:
+            yield (found for level, index in units
+                   for found in islice(self._inside(level, index, within,
+                                                    self._bound_level(level, index)), 1))  # fmt: skip
 
     def _units_by_priority(self) -> Iterator[tuple[int, int]]:
         chain, node = self.chain, self.shape.node_level
@@ -125,8 +131,8 @@ class Search:
         lower = min(level, within)
         cells = self.shape.within(level, index, lower)
         if len(cells) > 1:
-            busy = self.chain.forest.busy[lower]
-            cells = sorted(cells, key=lambda cell: -busy[cell])  # type: ignore[assignment]
+            busy, firm = self.chain.forest.busy[lower], self.chain.forest.firm[lower]
+            cells = sorted(cells, key=lambda cell: (-firm[cell], busy[cell]))  # type: ignore[assignment]
         for cell in cells:
             found = self._take(available(self.chain, lower, cell, self.below), self.sizes, bound)
             if found is not None:
@@ -135,18 +141,21 @@ class Search:
     def _take(self, leaves: list[int], sizes: Sequence[int], bound: int,
               gone: Mapping[str, None] = NOBODY) -> Found | None:  # fmt: skip
         """Return workers of these sizes on these leaves of one node; `gone` are victims anyway."""
-        if len(leaves) < sum(sizes):
+        need = sum(sizes)
+        if len(leaves) < need:
             return None
-        if self.below <= OPPORTUNISTIC:
-            spots = []
-            for gpus in sizes:
-                got = closest(self.shape, leaves, gpus)
-                spots.append(Spot(got, bound))
-                if len(got) < len(leaves):
-                    leaves = [leaf for leaf in leaves if leaf not in got]
-            return Found(spots)
-        spoils = seize(self.chain, leaves, sizes, self.loss, gone)
-        return None if spoils is None else _found(spoils, bound)
+        user, claim = self.chain.user, self.chain.claim
+        idle = [leaf for leaf in leaves if user[leaf] is None and leaf not in claim]
+        if len(idle) < need:
+            spoils = seize(self.chain, leaves, sizes, self.loss, gone)
+            return None if spoils is None else _found(spoils, bound)
+        spots = []
+        for gpus in sizes:
+            got = closest(self.shape, idle, gpus)
+            spots.append(Spot(got, bound))
+            if len(got) < len(idle):
+                idle = [leaf for leaf in idle if leaf not in got]
+        return Found(spots)
 
     def _bound_level(self, level: int, index: int) -> int:
         """Return the level of the pool's cell that covers a unit."""
@@ -156,31 +165,33 @@ class Search:
             index //= shape.fan[level]
         return level
 
-    def _in_domains(self, level: int) -> Iterator[Found]:
+    def _in_domains(self, level: int) -> Iterator[Iterator[Found]]:
         """Yield placements over several nodes of one cell above node level that is bound."""
-        tight: list[tuple[int, Cell]] = []
-        counts = self.chain.forest.busy if self.below <= OPPORTUNISTIC else self.chain.forest.firm
+        tight: list[tuple[int, int, Cell]] = []
+        busy, firm = self.chain.forest.busy[level], self.chain.forest.firm[level]
         for bound, index in self.pool.bound:
             if bound >= level:
                 for cell in self.shape.within(bound, index, level):
-                    room = self.shape.size[level] - counts[level][cell]
+                    room = self.shape.size[level] - firm[cell]
                     if room >= self.need or self.below > 0:
-                        tight.append((room, Cell(level, cell, bound)))
-        for _, domain in sorted(tight)[:LOOK]:
-            units = [Cell(self.shape.node_level, node, domain.bound)
-                     for node in self._nodes(domain)]  # fmt: skip
+                        tight.append((room, busy[cell], Cell(level, cell, bound)))
+        for _, alike in groupby(sorted(tight), key=lambda each: each[0]):
+            yield self._in_domain(cell for _, _, cell in islice(alike, LOOK))
+
+    def _in_domain(self, domains: Iterable[Cell]) -> Iterator[Found]:
+        node = self.shape.node_level
+        for domain in domains:
+            units = [Cell(node, each, domain.bound) for each in self._nodes(domain)]
             found = self._fill(units)
             if found is not None:
                 yield found
-                if not found.victims:
-                    return
 
     def _nodes(self, domain: Cell) -> list[int]:
-        """Return a cell's nodes, those with most room first."""
+        """Return a cell's nodes, those with most room first, of equals the least used."""
         node = self.shape.node_level
-        counts = self.chain.forest.busy if self.below <= OPPORTUNISTIC else self.chain.forest.firm
+        busy, firm = self.chain.forest.busy[node], self.chain.forest.firm[node]
         return sorted(self.shape.within(domain.level, domain.place, node),
-                      key=counts[node].__getitem__)  # fmt: skip
+                      key=lambda each: (firm[each], busy[each]))  # fmt: skip
 
     # --- in new cells --------------------------------------------------------------------------
 
@@ -212,19 +223,17 @@ class Search:
     def _new_cells(self, level: int, draft: Draft | None = None) -> Iterator[int]:
         """Yield cells that may be bound: safe to take out of the free cells, one after another.
 
-        With a threshold of 0 and more also cells that opportunistic jobs use. A caller that wants
-        one of several gets each as an alternative, and no clean ones where those were not enough
-        before; one that brings a draft gets them together, the clean ones first.
+        The clean ones first, then those that opportunistic jobs use. A caller that wants one of
+        several gets each as an alternative; one that brings a draft gets them together.
         """
         forest, looked = self.chain.forest, 0
-        loose, plan = self.below > OPPORTUNISTIC, draft or Draft(self.chain.forest)
+        plan = draft or Draft(forest)
         refused: dict[Kind, None] = {}
 
         def skip(high: int, free: int) -> bool:
             return bool(refused) and (high, high) in refused and plan.untouched(high, free)
 
-        clean = forest.clean_cells(level, skip) if not loose or draft is not None else iter(())
-        used = forest.used_cells(level, skip) if loose else iter(())
+        clean, used = forest.clean_cells(level, skip), forest.used_cells(level, skip)
         for cell, _, _ in chained(clean, used):
             kind = plan.kind(level, cell)
             if kind is None or kind in refused:
@@ -235,8 +244,8 @@ class Search:
             if draft is None:
                 plan = Draft(forest)
             yield cell
-            looked += 1
-            if draft is None and loose and looked == LOOK:
+            looked += draft is None and self.chain.forest.busy[level][cell] > 0
+            if looked == LOOK:
                 return
 
     # --- over several cells --------------------------------------------------------------------
@@ -246,14 +255,13 @@ class Search:
 
         Of new cells the largest that are filled, and the smallest that holds the rest.
         """
-        loose = self.below > OPPORTUNISTIC
         units = (Cell(level, index, self._bound_level(level, index))
-                 for level, index in self._roomy(loose=loose))  # fmt: skip
+                 for level, index in self._roomy())  # fmt: skip
         return self._fill(units, more=self._more_units)
 
-    def _roomy(self, *, loose: bool) -> Iterator[tuple[int, int]]:
-        if self.below <= 0:
-            yield from self.pool.roomiest(loose=loose)
+    def _roomy(self) -> Iterator[tuple[int, int]]:
+        if self.below == 0:
+            yield from self.pool.roomiest(self.chain.forest.busy)
             return
         node = self.shape.node_level
         for level, index in self.pool.bound:
@@ -370,6 +378,17 @@ class Search:
                 kept.append(gpus)
         rest[:] = kept
         return taken
+
+
+def _cheapest(found: Iterator[Found]) -> Found | None:
+    """Return the first placement that costs nobody anything, else the one at the least loss."""
+    best: Found | None = None
+    for each in found:
+        if not each.victims and not each.cancels:
+            return each
+        if best is None or each.loss < best.loss:
+            best = each
+    return best
 
 
 def _found(spoils: Spoils, bound: int) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from skep.cells.forest import Forest, Index
 
@@ -37,20 +38,41 @@ class Pool:
         _drop(self.units[level], size - forest.busy[level][index], index)
         _drop(self.loose[level], size - forest.firm[level][index], index)
 
-    def tightest(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield units with at least so many idle GPUs as (level, index), the tightest first."""
-        return _tightest(self.units, gpus, sizes)
+    def alike(self, gpus: int, sizes: list[int], most: int) -> Iterator[Iterator[tuple[int, int]]]:
+        """Yield groups of units with equal room for so many GPUs, the tightest rooms first.
 
-    def tightest_loose(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield units with room for so many GPUs if opportunistic jobs went."""
-        return _tightest(self.loose, gpus, sizes)
+        Room is what is idle or would be without opportunistic jobs. Of a group first units that
+        are idle enough as they are; at most so many of those, and of others.
+        """
+        top = len(self.loose) - 1
+        levels = [level for level in range(1, top + 1) if sizes[level] >= gpus]
+        for room in range(gpus, sizes[top] + 1):
+            for level in levels:
+                group = self.loose[level].get(room)
+                if group:
+                    yield self._idle_first(level, group, (gpus, room), most)
 
-    def roomiest(self, *, loose: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield every unit with room, the one with most idle GPUs first."""
-        buckets = self.loose if loose else self.units
-        for idle in range(max((max(each, default=0) for each in buckets), default=0), 0, -1):
-            for level in range(len(buckets) - 1, 0, -1):
-                for index in buckets[level].get(idle, ()):
+    def _idle_first(
+        self, level: int, group: Index, wanted: tuple[int, int], most: int
+    ) -> Iterator[tuple[int, int]]:
+        units, (gpus, room) = self.units[level], wanted
+        # Without opportunistic jobs a unit's idle GPUs are its room.
+        seen = 0
+        for idle in range(room, gpus - 1, -1):
+            for index in units.get(idle, ()):
+                if index in group:
+                    yield level, index
+                seen += 1
+                if seen == most:
+                    break
+        for index in islice(group, most):
+            yield level, index
+
+    def roomiest(self, busy: list[list[int]]) -> Iterator[tuple[int, int]]:
+        """Yield every unit with room, that with most first, and of equals the least used."""
+        for room in range(max((max(each, default=0) for each in self.loose), default=0), 0, -1):
+            for level in range(len(self.loose) - 1, 0, -1):
+                for index in sorted(self.loose[level].get(room, ()), key=busy[level].__getitem__):
                     yield level, index
 
 
@@ -67,18 +89,6 @@ class VCell:
         """Describe a binding."""
         self.pool, self.level, self.index = pool, level, index
         self.used, self.doomed = 0, doomed
-
-
-def _tightest(
-    buckets: list[dict[int, Index]], gpus: int, sizes: list[int]
-) -> Iterator[tuple[int, int]]:
-    top = len(buckets) - 1
-    levels = [level for level in range(1, top + 1) if sizes[level] >= gpus and buckets[level]]
-    if levels:
-        for idle in range(gpus, sizes[top] + 1):
-            for level in levels:
-                for index in buckets[level].get(idle, ()):
-                    yield level, index
 
 
 def _drop(buckets: dict[int, Index], key: int, index: int) -> None:

@@ -151,8 +151,7 @@ class Cells:
     def _thresholds(self, request: Request) -> list[int]:
         lower = any(priority < request.priority
                     for priority in self._priorities.get(request.vc, ()))  # fmt: skip
-        steps = [OPPORTUNISTIC, 0]
-        return [*steps, request.priority] if lower and request.priority > 0 else steps
+        return [0, request.priority] if lower and request.priority > 0 else [0]
 
     def _lazily(self, offer: Offer, request: Request, search: Search) -> Placement | None:
         """Return a placement in a cell that demoting lower priorities in place sets free.

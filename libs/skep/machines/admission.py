@@ -17,13 +17,15 @@ from typing import Any
 
 import msgspec
 
-from skep.cells.levels import gpus_by_level, level_names
+from skep.cells.holds import Request
+from skep.cells.legal import impossible
+from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.cluster import Chain, Cluster, VirtualCluster
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
@@ -288,7 +290,26 @@ class AdmissionMachine:
         problem = self._impossible(parsed) or self._too_many(parsed)
         if problem is not None:
             return [problem]
-        return self._within_quota(parsed)
+        judged = self._within_quota(parsed)
+        return self._fitting(judged) if isinstance(judged, JobSpec) else judged
+
+    def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:
+        """Return the spec, or why no cell can ever serve it, with what would fit.
+
+        What a VC was promised in GPUs it gets as nodes join: until then nothing is impossible.
+        """
+        cells, vc = self.cells, spec.vc
+        settled = vc in cells.vcs and not any(each.gpus for each in cells.vcs.values())
+        if not cells.chains or not settled or owned(cells, vc) < self.vcs[vc].gpus:
+            return spec
+        refusal = impossible(self.cells, Request.of(spec, "", guaranteed=not spec.opportunistic))
+        if refusal is None:
+            return spec
+        spare = Request.of(spec, "", guaranteed=False)
+        if spec.over_quota == "opportunistic" and impossible(self.cells, spare) is None:
+            return msgspec.structs.replace(spec, service_class="opportunistic")
+        return [Problem(path="$.resources", reason=refusal.reason, text=refusal.text,
+                        suggestion=refusal.suggestion)]  # fmt: skip
 
     def _too_many(self, spec: JobSpec) -> Problem | None:
         config = self.vcs[spec.vc]
@@ -319,18 +340,9 @@ class AdmissionMachine:
 
     def _owned(self, vc: str) -> int:
         """Return the GPUs a VC owns: what it was promised, or in its cells together."""
-        asked, cells = self.vcs[vc], self.cells
-        owned = asked.gpus
-        for quota in asked.cells:
-            chain = cells.chains.get(quota.chain)
-            # What is asked for may be ahead of what is in force.
-            if chain is not None and quota.level in level_names(chain):
-                owned += quota.count * _gpus(chain, quota.level)
-        for name in asked.pinned:
-            if name in cells.pins:
-                pin = cells.pins[name]
-                owned += _gpus(cells.chains[pin.chain], pin.level)
-        return owned
+        if self.vcs[vc].gpus or vc not in self.cells.vcs:
+            return self.vcs[vc].gpus
+        return owned(self.cells, vc)
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
@@ -439,10 +451,6 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
-
-
-def _gpus(chain: Chain, level: str) -> int:
-    return gpus_by_level(chain)[level_names(chain).index(level)]
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

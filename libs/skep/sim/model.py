@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.levels import owned
 from skep.ids import job_sequence
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob
@@ -160,7 +161,8 @@ class AllocatorModel:
         self.jobs: dict[str, ModelJob] = {}
         self.ended: dict[str, JobEnded] = {}
         self.nodes: dict[str, ModelNode] = {}
-        self.vcs: dict[str, VirtualCluster] = {}
+        self.quotas: dict[str, int] = {}
+        """GPUs in each VC's cells together."""
         self.gpus: dict[Key, Key] = {}
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
@@ -181,12 +183,12 @@ class AllocatorModel:
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
-                    self.vcs = fact.asked.vcs
+                    self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
                     self.hopeless.clear()
                     for fate in fact.fates:
                         if fate.fate == "demoted" and fate.job in self.jobs:
                             self.jobs[fate.job].guaranteed = False
-                    for vc in self.vcs:
+                    for vc in self.quotas:
                         self._within_quota(vc)
                 case JobWaits():
                     if fact.aside:
@@ -316,7 +318,7 @@ class AllocatorModel:
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
         used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
                    if member.node not in job.gone)  # fmt: skip
-        quota = self.vcs[vc].gpus if vc in self.vcs else 0
+        quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
     def _ran(self, fact: MemberRan | JobRan) -> None:

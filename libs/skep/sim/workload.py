@@ -9,14 +9,18 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.feasible import shortages
+from skep.cells.levels import cells_of
+from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.wire import codec, subjects
-from skep.wire.admin import DrainNode, SetVcs
-from skep.wire.cluster import JOBS_MAX, VirtualCluster
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
+from skep.wire.node import NodeJoined
 from skep.wire.verdict import Verdict
 
 VCS = ("nlp", "vision", "lab")
@@ -63,6 +67,9 @@ class People:
         self._admin_keys = 0
         self._changes: deque[tuple[str, bytes]] = deque()
         self._drained: dict[str, None] = {}
+        self._quarantined: dict[tuple[str, int], None] = {}
+        self._exact: dict[str, Chain] = {}
+        """The chains as the operator describes them; empty if the nodes are to make them up."""
         self._given_up: dict[str, None] = {}
         self._pace = rng.choice((300 * MILLISECOND, SECOND, 3 * SECOND))
         self._inboxes: dict[str, Submission] = {}
@@ -106,8 +113,10 @@ class People:
             self._repeat()
         elif roll < 0.94:
             self._drain()
-        elif roll < 0.97:
+        elif roll < 0.96:
             self._garbage()
+        elif roll < 0.98:
+            self._quarantine()
         else:
             self.set_vcs(generous=self._rng.random() < 0.5)
         if self.left:
@@ -120,6 +129,9 @@ class People:
         for node in list(self._drained):
             self._admin("drain", DrainNode(node=node, drain=False))
         self._drained.clear()
+        for name, device in self._quarantined:
+            self._admin("quarantine", QuarantineGpu(node=name, device=device, quarantine=False))
+        self._quarantined.clear()
 
     def submit(self) -> None:
         """Publish a spec, now and then a wrong one."""
@@ -147,7 +159,8 @@ class People:
         resources: dict[str, Any] = {"gpus": rng.choice((1, 1, 1, 2)),
                                      "workers": rng.choice((1, 1, 1, 2, 2, 3, 4))}  # fmt: skip
         if rng.random() < 0.15:
-            resources["topology"] = {"within": "node", "hard": rng.random() < 0.5}
+            resources["topology"] = {"within": rng.choice(("node", "node", "pair")),
+                                     "hard": rng.random() < 0.5}  # fmt: skip
         if rng.random() < 0.15:
             resources["cpus"] = rng.choice((1, 4))
         if rng.random() < 0.1:
@@ -168,6 +181,7 @@ class People:
             "priority": rng.choice((0, 0, 0, 5)),
             "service_class": rng.choice(("guaranteed", "guaranteed", "opportunistic")),
             "over_quota": rng.choice(("wait", "wait", "refuse", "opportunistic")),
+            "demotable": rng.random() < 0.3,
             "size": {"mini_batches": 1 + length // 1000, "family": kind},
         }
 
@@ -242,9 +256,41 @@ class People:
         """Publish the virtual clusters."""
         gpus = (16, 12, 8) if generous else (self._rng.randrange(1, 8), 4, 2)
         jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
-        vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max)
+        vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max, weight=self._rng.choice((1, 2)))
                for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
-        self._admin("vcs", SetVcs(vcs=vcs))
+        cluster = Cluster(vcs=vcs)
+        if self._exact:
+            # The operator writes a cluster file of what is there, and cells instead of numbers.
+            cluster = self._pinned(resolve(Cluster(chains=self._exact, vcs=vcs), ()))
+        self._admin("vcs", SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins))
+
+    def know(self, inventory: list[NodeJoined]) -> None:
+        """Take note of the hardware; from here on half of the operators describe it exactly."""
+        if self._rng.random() < 0.5:
+            self._exact = dict(propose(inventory).chains)
+
+    def _pinned(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with one cell of a VC's quota turned into a particular one."""
+        lab, rng = cluster.vcs["lab"], self._rng
+        if not lab.cells or rng.random() < 0.6:
+            return cluster
+        quota, *others = lab.cells
+        index = rng.randrange(cells_of(cluster.chains[quota.chain], quota.level))
+        pin = Pin(chain=quota.chain, level=quota.level, index=index)
+        rest = (msgspec.structs.replace(quota, count=quota.count - 1),) if quota.count > 1 else ()
+        lab = msgspec.structs.replace(lab, cells=(*rest, *others), pinned=("corner",))
+        pinned = msgspec.structs.replace(cluster, vcs={**cluster.vcs, "lab": lab},
+                                         pins={"corner": pin})  # fmt: skip
+        return pinned if not any(shortages(pinned)) else cluster
+
+    def _quarantine(self) -> None:
+        node, device = self._rng.choice(self._nodes), self._rng.randrange(4)
+        bad = (node, device) not in self._quarantined
+        if bad:
+            self._quarantined[node, device] = None
+        else:
+            del self._quarantined[node, device]
+        self._admin("quarantine", QuarantineGpu(node=node, device=device, quarantine=bad))
 
     def _admin(self, verb: str, message: Any) -> None:
         """Publish a change once the one before it is stored: operators wait for their tools."""

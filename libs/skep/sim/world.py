@@ -104,6 +104,7 @@ class World:
             gpus = tuple(Gpu(index=i, type=kind) for i in range(rng.randrange(2, 5)))
             skew = rng.randrange(-30 * SECOND, 30 * SECOND) if skewed else 0
             self.add_host(node, gpus, skew)
+        self.people.know([host.joined() for host in self.hosts.values()])
         self.until(lambda: len(self.nodes) - len(self.watch.admission.nodes), OPEN_S_MAX)
         self.people.begin()
 

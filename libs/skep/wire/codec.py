@@ -20,7 +20,7 @@ from skep.wire.node import NodeEvent
 from skep.wire.reports import Heartbeat, NodeReport
 
 MESSAGE_BYTES_MAX = 1024 * 1024
-RECORD_BYTES_MAX = 256 * 1024
+RECORD_BYTES_MAX = 512 * 1024
 
 ENCODER = msgspec.json.Encoder()
 

@@ -70,7 +70,9 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     spec = _converted(tree)
     if spec is None:
         built = {key: value for key, value in tree.items() if key not in NOT_BUILT}
-        problems = list(islice(chain(_not_built(tree), _shape(JobSpec, built, "$")), PROBLEMS_MAX))
+        problems = list(
+            islice(chain(_not_built(tree), shape_problems(JobSpec, built, "$")), PROBLEMS_MAX)
+        )
         assert problems, "what cannot be converted has a key or a type that is wrong"
         return problems
     return list(islice(_values(spec), PROBLEMS_MAX)) or _normalised(spec)
@@ -137,7 +139,9 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
         )
 
 
-def _shape(struct: type[msgspec.Struct], tree: dict[Any, Any], path: str) -> Iterator[Problem]:
+def shape_problems(
+    struct: type[msgspec.Struct], tree: dict[Any, Any], path: str
+) -> Iterator[Problem]:
     """Yield what is wrong with keys and types of one level and the levels below."""
     fields = _fields(struct)
     for key in tree:
@@ -153,7 +157,7 @@ def _shape(struct: type[msgspec.Struct], tree: dict[Any, Any], path: str) -> Ite
             continue
         inner = _struct_in(field.type)
         if inner is not None and isinstance(tree[name], dict):
-            yield from _shape(inner, tree[name], here)
+            yield from shape_problems(inner, tree[name], here)
             continue
         if field.type == dict[str, str] and isinstance(tree[name], dict):
             wrong = list(_not_text(tree[name], here))

@@ -13,9 +13,9 @@ SPEC_BYTES_MAX = 64 * 1024
 """A spec is a description, not a payload: 64 KiB hold 500 environment variables of 100 bytes."""
 
 GPUS_PER_WORKER_MAX = 16
-WORKERS_MAX = 4096
-GANG_GPUS_MAX = 4096
-GANG_NODES_MAX = 512
+WORKERS_MAX = 8192
+GANG_GPUS_MAX = 8192
+GANG_NODES_MAX = 1024
 """A gang is bound in one record of 256 KiB, which names each node (141 bytes where names are
 longest) and GPU (5 bytes), and may also hold a spec and what else the same decision binds."""
 PRIORITY_MAX = 1000

@@ -19,7 +19,7 @@ from skep.units import KIB, Instant
 from skep.wire.facts import EpochBegan
 from skep_services.ports import CorruptLogError, LogRecord
 
-RECORD_BYTES_MAX = 256 * KIB
+RECORD_BYTES_MAX = 512 * KIB
 """What one record may weigh: far below the bus's 1 MiB, so a follower's batch stays small."""
 
 RECORD_VERSION = 1

@@ -86,10 +86,10 @@ def _inventory(arguments: Namespace) -> list[NodeJoined]:
 def _import(arguments: Namespace) -> int:
     from skep.cells.hived import import_hived
 
-    document = _document(arguments.file)
+    document = read_document(arguments.file)
     read = import_hived(document.tree)
     if isinstance(read, list):
-        _refuse(document, read, "nothing was imported, because the configuration is wrong:")
+        refuse_document(document, read, "nothing was imported, because the configuration is wrong:")
     cluster, warnings = read
     return _write(arguments, cluster, [_told(document, one) for one in warnings])
 
@@ -133,14 +133,14 @@ def check(arguments: Namespace) -> int:
     from skep.cells.clustercheck import cluster_remarks
     from skep.cells.clusterfile import parse_cluster
 
-    document = _document(arguments.file)
+    document = read_document(arguments.file)
     tree = document.tree
     if arguments.verb == "check" and isinstance(tree, dict) and not _has_keys(tree):
         # The short form that `skep vc set` takes too: virtual clusters and nothing around them.
         tree = {"vcs": tree}
     read = parse_cluster(tree)
     if isinstance(read, list):
-        _refuse(document, read, f"{document.source} is wrong:")
+        refuse_document(document, read, f"{document.source} is wrong:")
     cluster, warnings = read, [_told(document, one) for one in cluster_remarks(read)]
     if not cluster.chains:
         cluster = _with_nodes(arguments, document, cluster, warnings)
@@ -181,7 +181,7 @@ def _with_nodes(
             f"the virtual clusters own {wanted} GPUs; {there} have joined: {wanted - there} short"
         )
         one = problem("$.vcs", Reason.INFEASIBLE, text, "take some away, or add nodes")
-        _refuse(document, [one], f"{document.source} is wrong:")
+        refuse_document(document, [one], f"{document.source} is wrong:")
     return resolve(cluster, inventory)
 
 
@@ -275,7 +275,7 @@ def _show(report: dict[str, Any]) -> None:
 # --- what they share ------------------------------------------------------------------------------
 
 
-def _document(name: str) -> Document:
+def read_document(name: str) -> Document:
     """Return the one document of a file; an empty one is a document without anything."""
     from skep_services.cli import specs
 
@@ -309,7 +309,8 @@ def _told(document: Document, one: Problem) -> dict[str, Any]:
     }
 
 
-def _refuse(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+def refuse_document(document: Document, problems: Sequence[Problem], head: str) -> NoReturn:
+    """Raise CommandError that tells everything wrong with a document, each with its line."""
     told = [_told(document, one) for one in problems]
     lines = [f"{one['where']}: {problem_text(one)}" for one in told]
     text = "\n  ".join([head, *lines])

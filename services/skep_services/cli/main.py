@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("nodes", "ls | drain | undrain"),
         "vc": ("vcs", "ls | set | check: the virtual clusters and their quotas"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "about": {
         "version": ("about", "print the version"),

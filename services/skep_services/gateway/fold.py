@@ -119,7 +119,11 @@ class Fold:
         self._ended: list[tuple[Job, Instant]] = []
 
     def restore(
-        self, jobs: Iterable[Job], nodes: Iterable[Node], vcs: dict[str, VirtualCluster], newest: int
+        self,
+        jobs: Iterable[Job],
+        nodes: Iterable[Node],
+        vcs: dict[str, VirtualCluster],
+        newest: int,
     ) -> None:
         """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
         self.active = {job.row.job: job for job in jobs}

@@ -32,18 +32,7 @@ def job_of(name: str) -> str:
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
     """Return what an attempt of a job asks of the cells."""
-    wanted, topology = job.spec.resources, job.spec.resources.topology
-    return Request(
-        job=holder(job.job, attempt),
-        vc=job.spec.vc,
-        priority=job.spec.priority if guaranteed else OPPORTUNISTIC,
-        members=((wanted.workers, wanted.gpus),),
-        gpu=wanted.gpu_type or "",
-        pin=wanted.pinned if guaranteed else "",
-        within=topology.within if topology is not None else "",
-        hard=topology is not None and topology.hard,
-        lazy=job.spec.demotable,
-    )
+    return Request.of(job.spec, holder(job.job, attempt), guaranteed=guaranteed)
 
 
 def borrows(job: JobState) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.cells.check import safe
+from skep.cells.check import check as check_cells
 from skep.cells.holds import OPPORTUNISTIC, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding, NodeState
@@ -567,8 +567,7 @@ class AllocatorMachine:
         claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
         assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
         assert not self._uncovered()
-        for chain in self.cells.chains.values():
-            safe(chain)
+        check_cells(self.cells)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
