@@ -341,7 +341,12 @@ class Allocator(RuleBasedStateMachine):
         flood = data.draw(st.booleans())
         for number, opportunistic in enumerate([flood, flood, False, False, False, False]):
             self.sequence += 1
-            job = {"vc": vc, "gpus": gpus, "opportunistic": opportunistic, "priority": 3 * number}
+            job: dict[str, Any] = {
+                "vc": vc,
+                "gpus": gpus,
+                "opportunistic": opportunistic,
+                "priority": 3 * number,
+            }
             self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
 
     def cancel(self, _: str, data: st.DataObject) -> None:

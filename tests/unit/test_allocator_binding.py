@@ -21,7 +21,7 @@ from skep.wire.facts import (
     JobWaits,
     NodeAdded,
 )
-from skep.wire.node import MemberStepped
+from skep.wire.node import MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX, Runtime
 from skep_services.shell import RECORD_BYTES
@@ -471,6 +471,13 @@ def described(chains: dict[str, tuple[list[str], int]]) -> Driver[AllocatorMachi
     return decide
 
 
+def tell(decide: Driver[AllocatorMachine], node: NodeJoined) -> None:
+    """Have the allocator know a node from its own record: of very many that is quicker."""
+    fact = NodeAdded(joined=node)
+    decide.facts.append(fact)
+    decide.machine.apply(fact)
+
+
 # --- many at once -------------------------------------------------------------------------------
 
 
@@ -496,7 +503,7 @@ def test_the_largest_gang_fits_one_record_with_all_that_may_be_decided_beside_it
     decide = described({"m" * 63: (names, 8), "n" * 63: (["y" * 63], 1)})
     for number, name in enumerate(names):
         node = joined(name, 8, cpus=0, memory=0, identity=f"{number:032x}", address="10.0.0.1")
-        decide(node)
+        tell(decide, node)
     wish = spec(workers=workers, gpus=gpus)
     text = "x" * (SPEC_BYTES_MAX - len(encode(wish)) - len('"env":{"X":""},'))
     wish = spec(workers=workers, gpus=gpus, env={"X": text})
@@ -518,7 +525,7 @@ def test_a_gang_spans_no_more_nodes_than_one_record_can_name() -> None:
     names = [f"n{number}" for number in range(GANG_NODES_MAX + 1)]
     decide = described({"main": (names, 1)})
     for name in names:
-        decide(joined(name, 1))
+        tell(decide, joined(name, 1))
     needs = f"{GANG_NODES_MAX + 1} x 1 GPUs (any type) in cells of nlp"
     asked = decide(admitted(1, workers=GANG_NODES_MAX + 1))
     assert waits(asked) == [("j1", Reason.WAITS_FOR_CELLS, needs)]
