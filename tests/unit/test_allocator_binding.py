@@ -320,7 +320,8 @@ def test_a_worker_may_be_too_large_for_every_cell_of_its_vc() -> None:
 
 def decide_bound(job: str, vc: str, level: int = 3) -> list[Effect]:
     """Return the effects of binding a 1-GPU job as the first of node-1."""
-    bound = JobBound(job=job, attempt=1, order=1, members=(member("node-1", (0,), levels=(level,)),),
+    members = (member("node-1", (0,), levels=(level,)),)
+    bound = JobBound(job=job, attempt=1, order=1, members=members,
                      master_port=20000, why=ONE, at=T0, chain="cpux4")  # fmt: skip
     return [Record(bound), Send("skep.v1.cmd.node-1", bind(job, vc=vc))]
 
