@@ -379,6 +379,84 @@ async def test_a_refused_submission_that_was_no_json_has_no_spec(house: House) -
 # --- the cluster ----------------------------------------------------------------------------------
 
 
+CHAINS = {
+    "cpu": {
+        "gpu": "cpu",
+        "levels": [{"name": "node", "fanout": 2}, {"name": "rack", "fanout": 2}],
+        "node_level": "node",
+        "nodes": [{"node": "node-1"}, {"node": "node-2"}],
+        "names": {"rack/0": "left"},
+    }
+}
+QUOTA = {"chain": "cpu", "level": "node", "count": 3}
+
+
+async def test_cells_are_described_planned_and_applied(house: House) -> None:
+    await house.with_nodes()
+    low = await submitted(house, opportunistic=True)
+    high = await submitted(house, gpus=2)
+    asked = {
+        "vcs": {"vision": {"pinned": ["mine"]}, "nlp": {"cells": [{**QUOTA, "count": 1}]}},
+        "chains": CHAINS,
+        "pins": {"mine": {"chain": "cpu", "level": "node", "index": 1}},
+    }
+    planned = await house.op.json("POST", "/v1/cells/plan", 200, asked)
+    fates = {one["job"]: (one["fate"], one["place"]) for one in planned["jobs"]}
+    assert fates == {low: ("opportunistic", "node-1:0"), high: ("demoted", "node-2:0,1")}
+    assert planned["missing"] == []
+    assert [(one["vc"], one["before"]["gpus"], one["after"]["gpus"]) for one in planned["vcs"]] == [
+        ("nlp", 4, 2), ("vision", 0, 2)]  # fmt: skip
+    refused = await house.nlp.json("POST", "/v1/cells/plan", 403, asked)
+    assert error(refused)[0] == "forbidden"
+
+    await house.op.json("POST", "/v1/admin/vcs", 202, asked)
+    await house.caught_up()
+    shown = await house.op.get(f"/v1/jobs/{high}")
+    assert (shown["service_class"], shown["class_in_force"]) == ("guaranteed", "opportunistic")
+    why = await house.op.get(f"/v1/jobs/{high}/why")
+    assert "it borrows its GPUs" in why["reasons"][1]["text"]
+
+    [chain] = (await house.op.get("/v1/cells?chain=cpu"))["chains"]
+    [rack] = chain["cells"]
+    assert (rack["address"], rack["gpus"], rack["borrowed"]) == ("left", 4, 3)
+    mine = rack["children"][1]
+    assert (mine["owner"], mine["pin"], mine["job"], mine["borrowed"]) == (
+        "vision",
+        "mine",
+        high,
+        2,
+    )
+    assert error(await house.op.get("/v1/cells?chain=x", 404))[0] == "unknown-chain"
+
+    usage = await house.vision.get("/v1/vcs/vision/usage")
+    [cell] = usage["bound"]
+    assert cell["address"] == "left/node-2"
+    assert cell["jobs"] == [
+        {"job": "?", "vc": "?", "gpus": 2, "borrowed": True, "reserved": False}]  # fmt: skip
+    assert error(await house.vision.get("/v1/vcs/nlp/usage", 404))[0] == "unknown-vc"
+    every = (await house.op.get("/v1/usage"))["vcs"]
+    assert [(one["vc"], len(one["borrowers"])) for one in every] == [("nlp", 2), ("vision", 0)]
+    async with house.op.open("/v1/cells.svg") as answer:
+        assert answer.content_type == "image/svg+xml"
+        assert f"({high})" in await answer.text()
+
+
+async def test_a_gpu_in_quarantine_is_bad_until_it_is_taken_back(house: House) -> None:
+    await house.with_nodes()
+    unknown = await house.op.json(
+        "POST", "/v1/admin/quarantine", 404, {"node": "node-1", "device": 7}
+    )
+    assert "it has 0, 1" in unknown["error"]["text"]
+    for quarantine in (True, False):
+        body = {"node": "node-1", "device": 1, "quarantine": quarantine}
+        await house.op.json("POST", "/v1/admin/quarantine", 202, body)
+        await house.caught_up()
+        gpus = (await house.op.get("/v1/gpus"))["gpus"]
+        assert [gpu["quarantined"] for gpu in gpus] == [False, quarantine, False, False]
+        [chain] = (await house.op.get("/v1/cells"))["chains"]
+        assert chain["cells"][0].get("bad") == (1 if quarantine else None)
+
+
 async def test_nodes_gpus_and_tenants(house: House) -> None:
     await house.with_nodes()
     job = await submitted(house)
@@ -400,7 +478,7 @@ async def test_operators_set_tenants(house: House) -> None:
     assert answer == {"accepted": True}
     await house.caught_up()
     [row] = (await house.op.get("/v1/vcs"))["vcs"]
-    assert (row["vc"], row["gpus"], row["jobs_max"]) == ("nlp", 3, 5)
+    assert (row["vc"], row["gpus"], row["asked"], row["jobs_max"]) == ("nlp", 0, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +489,11 @@ async def test_operators_set_tenants(house: House) -> None:
         ("vcs", 422, {"vcs": {"a": {"gpus": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpu": 1}}}, "bad-value"),
+        ("vcs", 422, {"vcs": {"a": {"cells": [QUOTA]}}}, "unknown-chain"),
+        ("vcs", 422, {"vcs": {"a": {"cells": [QUOTA]}}, "chains": CHAINS}, "infeasible"),
         ("vcs", 413, b" " * 600_000, "too-large"),
+        ("quarantine", 404, {"node": "node-9", "device": 0}, "unknown-node"),
+        ("quarantine", 422, {"node": "node-9"}, "bad-value"),
         ("drain", 404, {"node": "node-9"}, "unknown-node"),
         ("drain", 422, {"nodes": "node-9"}, "bad-value"),
     ],
@@ -440,7 +522,7 @@ async def test_health_asks_everybody_at_once(house: House) -> None:
     assert "not readable" in told["services"]["advisor"]["text"]
     assert told["services"]["allocator"] == {"ok": True, "facts": 7}
     own = told["services"]["gateway"]
-    assert (own["identity"], own["facts"], own["positions"]["ALLOC"]) == ("gateway", 6, 3)
+    assert (own["identity"], own["facts"], own["positions"]["ALLOC"]) == ("gateway", 11, 3)
     await broken.close()
     await house.cluster.bus.listen(subjects.health("advisor"), well)
     assert not (await house.nobody.get("/v1/health"))["ok"]  # It is asked once a second at most.
@@ -472,7 +554,7 @@ async def test_metrics_count_jobs_gpus_and_what_was_read(house: House) -> None:
         'skep_jobs{state="bound",vc="nlp"} 1.0',
         "skep_queue_jobs 1.0",
         'skep_vc_gpus_held{service_class="guaranteed",vc="nlp"} 1.0',
-        'skep_vc_gpus{vc="nlp"} 8.0',
+        'skep_vc_gpus{vc="nlp"} 4.0',
         'skep_nodes{state="up"} 2.0',
         "skep_gpus 4.0",
         "skep_gpus_free 3.0",

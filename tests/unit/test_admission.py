@@ -258,7 +258,8 @@ RACKS = Chain(
 
 def test_cells_and_pinned_cells_are_worth_their_gpus(admission: Driver[AdmissionMachine]) -> None:
     owner = VirtualCluster(cells=(Quota(chain="main", level="node", count=1),), pinned=("mine",))
-    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}))
+    pins = {"mine": Pin(chain="main", level="pair", index=0)}
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}, pins=pins))
     (seen,) = facts_of(admission(cells_set(owner, main=RACKS)))
     assert isinstance(seen, CellsSeen)
     assert admission(cells_set(owner, main=RACKS)) == []
@@ -273,11 +274,12 @@ def test_what_is_asked_for_may_be_ahead_of_the_cells_in_force(
     admission: Driver[AdmissionMachine],
 ) -> None:
     admission(cells_set(VirtualCluster(gpus=4), main=RACKS))
+    levels = (*RACKS.levels[:2], Level(name="row", fanout=2))
     owner = VirtualCluster(cells=(Quota(chain="main", level="row", count=1),))
-    admission(SetVcs(vcs={"nlp": owner, "cv": owner}))
-    for number, vc in enumerate(("nlp", "cv"), 1):
-        facts = facts_of(admission(submission(number, vc=vc, raw=spec(vc=vc, gpus=8))))
-        assert [type(fact) for fact in facts] == [Refused]
+    chains = {"main": msgspec.structs.replace(RACKS, levels=levels)}
+    admission(SetVcs(vcs={"cv": owner}, chains=chains))
+    eight = spec(vc="cv", gpus=4, workers=2)
+    assert admission(submission(1, vc="cv", raw=eight)) == [accepted(1, eight)]
 
 
 def test_a_gang_tied_to_a_rack_need_not_fit_one_node(admission: Driver[AdmissionMachine]) -> None:
@@ -541,7 +543,7 @@ def test_the_end_of_a_job_frees_its_place_once(admission: Driver[AdmissionMachin
 
 
 def test_tenants_are_those_of_the_last_word(admission: Driver[AdmissionMachine]) -> None:
-    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1)))]
+    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1), gpus={"cv": 1}))]
     assert admission.machine.vcs == vcs(cv=1)
 
 
