@@ -131,7 +131,7 @@ DESCRIBED = [
                                     cv={("big", "gpu"): 2, ("small", "node"): 1})),
     SetVcs(chains=TURNED, vcs=owning(nlp={("big", "pair"): 1}, cv={("big", "pair"): 1})),
     SetVcs(chains=TURNED, vcs=owning(cv={("big", "node"): 1, ("few", "gpu"): 1})),
-    SetVcs(chains={**WHOLE, "odd": msgspec.structs.replace(TURNED["few"], nodes=WHOLE["odd"].nodes)},
+    SetVcs(chains=WHOLE,
            pins={"mine": Pin(chain="big", level="pair", index=0)},
            vcs={**owning(cv={("fast", "node"): 1}),
                 "nlp": VirtualCluster(pinned=("mine",), gpus=1)}),
@@ -341,7 +341,12 @@ class Allocator(RuleBasedStateMachine):
         flood = data.draw(st.booleans())
         for number, opportunistic in enumerate([flood, flood, False, False, False, False]):
             self.sequence += 1
-            job = {"vc": vc, "gpus": gpus, "opportunistic": opportunistic, "priority": 3 * number}
+            job: dict[str, Any] = {
+                "vc": vc,
+                "gpus": gpus,
+                "opportunistic": opportunistic,
+                "priority": 3 * number,
+            }
             self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
 
     def cancel(self, _: str, data: st.DataObject) -> None:

@@ -240,10 +240,10 @@ def test_a_job_larger_than_all_its_vc_owns_may_turn_opportunistic(
     assert admission(submission(1, raw=wish)) == [accepted(1, turned)]
 
 
-def cells_seen(**chains: Chain) -> Facts:
-    """Return the allocator's record of the cells in force: chains, and a pinned pair."""
-    pins = {"mine": Pin(chain="main", level="pair", index=0)} if "main" in chains else {}
-    cluster = Cluster(chains=chains, pins=pins)
+def cells_set(owner: VirtualCluster, **chains: Chain) -> Facts:
+    """Return the allocator's record of the cells in force: of `nlp`, and a pinned pair."""
+    pins = {"mine": Pin(chain="main", level="pair", index=0)}
+    cluster = Cluster(chains=chains, pins=pins, vcs={"nlp": owner})
     return Facts(service="allocator", at=T0, facts=(CellsSet(cluster=cluster, asked=cluster),))
 
 
@@ -258,32 +258,36 @@ RACKS = Chain(
 
 def test_cells_and_pinned_cells_are_worth_their_gpus(admission: Driver[AdmissionMachine]) -> None:
     owner = VirtualCluster(cells=(Quota(chain="main", level="node", count=1),), pinned=("mine",))
-    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}))
-    effects = admission(cells_seen(main=RACKS))
-    (seen,) = facts_of(effects)
-    assert seen == CellsSeen(cluster=Cluster(chains={"main": RACKS},
-                                             pins={"mine": Pin(chain="main", level="pair", index=0)}))  # fmt: skip
-    assert admission(cells_seen(main=RACKS)) == []
-    assert admission(submission(1, raw=spec(gpus=6)))[0] == accepted(1, spec(gpus=6))
-    (refusal,) = facts_of(admission(submission(2, raw=spec(gpus=7))))
+    pins = {"mine": Pin(chain="main", level="pair", index=0)}
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}, pins=pins))
+    (seen,) = facts_of(admission(cells_set(owner, main=RACKS)))
+    assert isinstance(seen, CellsSeen)
+    assert admission(cells_set(owner, main=RACKS)) == []
+    (refusal,) = facts_of(admission(submission(1, raw=spec(gpus=7))))
     assert isinstance(refusal, Refused)
-    assert refusal.problems[0].reason is Reason.QUOTA_TOO_SMALL
+    assert refusal.problems[0].text == "it needs 7 GPUs and `nlp` owns 6"
+    four = spec(gpus=4)
+    assert admission(submission(2, raw=four)) == [accepted(2, four)]
 
 
-def test_a_level_that_is_asked_for_before_it_is_there_is_worth_nothing_yet(
+def test_what_is_asked_for_may_be_ahead_of_the_cells_in_force(
     admission: Driver[AdmissionMachine],
 ) -> None:
-    owner = VirtualCluster(cells=(Quota(chain="main", level="row", count=1),), gpus=1)
-    admission(cells_seen(main=RACKS))
-    admission(SetVcs(vcs={"nlp": owner}))
-    (refusal,) = facts_of(admission(submission(1, raw=spec(gpus=2))))
-    assert isinstance(refusal, Refused)
+    admission(cells_set(VirtualCluster(gpus=4), main=RACKS))
+    levels = (*RACKS.levels[:2], Level(name="row", fanout=2))
+    owner = VirtualCluster(cells=(Quota(chain="main", level="row", count=1),))
+    chains = {"main": msgspec.structs.replace(RACKS, levels=levels)}
+    admission(SetVcs(vcs={"cv": owner}, chains=chains))
+    eight = spec(vc="cv", gpus=4, workers=2)
+    assert admission(submission(1, vc="cv", raw=eight)) == [accepted(1, eight)]
 
 
 def test_a_gang_tied_to_a_rack_need_not_fit_one_node(admission: Driver[AdmissionMachine]) -> None:
+    owner = VirtualCluster(cells=(Quota(chain="main", level="rack", count=1),))
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}))
     admission(added(joined("node-1")))
     admission(added(joined("node-2")))
-    admission(cells_seen(main=RACKS))
+    admission(cells_set(owner, main=RACKS))
     rack = spec(gpus=4, workers=2, topology=Topology(within="rack", hard=True))
     assert admission(submission(1, raw=rack)) == [accepted(1, rack)]
     node = spec(gpus=4, workers=2, topology=Topology(within="node", hard=True))
@@ -401,7 +405,7 @@ def test_a_gang_may_span_only_so_many_nodes_as_one_record_can_name() -> None:
     problem = Problem(
         path="$.resources.workers",
         reason=Reason.NODE_TOO_SMALL,
-        text="it would span more than 512 nodes, the most one gang may have",
+        text=f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have",
         suggestion="use fewer workers with more GPUs each",
     )
     wide = spec(workers=GANG_NODES_MAX + 1)
@@ -539,7 +543,7 @@ def test_the_end_of_a_job_frees_its_place_once(admission: Driver[AdmissionMachin
 
 
 def test_tenants_are_those_of_the_last_word(admission: Driver[AdmissionMachine]) -> None:
-    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1)))]
+    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1), gpus={"cv": 1}))]
     assert admission.machine.vcs == vcs(cv=1)
 
 

@@ -148,7 +148,8 @@ class Cells:
         Larger nodes are kept for workers that no others hold.
         """
         shape = self.chains[chain].topology
-        return len({spot.leaves[0] // shape.node_size for spot in spots}), shape.node_size
+        nodes = dict.fromkeys(spot.leaves[0] // shape.node_size for spot in spots)
+        return len(nodes), shape.node_size
 
     def _thresholds(self, request: Request) -> list[int]:
         lower = any(priority < request.priority

@@ -339,7 +339,7 @@ def _room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) ->
 def _more_victims(
     machine: AllocatorMachine, job: JobState, made: tuple[Member, ...], now: Instant
 ) -> None:
-    """Stop further opportunistic jobs whose CPUs or memory a reservation needs, least loss first."""
+    """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
     loss = machine.loss(now)
     for part in made:
         node = machine.nodes[part.node]
