@@ -6,7 +6,7 @@ import msgspec
 
 from skep.units import Duration, Instant
 from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
 
@@ -58,6 +58,23 @@ BIND = commands.BindJob(
     env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE, image="pytorch/pytorch:2.9.0",
 )  # fmt: skip
 MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
+OWNED = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0, 1), (2, 3)),
+                     levels=(3, 3))  # fmt: skip
+CELLS = Cluster(
+    chains={
+        "cpux4": Chain(
+            gpu="cpu",
+            levels=(Level(name="pair", fanout=2), Level(name="node", fanout=2)),
+            node_level="node",
+            nodes=(NodeCell(node="node-1"), NodeCell(node="node-2", devices=(0, 2, 1, 3))),
+        )
+    },
+    pins={"big": Pin(chain="cpux4", level="node", index=1)},
+    vcs={
+        "nlp": VirtualCluster(cells=(Quota(chain="cpux4", level="node", count=1),)),
+        "vision": VirtualCluster(pinned=("big",), weight=2.0),
+    },
+)
 
 COMMANDS: tuple[msgspec.Struct, ...] = (
     BIND,
@@ -109,16 +126,17 @@ ADVICE: tuple[msgspec.Struct, ...] = (
     ),
 )  # fmt: skip
 ADMIN: tuple[msgspec.Struct, ...] = (
-    admin.SetVcs(vcs={"nlp": VirtualCluster(gpus=4), "vision": VirtualCluster(gpus=4,
-                                                                              jobs_max=100)}),
+    admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),
     admin.DrainNode(node="node-1"),
+    admin.QuarantineGpu(node="node-1", device=3),
 )  # fmt: skip
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
 )
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
-    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}),
+    facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
+    facts.CellsSeen(cluster=CELLS),
     facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
     facts.Admitted(job="j17", spec=SPEC, submitted_at=AT, key="my-key-1", trace=TRACE),
     facts.Refused(job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo",
@@ -129,14 +147,24 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
 )  # fmt: skip
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
+    facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
+                   fates=(facts.JobFate(job="j16", fate="demoted"),)),
+    facts.ClusterRefused(problems=(PROBLEM,)),
+    facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
+    facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
+                        at=AT, why=Reason.BEST_FIT_ONE_NODE),
+    facts.ReservationDropped(job="j17", attempt=1, why=Reason.NODE_LOST),
+    facts.JobDemoted(job="j17", attempt=1, why=Reason.PREEMPTED, detail="for j19"),
+    facts.JobPromoted(job="j17", attempt=1, levels=(3,)),
     facts.NodeDrained(node="node-1", drain=True),
     facts.NodeLost(node="node-1"),
     facts.NodeClean(node="node-1"),
     facts.NodeBack(node="node-1"),
     facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
-    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_QUOTA, needs="2 of 4 GPUs of nlp"),
-    facts.JobBound(job="j17", attempt=1, order=42, members=(MEMBER,), master_port=20000,
-                   why=Reason.BEST_FIT_ONE_NODE, at=AT, trace=TRACE),
+    facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS,
+                   needs="2 x 2 GPUs (cpu) in cells of nlp"),
+    facts.JobBound(job="j17", attempt=1, order=42, members=(OWNED,), master_port=20000,
+                   why=Reason.BEST_FIT_ONE_NODE, at=AT, trace=TRACE, chain="cpux4"),
     facts.MemberRan(job="j17", attempt=1, node="node-1", at=AT),
     facts.JobRan(job="j17", attempt=1, at=AT, trace=TRACE),
     facts.JobStopping(job="j17", attempt=1, order=43, why=Reason.TIME_LIMIT, at=LATER,

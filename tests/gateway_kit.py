@@ -15,7 +15,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Record, Send
 from skep.wire import codec, subjects
-from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.facts import JobBound
 from skep.wire.node import MemberStepped, NodeJoined, Outcome, RankExit
 from skep.wire.reasons import Reason
@@ -30,6 +30,19 @@ from tests.kit import TRACE, Driver, at, exited, joined, member, spec, started, 
 
 Told = tuple[str, Any]
 """A stream's name and one event read from it."""
+
+
+CHAINS = {
+    "cpu": {
+        "gpu": "cpu",
+        "levels": [{"name": "node", "fanout": 2}, {"name": "rack", "fanout": 2}],
+        "node_level": "node",
+        "nodes": [{"node": "node-1"}, {"node": "node-2"}],
+        "names": {"rack/0": "left"},
+    }
+}
+QUOTA = {"chain": "cpu", "level": "node", "count": 3}
+"""A rack of two nodes with two GPUs each, and more nodes than there are."""
 
 
 class Cluster:
@@ -151,7 +164,7 @@ def documents(fold: Fold) -> tuple[Any, ...]:
     jobs = {**fold.active, **fold.recent}
     plain = [msgspec.to_builtins(jobs[name]) for name in sorted(jobs)]
     nodes = [msgspec.to_builtins(fold.nodes[name]) for name in sorted(fold.nodes)]
-    return plain, nodes, msgspec.to_builtins(fold.vcs)
+    return plain, nodes, msgspec.to_builtins(fold.clusters)
 
 
 def job_of(fold: Fold, name: str) -> Job:
@@ -244,7 +257,7 @@ class BusCluster(Cluster):
             if isinstance(effect, Send):
                 await self.bus.send(effect.subject, codec.encode(effect.message), effect.headers)
         self._record("ADMISSION", "admission", effects, 1)
-        if isinstance(event, SetVcs | DrainNode):
+        if isinstance(event, SetVcs | DrainNode | QuarantineGpu):
             self._record("ALLOC", "allocator", self.allocator(event), 1)
 
     def _store(self, subject: str, body: Any) -> None:
@@ -340,8 +353,8 @@ class House:
             await indexer.settle()
 
     async def with_nodes(self, nodes: int = 2, gpus: int = 2) -> None:
-        """Give the cluster two tenants and some nodes."""
-        self.cluster.set_vcs(nlp=8, vision=8)
+        """Give the cluster two tenants and some nodes, all of which nlp owns."""
+        self.cluster.set_vcs(nlp=nodes * gpus, vision=0)
         for number in range(1, nodes + 1):
             self.cluster.join(joined(f"node-{number}", gpus))
         await self.caught_up()

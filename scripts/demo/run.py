@@ -1,10 +1,10 @@
-"""The demo: a cluster on this machine, six jobs through it, and a killed allocator on the way.
+"""The demo: a cluster on this machine, six jobs through it, a killed allocator, and two tenants.
 
     python scripts/demo/run.py [--out DIR] [--keep]
 
 Starts two agents with four slots each, publishes six specs with a plain NATS client, shows them
-live, kills the allocator half way, and checks every outcome. Exits 1 if anything was not as
-expected.
+live, kills the allocator half way, and checks every outcome. Then one tenant floods the cluster,
+and the other's gang must start all the same. Exits 1 if anything was not as expected.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from scripts.demo import tenants
 from scripts.demo.specs import ACCURACY_MIN, SPECS, TRAINS
 from scripts.demo.timeline import svg
 
@@ -52,6 +53,8 @@ class Demo:
         self.env = {**os.environ, "SKEP_HOME": str(home), "PYTHONDONTWRITEBYTECODE": ""}
         self.jobs: dict[str, str] = {}
         self.verdicts: dict[str, Any] = {}
+        self.waits: dict[str, float] = {}
+        """Milliseconds from submitted to running, of jobs that had to have room made."""
         self.kills: list[tuple[int, int]] = []
         self.drawn = 0
         self.spoke_at = 0.0
@@ -68,6 +71,8 @@ class Demo:
         self.watch(time.monotonic() + LIMIT_S)
         documents = {name: self.get(f"/v1/jobs/{job}") for name, job in self.jobs.items()}
         problems = self.check(documents)
+        self.out.mkdir(parents=True, exist_ok=True)
+        problems += tenants.flood(self)
         self.summary(documents, time.monotonic() - began)
         self.picture(documents)
         return problems
@@ -248,15 +253,18 @@ class Demo:
             self.say(
                 f"allocator killed once; scheduling again after {(again - killed) / 1e9:.2f} s"
             )
+        for name, wait_ms in self.waits.items():
+            self.say(f"{name} ran {wait_ms:.0f} ms after it was submitted to a full cluster")
         self.say(f"the demo took {took_s:.0f} s")
 
     def picture(self, jobs: dict[str, Any]) -> None:
         """Write the timeline and the summary."""
-        self.out.mkdir(parents=True, exist_ok=True)
         title = "Skep demo: six jobs, two nodes, one killed allocator"
         (self.out / "timeline.svg").write_text(svg(list(jobs.values()), self.kills, title))
-        (self.out / "summary.json").write_text(json.dumps({"jobs": jobs, "kills": self.kills}))
-        self.say(f"timeline: {self.out / 'timeline.svg'}")
+        (self.out / "summary.json").write_text(
+            json.dumps({"jobs": jobs, "kills": self.kills, "waits_ms": self.waits})
+        )
+        self.say(f"timeline: {self.out / 'timeline.svg'}; cells: {self.out / 'cells.svg'}")
 
 
 def fail(text: str) -> NoReturn:

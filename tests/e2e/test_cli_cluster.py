@@ -130,15 +130,21 @@ def test_wrong_spec_is_refused_here_and_there(shell: Shell) -> None:
 
 
 def test_resources(shell: Shell) -> None:
-    assert [gpu["index"] for gpu in shell.json("gpus")["gpus"]] == [0, 1]
+    assert [gpu["index"] for gpu in shell.json("gpu", "ls")["gpus"]] == [0, 1]
     assert "node-1" in shell("node", "ls")
     shell("node", "drain", "node-1")
     until(lambda: shell.json("node", "ls")["nodes"][0]["state"] == "drained", "the drain")
     shell("node", "undrain", "node-1")
     until(lambda: shell.json("node", "ls")["nodes"][0]["state"] == "up", "the end of the drain")
     (shell.workdir / "vcs.yaml").write_text("vcs: {default: 2, extra: 1}")
-    shell("vc", "set", "vcs.yaml")
+    assert "default" in shell("vc", "plan", "vcs.yaml")
+    shell("vc", "apply", "vcs.yaml")
     until(lambda: len(shell.json("vc", "ls")["vcs"]) == 2, "the virtual cluster")
+    assert "node-1" in shell("vc", "tree")
+    shell("gpu", "quarantine", "node-1", "1")
+    until(lambda: shell.json("gpu", "ls")["gpus"][1]["quarantined"], "the quarantine")
+    shell("gpu", "quarantine", "node-1", "1", "--undo")
+    until(lambda: not shell.json("gpu", "ls")["gpus"][1]["quarantined"], "its end")
 
 
 def test_doctor_finds_nothing_wrong_with_the_cluster(shell: Shell) -> None:

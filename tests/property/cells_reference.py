@@ -15,9 +15,10 @@ seen as the tenant sees them:
   serve it.
 
 There are *enough healthy cells* for it if the unbound cells it needs can be bound to distinct free
-physical cells without a bad GPU such that every cell still owed to any VC can be had besides, out of
-distinct free physical cells without a bad GPU. Without enough, it may still be granted if all cells
-still owed can be had at all, bad GPUs included: that is sharing safety, which nothing may break.
+physical cells without a bad GPU such that every cell still owed to any VC can be had besides, out
+of distinct free physical cells without a bad GPU. Without enough, it may still be granted if all
+cells still owed can be had at all, bad GPUs included: that is sharing safety, which nothing may
+break.
 
 An opportunistic request is possible if idle healthy GPUs of one chain have room for it: workers on
 one node each, all in one physical cell of a hard `within`.

@@ -7,12 +7,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from skep.cells.propose import resolve
 from skep.machines.admission import AdmissionMachine, Kept
 from skep.machines.base import Effect, Record, Send
 from skep.wire.admin import SetVcs
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts
-from skep.wire.facts import Admitted, CancelAsked, End, JobEnded, NodeSeen, Refused, Repeated
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    CellsSet,
+    End,
+    JobEnded,
+    NodeSeen,
+    Refused,
+    Repeated,
+)
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from skep.wire.verdict import Verdict
@@ -60,6 +70,16 @@ class Admission(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["node-1", "node-2"]), gpus=st.integers(0, 8))
     def join(self, node: str, gpus: int) -> None:
         self.decide(added(joined(node, gpus)))
+
+    @rule(nodes=st.lists(st.integers(1, 8), max_size=3),
+          quotas=st.lists(st.integers(0, 12), max_size=2))  # fmt: skip
+    def set_cells(self, nodes: list[int], quotas: list[int]) -> None:
+        """The allocator has cells in force: of these nodes, and of tenants past or to come."""
+        owners = {vc: VirtualCluster(gpus=gpus) for vc, gpus in zip(VCS, quotas, strict=False)}
+        inventory = [joined(f"node-{at}", gpus) for at, gpus in enumerate(nodes, 1)]
+        asked = Cluster(vcs=owners)
+        fact = CellsSet(cluster=resolve(asked, inventory), asked=asked)
+        self.decide(Facts(service="allocator", at=T0, facts=(fact,)))
 
     @rule(vc=st.sampled_from(VCS), raw=specs | st.binary(max_size=9),
           key=st.sampled_from(["", "", "a", "b"]))  # fmt: skip

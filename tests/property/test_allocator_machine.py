@@ -82,8 +82,8 @@ specs = st.builds(
 
 
 HAPPENINGS = [
-    *["submit", "exit", "obey", "deliver"] * 2,
-    *["go_well"] * 4,
+    *["submit", "go_well"] * 6,
+    *["exit", "obey", "deliver", "press"] * 2,
     *["wait", "crash"] * 2,
     *["cancel", "restart_agent", "replace_agent", "double", "drain", "set_quotas", "advise"],
     *["quarantine", "resize", "describe", "keep"],
@@ -104,7 +104,9 @@ WHOLE = {
 """Every GPU of every node, described."""
 
 TURNED = {
-    "big": msgspec.structs.replace(WHOLE["big"], nodes=(NodeCell(node="node-1", devices=(2, 0, 3, 1)),)),
+    "big": msgspec.structs.replace(
+        WHOLE["big"], nodes=(NodeCell(node="node-1", devices=(2, 0, 3, 1)),)
+    ),
     "few": msgspec.structs.replace(WHOLE["odd"], nodes=(NodeCell(node="node-3", devices=(1, 2)),)),
 }
 """Some of them, in another order: what runs elsewhere is in no chain."""
@@ -129,7 +131,7 @@ DESCRIBED = [
                                     cv={("big", "gpu"): 2, ("small", "node"): 1})),
     SetVcs(chains=TURNED, vcs=owning(nlp={("big", "pair"): 1}, cv={("big", "pair"): 1})),
     SetVcs(chains=TURNED, vcs=owning(cv={("big", "node"): 1, ("few", "gpu"): 1})),
-    SetVcs(chains={**WHOLE, "odd": msgspec.structs.replace(TURNED["few"], nodes=WHOLE["odd"].nodes)},
+    SetVcs(chains=WHOLE,
            pins={"mine": Pin(chain="big", level="pair", index=0)},
            vcs={**owning(cv={("fast", "node"): 1}),
                 "nlp": VirtualCluster(pinned=("mine",), gpus=1)}),
@@ -195,6 +197,7 @@ class Bitmap:
             self.parts[each.node, (fact.job, fact.attempt)] = [
                 (each.node, d) for rank in each.devices for d in rank
             ]
+
 
 class Agent:
     """A node as the allocator may find it: obeys in any order, dies, comes back, or is replaced."""
@@ -306,7 +309,7 @@ class Allocator(RuleBasedStateMachine):
             assert command.settled < command.order
             agent.heard.append(command)
 
-    @initialize(present=st.sampled_from([list(NODES), list(NODES)[:2], []]))
+    @initialize(present=st.sampled_from([list(NODES), list(NODES), []]))
     def begin(self, present: list[str]) -> None:
         self.follow(self.decide.restart(0))
         self.feed(SetVcs(vcs=vcs(nlp=6, cv=4)))
@@ -331,6 +334,20 @@ class Allocator(RuleBasedStateMachine):
             self.sequence += 1
             self.feed(admitted(self.sequence, **job))
             assert self.feed(admitted(self.sequence, **job)) == []
+
+    def press(self, _: str, data: st.DataObject) -> None:
+        """One tenant asks for more and more: opportunistic jobs, then ever higher priorities."""
+        vc, gpus = data.draw(st.sampled_from(["nlp", "cv"])), data.draw(st.sampled_from([1, 2]))
+        flood = data.draw(st.booleans())
+        for number, opportunistic in enumerate([flood, flood, False, False, False, False]):
+            self.sequence += 1
+            job: dict[str, Any] = {
+                "vc": vc,
+                "gpus": gpus,
+                "opportunistic": opportunistic,
+                "priority": 3 * number,
+            }
+            self.feed(admitted(self.sequence, demotable=data.draw(st.booleans()), **job))
 
     def cancel(self, _: str, data: st.DataObject) -> None:
         if self.decide.machine.jobs:
@@ -411,7 +428,9 @@ class Allocator(RuleBasedStateMachine):
         """Other chains, other owners: nobody is stopped by that."""
         before = dict(self.bitmap.active)
         effects = self.feed(data.draw(st.sampled_from(DESCRIBED)))
-        changed = [e.fact for e in effects if isinstance(e, Record) and isinstance(e.fact, CellsSet)]
+        changed = [
+            e.fact for e in effects if isinstance(e, Record) and isinstance(e.fact, CellsSet)
+        ]
         assert len(changed) <= 1
         if changed:
             (fact,) = changed
@@ -419,7 +438,8 @@ class Allocator(RuleBasedStateMachine):
                        if isinstance(e, Record) and isinstance(e.fact, JobStopping)]  # fmt: skip
             # Only who is needed to make room for another, by a decision of its own.
             assert not stopped or any(
-                isinstance(e, Record) and isinstance(e.fact, CellsReserved) for e in effects)
+                isinstance(e, Record) and isinstance(e.fact, CellsReserved) for e in effects
+            )
             assert {fate.job for fate in fact.fates} <= set(self.bitmap.specs)
             assert all(job in before for job in stopped)
 
@@ -430,7 +450,7 @@ class Allocator(RuleBasedStateMachine):
     def resize(self, node: str, data: st.DataObject) -> None:
         """The agent starts again with fewer GPUs than before, or with all of them."""
         agent = self.agents[node]
-        agent.gpus = data.draw(st.sampled_from([NODES[node], {"cpu": 2}, {"cpu": 1, "h200": 1}]))
+        agent.gpus = data.draw(st.sampled_from([NODES[node], NODES[node], {"cpu": 2}]))
         agent.join()
 
     def keep(self, _: str, data: st.DataObject) -> None:
@@ -514,8 +534,14 @@ class Allocator(RuleBasedStateMachine):
             users = [chain.user[leaf] for spot in hold.spots for leaf in spot.leaves]
             for user in users:
                 victim = machine.jobs.get(job_of(user.job)) if user is not None else None
-                current = victim is not None and user is not None and (
-                    user.job == f"{victim.job}.{victim.attempt}" and victim.job in machine.placed)
+                current = (
+                    victim is not None
+                    and user is not None
+                    and (
+                        user.job == f"{victim.job}.{victim.attempt}"
+                        and victim.job in machine.placed
+                    )
+                )
                 if victim is not None and current:
                     assert victim.state is State.STOPPING, (job, victim)
             short = job.spec.resources.cpus or (job.waits or ("",))[0] is Reason.WAITS_FOR_PORT
@@ -553,7 +579,9 @@ class Allocator(RuleBasedStateMachine):
             job = machine.jobs[head.entry.job]
             asked = request(job, job.attempt + 1, guaranteed=True)
             fits = Cells(cells.cluster).place(asked) is not None
-            assert not fits or job.spec.resources.cpus or job.waits == (Reason.WAITS_FOR_PORT, ""), job
+            assert (
+                not fits or job.spec.resources.cpus or job.waits == (Reason.WAITS_FOR_PORT, "")
+            ), job
 
 
 def restored(machine: AllocatorMachine) -> AllocatorMachine:

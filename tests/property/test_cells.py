@@ -32,7 +32,8 @@ def test_histories_go_where_it_hurts() -> None:
             seen[what] = seen.get(what, 0) + count
     often = ("bound", "gangs", "preempting", "claims bound", "claims taken back", "doomed",
              "borrowed", "promoted", "demoted", "shared", "restarts", "reconfigurations",
-             "reconfigured: kept", "reconfigured: demoted", "reconfigured: opportunistic")  # fmt: skip
+             "reconfigured: kept", "reconfigured: demoted",
+             "reconfigured: opportunistic")  # fmt: skip
     assert [what for what in often if not seen.get(what)] == []
 
 

@@ -1,4 +1,4 @@
-"""Placement beside brute force: what a request is entitled to it gets, and nothing beyond safety."""
+"""Placement beside brute force: requests get what they are entitled to."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Judged(History):
         least work lost decides, and opportunistic jobs have a part in that.
         """
         kept = keep(self.cells)
-        alone = restore(msgspec.structs.replace(
-            kept, holds=tuple(hold for hold in kept.holds if hold.priority > OPPORTUNISTIC)))  # fmt: skip
+        holds = tuple(hold for hold in kept.holds if hold.priority > OPPORTUNISTIC)
+        alone = restore(msgspec.structs.replace(kept, holds=holds))
         other = alone.place(request, self.loss)
         assert other is not None, f"{request} only fits beside opportunistic jobs"
         own = [job for job in found.victims if self.cells.holds[job].guaranteed]
         yields = (*own, *other.victims, *found.cancels, *other.cancels, *found.demoted)
-        if yields or other.demoted or found.chain != other.chain:
+        if yields or other.demoted:
             return
         with_them, without = (room_left(self.cells, request, found),
                               room_left(alone, request, other))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scripts of `skep cells replay` and what comes of them, in the `.out` beside each. `make bless`."""
+"""Scripts of `skep cells replay`, and what comes of each in the `.out` beside it."""
 
 from __future__ import annotations
 

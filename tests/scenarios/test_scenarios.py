@@ -60,8 +60,9 @@ def test_a_transcript_is_its_commands_and_what_followed() -> None:
     told = transcript("# Hello.\nvcs nlp=1\n----\nanything\n\nwait 5\n")
     assert told == (
         "# Hello.\nvcs nlp=1\n----\n"
-        "admission records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
-        "allocator records VcsSet vcs={nlp:(VirtualCluster gpus=1)}\n"
+        "admission records VcsSet vcs={nlp:(VirtualCluster gpus=1)} gpus={nlp:1}\n"
+        "allocator records CellsSet cluster={} {nlp:[]}\n"
+        "admission records CellsSeen cluster={} {nlp:[]}\n"
         "\nwait 5\n----\n"
     )
     assert transcript(told) == told

@@ -10,6 +10,7 @@ Commands, one a line:
     steps j1.1.0 5              a process reports so many mini-batches
     exit j1.1.0 3               a process ends by itself
     drain node-1 | undrain node-1
+    quarantine node-1 0         the operator counts a GPU as bad
     wait 5                      seconds pass; timers ring
     cut node-1 | mend node-1    the node is out of reach; in reach again
     crash allocator             a process dies and starts again from its facts
@@ -27,13 +28,15 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.check import check as check_cells
 from skep.machines import agent as calls
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, in_seconds, seconds
-from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts
 from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import NodeJoined
@@ -44,7 +47,7 @@ from tests.kit import T0, joined, spec, submission, vcs
 
 HIDDEN = {"spec", "trace", "identity", "argv", "env", "name", "vc", "command", "plan", "epoch",
           "submitted_at", "master_address", "workdir", "key", "subject", "address", "ports", "cpus",
-          "memory", "pid", "start_ticks", "incarnation", "order", "headers"}  # fmt: skip
+          "memory", "pid", "start_ticks", "incarnation", "order", "headers", "asked"}  # fmt: skip
 """Fields that say nothing about the story, or the same in every line."""
 SHOWN_ORDERS = ("BindJob", "StopJob", "JobBound", "JobStopping", "FloorRaised")
 QUIET = (Heartbeat, NodeReport, calls.ForgetRun, calls.ListRuns)
@@ -123,6 +126,9 @@ class World:
     def do_undrain(self, node: str) -> None:
         self.tell("allocator", DrainNode(node=node, drain=False))
 
+    def do_quarantine(self, node: str, device: str) -> None:
+        self.tell("allocator", QuarantineGpu(node=node, device=int(device)))
+
     def do_wait(self, length_s: str) -> None:
         target = after(self.now, seconds(float(length_s)))
         while (due := self.next_due()) is not None and due[0] <= target:
@@ -179,6 +185,8 @@ class World:
             who, event = self.inbox.popleft()
             effects = self.machines[who].decide(event, self.now)
             self.machines[who].check()
+            if who == "allocator":
+                check_cells(self.machines[who].cells)
             self.follow(who, effects)
         raise AssertionError("the world does not come to rest")
 
@@ -297,7 +305,10 @@ def _fields(message: Any, kind: str) -> Iterator[str]:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Member):
-        return f"{value.node}:{','.join(str(d) for rank in value.devices for d in rank)}"
+        level = f"@{value.levels[0]}" if value.levels else ""
+        return f"{value.node}:{','.join(str(d) for rank in value.devices for d in rank)}{level}"
+    if isinstance(value, Cluster):
+        return _cluster(value)
     if isinstance(value, msgspec.Struct):
         return f"({show(value)})"
     if isinstance(value, tuple):
@@ -306,3 +317,18 @@ def _plain(value: Any) -> str:
         return "{" + " ".join(f"{key}:{_plain(each)}" for key, each in value.items()) + "}"
     text = str(value)
     return repr(text) if " " in text else text
+
+
+def _cluster(cluster: Cluster) -> str:
+    """Return the nodes of each chain, and the cells of each tenant."""
+    chains = [f"{name}:[{' '.join(cell.node for cell in chain.nodes)}]"
+              for name, chain in cluster.chains.items()]  # fmt: skip
+    owners = [f"{name}:[{' '.join(_cells(vc))}]" for name, vc in cluster.vcs.items()]
+    return " ".join(["{" + " ".join(chains) + "}", "{" + " ".join(owners) + "}"])
+
+
+def _cells(vc: VirtualCluster) -> Iterator[str]:
+    for quota in vc.cells:
+        yield f"{quota.count}x{quota.chain}/{quota.level}"
+    if vc.gpus:
+        yield f"gpus={vc.gpus}"

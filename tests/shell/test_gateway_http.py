@@ -20,7 +20,7 @@ from skep_services.adapters.memory import MemoryBus
 from skep_services.gateway import submit
 from skep_services.gateway.rows import State
 from skep_services.ports import Delivery, RefusedError
-from tests.gateway_kit import Client, House, error, opened, submitted
+from tests.gateway_kit import CHAINS, QUOTA, Client, House, error, opened, submitted
 from tests.kit import TRACE, at, heartbeat, spec
 
 pytestmark = pytest.mark.asyncio
@@ -400,7 +400,7 @@ async def test_operators_set_tenants(house: House) -> None:
     assert answer == {"accepted": True}
     await house.caught_up()
     [row] = (await house.op.get("/v1/vcs"))["vcs"]
-    assert (row["vc"], row["gpus"], row["jobs_max"]) == ("nlp", 3, 5)
+    assert (row["vc"], row["gpus"], row["asked"], row["jobs_max"]) == ("nlp", 0, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,11 @@ async def test_operators_set_tenants(house: House) -> None:
         ("vcs", 422, {"vcs": {"a": {"gpus": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpus": 1, "jobs_max": -1}}}, "bad-value"),
         ("vcs", 422, {"vcs": {"a": {"gpu": 1}}}, "bad-value"),
+        ("vcs", 422, {"vcs": {"a": {"cells": [QUOTA]}}}, "unknown-chain"),
+        ("vcs", 422, {"vcs": {"a": {"cells": [QUOTA]}}, "chains": CHAINS}, "infeasible"),
         ("vcs", 413, b" " * 600_000, "too-large"),
+        ("quarantine", 404, {"node": "node-9", "device": 0}, "unknown-node"),
+        ("quarantine", 422, {"node": "node-9"}, "bad-value"),
         ("drain", 404, {"node": "node-9"}, "unknown-node"),
         ("drain", 422, {"nodes": "node-9"}, "bad-value"),
     ],
@@ -440,7 +444,7 @@ async def test_health_asks_everybody_at_once(house: House) -> None:
     assert "not readable" in told["services"]["advisor"]["text"]
     assert told["services"]["allocator"] == {"ok": True, "facts": 7}
     own = told["services"]["gateway"]
-    assert (own["identity"], own["facts"], own["positions"]["ALLOC"]) == ("gateway", 6, 3)
+    assert (own["identity"], own["facts"], own["positions"]["ALLOC"]) == ("gateway", 11, 3)
     await broken.close()
     await house.cluster.bus.listen(subjects.health("advisor"), well)
     assert not (await house.nobody.get("/v1/health"))["ok"]  # It is asked once a second at most.
@@ -472,7 +476,7 @@ async def test_metrics_count_jobs_gpus_and_what_was_read(house: House) -> None:
         'skep_jobs{state="bound",vc="nlp"} 1.0',
         "skep_queue_jobs 1.0",
         'skep_vc_gpus_held{service_class="guaranteed",vc="nlp"} 1.0',
-        'skep_vc_gpus{vc="nlp"} 8.0',
+        'skep_vc_gpus{vc="nlp"} 4.0',
         'skep_nodes{state="up"} 2.0',
         "skep_gpus 4.0",
         "skep_gpus_free 3.0",

@@ -9,11 +9,13 @@ from skep.machines.admission import KEY_CHARACTERS_MAX, AdmissionMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import GIB
 from skep.wire.admin import DrainNode, SetVcs
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsSeen,
+    CellsSet,
     End,
     JobEnded,
     JobOver,
@@ -24,7 +26,7 @@ from skep.wire.facts import (
     VcsSet,
 )
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem, Topology
 from skep.wire.verdict import Verdict
 from tests.kit import (
     T0,
@@ -32,6 +34,7 @@ from tests.kit import (
     Driver,
     added,
     allocator,
+    facts_of,
     joined,
     spec,
     submission,
@@ -222,14 +225,75 @@ def test_a_job_that_rather_not_waits_is_refused(admission: Driver[AdmissionMachi
     assert admission(submission(4, raw=impatient)) == [accepted(4, impatient)]
 
 
-@pytest.mark.parametrize("gpus", [4, 16])
-def test_a_job_over_quota_may_turn_opportunistic(
-    gpus: int, admission: Driver[AdmissionMachine]
-) -> None:
+def test_a_job_over_quota_may_borrow_meanwhile(admission: Driver[AdmissionMachine]) -> None:
     admission(submission(1, raw=spec(gpus=5)))
-    wish = spec(gpus=gpus, over_quota="opportunistic")
-    turned = spec(gpus=gpus, over_quota="opportunistic", opportunistic=True)
-    assert admission(submission(2, raw=wish)) == [accepted(2, turned)]
+    wish = spec(gpus=4, over_quota="opportunistic")
+    # It stays guaranteed: the allocator promotes it when its VC's cells are free.
+    assert admission(submission(2, raw=wish)) == [accepted(2, wish)]
+
+
+def test_a_job_larger_than_all_its_vc_owns_may_turn_opportunistic(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    wish = spec(gpus=16, over_quota="opportunistic")
+    turned = spec(gpus=16, over_quota="opportunistic", opportunistic=True)
+    assert admission(submission(1, raw=wish)) == [accepted(1, turned)]
+
+
+def cells_set(owner: VirtualCluster, **chains: Chain) -> Facts:
+    """Return the allocator's record of the cells in force: of `nlp`, and a pinned pair."""
+    pins = {"mine": Pin(chain="main", level="pair", index=0)}
+    cluster = Cluster(chains=chains, pins=pins, vcs={"nlp": owner})
+    return Facts(service="allocator", at=T0, facts=(CellsSet(cluster=cluster, asked=cluster),))
+
+
+RACKS = Chain(
+    gpu="cpu",
+    levels=(Level(name="pair", fanout=2), Level(name="node", fanout=2),
+            Level(name="rack", fanout=2)),
+    node_level="node",
+    nodes=(NodeCell(node="node-1"), NodeCell(node="node-2")),
+)  # fmt: skip
+
+
+def test_cells_and_pinned_cells_are_worth_their_gpus(admission: Driver[AdmissionMachine]) -> None:
+    owner = VirtualCluster(cells=(Quota(chain="main", level="node", count=1),), pinned=("mine",))
+    pins = {"mine": Pin(chain="main", level="pair", index=0)}
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}, pins=pins))
+    (seen,) = facts_of(admission(cells_set(owner, main=RACKS)))
+    assert isinstance(seen, CellsSeen)
+    assert admission(cells_set(owner, main=RACKS)) == []
+    (refusal,) = facts_of(admission(submission(1, raw=spec(gpus=7))))
+    assert isinstance(refusal, Refused)
+    assert refusal.problems[0].text == "it needs 7 GPUs and `nlp` owns 6"
+    four = spec(gpus=4)
+    assert admission(submission(2, raw=four)) == [accepted(2, four)]
+
+
+def test_what_is_asked_for_may_be_ahead_of_the_cells_in_force(
+    admission: Driver[AdmissionMachine],
+) -> None:
+    admission(cells_set(VirtualCluster(gpus=4), main=RACKS))
+    levels = (*RACKS.levels[:2], Level(name="row", fanout=2))
+    owner = VirtualCluster(cells=(Quota(chain="main", level="row", count=1),))
+    chains = {"main": msgspec.structs.replace(RACKS, levels=levels)}
+    admission(SetVcs(vcs={"cv": owner}, chains=chains))
+    eight = spec(vc="cv", gpus=4, workers=2)
+    assert admission(submission(1, vc="cv", raw=eight)) == [accepted(1, eight)]
+
+
+def test_a_gang_tied_to_a_rack_need_not_fit_one_node(admission: Driver[AdmissionMachine]) -> None:
+    owner = VirtualCluster(cells=(Quota(chain="main", level="rack", count=1),))
+    admission(SetVcs(vcs={"nlp": owner}, chains={"main": RACKS}))
+    admission(added(joined("node-1")))
+    admission(added(joined("node-2")))
+    admission(cells_set(owner, main=RACKS))
+    rack = spec(gpus=4, workers=2, topology=Topology(within="rack", hard=True))
+    assert admission(submission(1, raw=rack)) == [accepted(1, rack)]
+    node = spec(gpus=4, workers=2, topology=Topology(within="node", hard=True))
+    (refusal,) = facts_of(admission(submission(2, raw=node)))
+    assert isinstance(refusal, Refused)
+    assert refusal.problems[0].reason is Reason.NODE_TOO_SMALL
 
 
 def test_within_the_quota_it_stays_guaranteed(admission: Driver[AdmissionMachine]) -> None:
@@ -341,7 +405,7 @@ def test_a_gang_may_span_only_so_many_nodes_as_one_record_can_name() -> None:
     problem = Problem(
         path="$.resources.workers",
         reason=Reason.NODE_TOO_SMALL,
-        text="it would span more than 512 nodes, the most one gang may have",
+        text=f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have",
         suggestion="use fewer workers with more GPUs each",
     )
     wide = spec(workers=GANG_NODES_MAX + 1)
@@ -479,7 +543,7 @@ def test_the_end_of_a_job_frees_its_place_once(admission: Driver[AdmissionMachin
 
 
 def test_tenants_are_those_of_the_last_word(admission: Driver[AdmissionMachine]) -> None:
-    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1)))]
+    assert admission(SetVcs(vcs=vcs(cv=1))) == [Record(VcsSet(vcs=vcs(cv=1), gpus={"cv": 1}))]
     assert admission.machine.vcs == vcs(cv=1)
 
 

@@ -9,6 +9,7 @@ from skep.machines.allocator.schedule import MEMBERS_BOUND_MAX
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.cluster import Chain, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts, Unreadable, encode
 from skep.wire.commands import AGENT_PYTHON
 from skep.wire.facts import (
@@ -20,7 +21,7 @@ from skep.wire.facts import (
     JobWaits,
     NodeAdded,
 )
-from skep.wire.node import MemberStepped
+from skep.wire.node import MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import GANG_GPUS_MAX, GANG_NODES_MAX, SPEC_BYTES_MAX, Runtime
 from skep_services.shell import RECORD_BYTES
@@ -319,7 +320,8 @@ def test_a_worker_may_be_too_large_for_every_cell_of_its_vc() -> None:
 
 def decide_bound(job: str, vc: str, level: int = 3) -> list[Effect]:
     """Return the effects of binding a 1-GPU job as the first of node-1."""
-    bound = JobBound(job=job, attempt=1, order=1, members=(member("node-1", (0,), levels=(level,)),),
+    members = (member("node-1", (0,), levels=(level,)),)
+    bound = JobBound(job=job, attempt=1, order=1, members=members,
                      master_port=20000, why=ONE, at=T0, chain="cpux4")  # fmt: skip
     return [Record(bound), Send("skep.v1.cmd.node-1", bind(job, vc=vc))]
 
@@ -455,6 +457,28 @@ def test_a_job_that_ended_is_forgotten() -> None:
     assert decide.machine.placed == {}
 
 
+def described(chains: dict[str, tuple[list[str], int]]) -> Driver[AllocatorMachine]:
+    """Return an allocator of chains by name, nodes, and GPUs per node, all of one tenant's."""
+    decide = allocator()
+    decide.thorough = False
+    made = {
+        name: Chain(gpu="cpu", levels=(Level(name="node", fanout=gpus),), node_level="node",
+                    nodes=tuple(NodeCell(node=node) for node in nodes))
+        for name, (nodes, gpus) in chains.items()
+    }  # fmt: skip
+    cells = tuple(Quota(chain=name, level="node", count=len(nodes))
+                  for name, (nodes, _) in chains.items())  # fmt: skip
+    decide(SetVcs(chains=made, vcs={"nlp": VirtualCluster(cells=cells)}))
+    return decide
+
+
+def tell(decide: Driver[AllocatorMachine], node: NodeJoined) -> None:
+    """Have the allocator know a node from its own record: of very many that is quicker."""
+    fact = NodeAdded(joined=node)
+    decide.facts.append(fact)
+    decide.machine.apply(fact)
+
+
 # --- many at once -------------------------------------------------------------------------------
 
 
@@ -471,17 +495,16 @@ def test_one_decision_binds_no_more_than_a_record_holds() -> None:
     decide.check_replay()
 
 
-@pytest.mark.parametrize("workers, gpus", [(512, 8), (4096, 1)])
+@pytest.mark.parametrize("workers, gpus", [(1024, 8), (8192, 1)])
 def test_the_largest_gang_fits_one_record_with_all_that_may_be_decided_beside_it(
     workers: int, gpus: int
 ) -> None:
     assert workers * gpus == GANG_GPUS_MAX
-    decide = allocator(nlp=GANG_GPUS_MAX + 1)
-    decide.thorough = False
-    for number in range(GANG_NODES_MAX):
-        name = f"{number:063}"
+    names = [f"{number:063}" for number in range(GANG_NODES_MAX)]
+    decide = described({"m" * 63: (names, 8), "n" * 63: (["y" * 63], 1)})
+    for number, name in enumerate(names):
         node = joined(name, 8, cpus=0, memory=0, identity=f"{number:032x}", address="10.0.0.1")
-        decide(node)
+        tell(decide, node)
     wish = spec(workers=workers, gpus=gpus)
     text = "x" * (SPEC_BYTES_MAX - len(encode(wish)) - len('"env":{"X":""},'))
     wish = spec(workers=workers, gpus=gpus, env={"X": text})
@@ -500,10 +523,10 @@ def test_the_largest_gang_fits_one_record_with_all_that_may_be_decided_beside_it
 
 
 def test_a_gang_spans_no_more_nodes_than_one_record_can_name() -> None:
-    decide = allocator(nlp=GANG_GPUS_MAX)
-    decide.thorough = False
-    for number in range(GANG_NODES_MAX + 1):
-        decide(joined(f"n{number}", 1))
+    names = [f"n{number}" for number in range(GANG_NODES_MAX + 1)]
+    decide = described({"main": (names, 1)})
+    for name in names:
+        tell(decide, joined(name, 1))
     needs = f"{GANG_NODES_MAX + 1} x 1 GPUs (any type) in cells of nlp"
     asked = decide(admitted(1, workers=GANG_NODES_MAX + 1))
     assert waits(asked) == [("j1", Reason.WAITS_FOR_CELLS, needs)]

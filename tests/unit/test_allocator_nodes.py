@@ -62,7 +62,8 @@ def again(node: NodeJoined, incarnation: int = 2) -> NodeJoined:
 def bound(attempt: int, order: int, node: str, second: float, port: int = 20000) -> Record:
     members = (member(node, (0,), levels=(3,)),)
     return Record(JobBound(job="j1", attempt=attempt, order=order, members=members, at=at(second),
-                           master_port=port, why=Reason.BEST_FIT_ONE_NODE, chain="cpux4"))  # fmt: skip
+                           master_port=port, why=Reason.BEST_FIT_ONE_NODE,
+                           chain="cpux4"))  # fmt: skip
 
 
 def given_up(order: int, second: float, *, attempt: int = 1, node: str = "node-1") -> list[Record]:

@@ -1,4 +1,4 @@
-"""Placement in cells: cases that random histories found, and what a node's other resources allow."""
+"""Placement in cells: cases that random histories found."""
 
 from __future__ import annotations
 

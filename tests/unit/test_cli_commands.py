@@ -484,16 +484,38 @@ def test_followed_events_go_on_after_the_last_one_seen(gateway: FakeGateway, run
 
 def test_gpus(gateway: FakeGateway, run: Run) -> None:
     free = {"node": "node-1", "index": 0, "type": "cpu", "memory": 2**30, "job": None, "vc": None,
-            "rank": None, "utilisation": None}  # fmt: skip
-    held = {**free, "index": 1, "job": "j1", "vc": "nlp", "rank": 0, "utilisation": 97.4}
+            "rank": None, "utilisation": None, "borrowed": False,
+            "quarantined": True}  # fmt: skip
+    held = {**free, "index": 1, "job": "j1", "vc": "nlp", "rank": 0, "utilisation": 97.4,
+            "borrowed": True, "quarantined": False}  # fmt: skip
     gateway.on("GET /v1/gpus", {"gpus": [free, held]})
-    code, out, err = run("gpus")
+    code, out, err = run("gpu", "ls")
     assert code == 0
-    assert out.splitlines()[2].split() == ["node-1", "1", "cpu", "1GiB", "97%", "j1", "0", "nlp"]
+    assert out.splitlines()[1].split()[-1] == "quarantined"
+    assert out.splitlines()[2].split() == [
+        "node-1", "1", "cpu", "1GiB", "97%", "j1", "0", "nlp", "borrowed"]  # fmt: skip
     assert err == "1 of 2 GPUs held\n"
-    assert json.loads(run("gpus", "--json")[1])["gpus"][1] == held
+    assert json.loads(run("gpu", "ls", "--json")[1])["gpus"][1] == held
     gateway.on("GET /v1/gpus", {"gpus": []})
-    assert "no node has joined" in run("gpus")[2]
+    assert "no node has joined" in run("gpu", "ls")[2]
+    assert run("gpu", "ls", "node-1")[0] == 2
+
+
+def test_quarantine(gateway: FakeGateway, run: Run) -> None:
+    route = "POST /v1/admin/quarantine"
+    gateway.on(route, {})
+    told = "GPU 3 of node-1 counts as bad; what runs there goes on\n"
+    assert run("gpu", "quarantine", "node-1", "3")[1] == told
+    assert gateway.last(route).json() == {"node": "node-1", "device": 3, "quarantine": True}
+    assert "back into use" in run("gpu", "quarantine", "node-1", "3", "--undo")[1]
+    assert gateway.last(route).json() == {"node": "node-1", "device": 3, "quarantine": False}
+    answer = json.loads(run("gpu", "quarantine", "--json", "node-1", "0")[1])
+    assert answer == {"node": "node-1", "device": 0, "quarantine": True}
+    for words in ((), ("node-1",), ("node-1", "x")):
+        code, _, err = run("gpu", "quarantine", *words)
+        assert (code, "which GPU?" in err) == (2, True)
+    gateway.refuse(route, 404, "unknown-node", "there is no node x")
+    assert run("gpu", "quarantine", "x", "0")[0] == 3
 
 
 def test_nodes(gateway: FakeGateway, run: Run) -> None:
@@ -523,46 +545,3 @@ def test_drain(gateway: FakeGateway, run: Run) -> None:
     assert answer == {"nodes": ["node-1"], "drain": True}
     gateway.refuse("POST /v1/admin/drain", 404, "unknown-node", "there is no node x")
     assert run("node", "drain", "x")[0] == 3
-
-
-def test_vcs(gateway: FakeGateway, run: Run) -> None:
-    vc = {"vc": "nlp", "gpus": 6, "jobs_max": 100, "used": 2, "running": 1, "queued": 3}
-    gateway.on("GET /v1/vcs", {"vcs": [vc]})
-    assert run("vc", "ls")[1].splitlines()[1].split() == ["nlp", "6", "2", "1", "3", "100"]
-    assert json.loads(run("vc", "ls", "--json")[1])["vcs"] == [vc]
-    gateway.on("GET /v1/vcs", {"vcs": []})
-    assert "no virtual clusters" in run("vc", "ls")[2]
-    assert run("vc", "ls", "file")[0] == 2
-    assert run("vc", "set")[0] == 2
-
-
-def test_setting_vcs(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
-    gateway.on("POST /v1/admin/vcs", {})
-    path = tmp_path / "vcs.yaml"
-    path.write_text("vcs: {research: {gpus: 6}, production: {gpus: 2, jobs_max: 5}, x: 0}")
-    code, out, _ = run("vc", "set", str(path))
-    assert (code, out) == (0, "virtual clusters and their GPUs: research 6, production 2, x 0\n")
-    assert gateway.last("POST /v1/admin/vcs").json() == {
-        "vcs": {
-            "research": {"gpus": 6, "jobs_max": 1_000_000},
-            "production": {"gpus": 2, "jobs_max": 5},
-            "x": {"gpus": 0, "jobs_max": 1_000_000},
-        }
-    }
-    path.write_text("a: 1")
-    assert json.loads(run("vc", "set", "--json", str(path))[1])["vcs"]["a"]["gpus"] == 1
-    for text, told in [
-        ("vcs: {a: {gpu: 1}}", "vcs.a: Object contains unknown field `gpu`"),
-        ("vcs: {a: {gpus: true}}", "vcs.a"),
-        ("vcs: {a: -1}", "vcs.a.gpus: `gpus` is -1; it must be 0 to"),
-        ("vcs: {a b: 1}", "'a b' is no name"),
-        ("vcs: {a: 1}\nother: 2", "unknown keys beside `vcs`: other"),
-        ("vcs: {}", "not virtual clusters"),
-        ("- 1", "not virtual clusters"),
-    ]:
-        path.write_text(text)
-        code, _, err = run("vc", "set", str(path))
-        assert code == 1
-        assert told in err
-    path.write_text("a: 1\n---\nb: 2\n")
-    assert run("vc", "set", str(path))[0] == 2

@@ -137,6 +137,41 @@ def test_cluster_file() -> None:
             config.read_file(wrong, "file")
 
 
+CELLS: dict[str, Any] = {
+    "chains": {
+        "fast": {"gpu": "a", "levels": {"node": 4, "rack": 2}, "nodes": ["n1", "n2"]},
+        "slow": {"gpu": "b", "levels": {"node": 2}, "nodes": ["n3"], "devices": {"n3": [0, 2]}},
+    },
+    "pinned": {"mine": "slow/node/n3"},
+    "vcs": {"x": {"cells": {"fast/node": 1}}, "y": {"pinned": ["mine"], "weight": 2}},
+}
+
+
+def test_cells_of_a_cluster_file_are_published_and_their_nodes_started() -> None:
+    cluster = settle(None, config.read_file(CELLS, "file"), HOME)
+    assert [(node.name, node.gpus, node.gpu_type) for node in cluster.nodes] == [
+        ("n1", 4, "a"), ("n2", 4, "a"), ("n3", 3, "b")]  # fmt: skip
+    assert list(cluster.cells.chains) == ["fast", "slow"]
+    assert cluster.cells.pins["mine"].level == "node"
+    assert config.warnings(cluster) == []
+    again = settle(cluster, Wishes(port=9000), HOME)
+    assert again.cells == cluster.cells
+    plain = settle(cluster, Wishes(vcs=vcs(a=2)), HOME)
+    assert (plain.chains, plain.pins) == ({}, {})
+    started = config.read_file({**CELLS, "nodes": [{"name": "n1"}]}, "file").node_list
+    assert [node.name for node in started or ()] == ["n1"]
+
+
+def test_a_node_in_two_chains_has_to_be_described() -> None:
+    chains = {**CELLS["chains"], "slow": {"gpu": "b", "levels": {"node": 2}, "nodes": ["n1"],
+                                          "devices": {"n1": [4, 5]}}}  # fmt: skip
+    with pytest.raises(ConfigError, match="n1 is in two chains: say by `nodes` what it is"):
+        config.read_file({"chains": chains}, "file")
+    infeasible = {**CELLS, "vcs": {"x": {"cells": {"fast/node": 3}}}}
+    with pytest.raises(ConfigError, match=r"file: \$.vcs.*short"):
+        config.read_file(infeasible, "file")
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ def test_cluster_files(folder: Path, run: Run, tmp_path: Path) -> None:
     path.write_text("nodes: [{name: a}]\n---\nnodes: []\n")
     assert "holds 2 documents" in run("up", "--cluster", str(path))[2]
     path.write_text("nodes: [{name: a}]\nnode: 3\n")
-    assert "unknown field `node`" in run("up", "--cluster", str(path))[2]
+    assert "$.node: unknown key `node`" in run("up", "--cluster", str(path))[2]
     path.write_text("nodes: [{name: a, gpus: 2}]\nvcs: {x: 2}\nport: 9000\n")
     assert "leave --nodes" in run("up", "--cluster", str(path), "--nodes", "3")[2]
     arguments = up_arguments("--cluster", str(path), "--vc", "y=1", "--port", "0")

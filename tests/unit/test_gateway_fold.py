@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skep.cells.check import check
+from skep.cells.state import Cells
 from skep.machines.allocator.jobs import Part
 from skep.wire import codec
-from skep.wire.admin import DrainNode
+from skep.wire.admin import DrainNode, QuarantineGpu
 from skep.wire.facts import (
+    ClusterRefused,
     End,
     EpochBegan,
     JobEnded,
@@ -21,10 +26,10 @@ from skep.wire.facts import (
 )
 from skep.wire.node import MemberStepped, Outcome
 from skep.wire.reasons import Reason
-from skep.wire.spec import SPEC_BYTES_MAX, SizeHint
+from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
-from skep_services.gateway.fold import Fold
-from skep_services.gateway.rows import ATTEMPTS_KEPT, Job, State
+from skep_services.gateway.fold import Changes, Fold
+from skep_services.gateway.rows import ATTEMPTS_KEPT, PLACED, Job, State
 from tests.gateway_kit import (
     Cluster,
     Told,
@@ -244,7 +249,7 @@ def test_a_lost_node_keeps_its_gpus_taken_until_it_confirms() -> None:
     fold = cluster.fold
     assert lost(fold)
     job = job_of(fold, "j1")
-    assert (job.row.state, job.row.why) == ("queued", "waits-for-nodes")
+    assert (job.row.state, job.row.why) == ("queued", "waits-for-cells")
     assert (job.attempts[0].ended_why, job.attempts[0].members[0].free) == ("node-lost", False)
     assert taken(fold) == {0: ("j1", 0)}
     cluster.heard(heartbeat(), 51)
@@ -267,8 +272,10 @@ def lost(fold: Fold) -> bool:
 def agrees(cluster: Cluster) -> None:
     """Assert that the fold shows what the allocator knows."""
     machine, fold = cluster.allocator.machine, cluster.fold
-    queued_and_placed = {name: job.state.value for name, job in machine.jobs.items()}
-    assert {name: job.row.state.value for name, job in fold.active.items()} == queued_and_placed
+    # A job with a reservation still waits.
+    states = {name: job.state.value.replace("reserved", "queued")
+              for name, job in machine.jobs.items()}  # fmt: skip
+    assert {name: job.row.state.value for name, job in fold.active.items()} == states
     for name, node in machine.nodes.items():
         held = {
             device: attempt
@@ -278,11 +285,49 @@ def agrees(cluster: Cluster) -> None:
         shown = {index: (one.job, one.attempt) for index, one in fold.nodes[name].taken.items()}
         assert shown == held
         assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
+        assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
+    agree_on_cells(machine.cells, fold)
+
+
+def agree_on_cells(told: Cells, fold: Fold) -> None:
+    """Assert that the cells made of the fold's rows are the allocator's."""
+    made = fold.holdings.cells()
+    check(made)
+    assert fold.clusters.resolved == told.cluster
+    assert held(made) == held(told)
+    assert sorted(made.ill()) == sorted(told.ill())
+    assert made.astray == told.astray
+    for name, hold in told.holds.items():
+        job, _, attempt = name.rpartition(".")
+        row = job_of(fold, job).row
+        if not hold.claims and row.attempt == int(attempt) and row.state in PLACED:
+            assert row.class_in_force == ("guaranteed" if hold.guaranteed else "opportunistic")
+
+
+def held(cells: Cells) -> dict[str, Any]:
+    """Return who holds what, by which right."""
+    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
+                   hold.pin, hold.lazy) for name, hold in cells.holds.items()}  # fmt: skip
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["submit", "start", "exit", "fail", "cancel", "lose", "beat", "drain"]),
+        st.sampled_from(
+            [
+                "submit",
+                "start",
+                "exit",
+                "fail",
+                "cancel",
+                "lose",
+                "beat",
+                "drain",
+                "borrow",
+                "cells",
+                "quarantine",
+                "join",
+            ]
+        ),
         st.integers(0, 5),
         st.integers(1, 3),
     ),
@@ -293,7 +338,7 @@ STEPS = st.lists(
 def walk(steps: list[tuple[str, int, int]]) -> Cluster:
     """Return a cluster after random events, each possible one of them carried out."""
     cluster = Cluster()
-    cluster.set_vcs(nlp=5)
+    cluster.set_vcs(nlp=3, vision=2)
     cluster.join(joined("node-1", 2))
     cluster.join(joined("node-2", 2))
     second = 2.0
@@ -305,8 +350,19 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
         node = f"node-{1 + which % 2}"
         match verb:
             case "submit":
-                wanted = spec(workers=size, opportunistic=which == 0, priority=which, retries=1)
+                wanted = spec(workers=size, opportunistic=which == 0, priority=which, retries=1,
+                              demotable=which % 2 == 1)  # fmt: skip
                 cluster.submit(wanted, second)
+            case "borrow":
+                cluster.submit(spec(vc="vision", workers=size, over_quota="opportunistic"), second)
+            case "cells":
+                cluster.set_vcs(second, nlp=which, vision=size)
+            case "quarantine":
+                bad = QuarantineGpu(node=node, device=size % 2, quarantine=which > 2)
+                cluster.tell("ADMIN", bad)
+                cluster.heard(bad, second)
+            case "join":
+                cluster.join(joined("node-3", 2), second)
             case "start" if job:
                 cluster.runs(job, machine.jobs[job].attempt, second)
             case "exit" | "fail" if job:
@@ -416,7 +472,7 @@ def test_names_that_are_no_job_ids_are_counted_and_left() -> None:
 def test_what_no_reader_needs_leaves_nothing() -> None:
     fold = fresh_fold()
     fold.apply(codec.CancelRequest(vc="nlp", raw=b"", at=T0), T0)
-    assert fold.take() == ({}, {}, {}, [], [])
+    assert fold.take() == Changes({}, {}, {}, [], [], None)
 
 
 def test_epochs_and_operators_wishes_are_events() -> None:
@@ -431,9 +487,10 @@ def test_epochs_and_operators_wishes_are_events() -> None:
     cluster.heard(DrainNode(node="node-1", drain=False), 3)
     assert texts(cluster.fold) == [
         "an operator asked to set the virtual clusters nlp",
-        "virtual clusters and their GPUs: nlp 4",
+        "virtual clusters and their cells: nlp nothing",
         "the agent of node-1 started (incarnation 1)",
         "node-1 is in use: 4 GPUs, 64 CPUs",
+        "virtual clusters and their cells: nlp 1×cpux4/node",
         "host-1 began epoch 2",
         "host-2 began epoch 3",
         "an operator asked to drain node-1",
@@ -492,7 +549,9 @@ def test_ended_jobs_leave_memory_once_written_and_come_back_when_named(
 def test_a_restored_fold_goes_on() -> None:
     cluster = one_job()
     again = fresh_fold()
-    again.restore(cluster.fold.active.values(), cluster.fold.nodes.values(), cluster.fold.vcs, 1)
+    again.restore(
+        cluster.fold.active.values(), cluster.fold.nodes.values(), cluster.fold.clusters, 1
+    )
     ran = JobRan(job="j1", attempt=1, at=at(3))
     again.apply(facts("allocator", ran), at(3))
     assert job_of(again, "j1").row.state == "running"
@@ -509,3 +568,12 @@ def test_parts_are_shown_in_the_order_of_their_ranks() -> None:
     fold.apply(facts("allocator", queued, bound(members=members)), at(1))
     parts = job_of(fold, "j1").attempts[0].members
     assert [(part.node, part.first_rank) for part in parts] == [("node-1", 0), ("node-2", 1)]
+
+
+def test_a_cluster_that_cannot_be_is_an_event() -> None:
+    fold = fresh_fold()
+    wrong = Problem(path="$.vcs", reason=Reason.INFEASIBLE, text="2 racks short")
+    fold.apply(facts("allocator", ClusterRefused(problems=(wrong,))), T0)
+    [event] = fold.take().events
+    assert event.text == "what an operator asked for is refused: $.vcs: 2 racks short"
+    assert event.reason == "infeasible"

@@ -14,19 +14,23 @@ from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalle
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import SizeHint
+from skep_services.gateway.cells import vcs_view
 from skep_services.gateway.live import RATES_FRESH_FOR, Live, age_s
+from skep_services.gateway.rows import State
 from skep_services.gateway.texts import describe, describe_finding, describe_node
-from skep_services.gateway.views import free_gpus, gpus_view, nodes_view, vcs_view
+from skep_services.gateway.views import free_gpus, gpus_view, nodes_view
 from skep_services.gateway.why import explain
 from tests.gateway_kit import Cluster, job_of, texts
 from tests.kit import T0, at, heartbeat, joined, spec
 
 NOW = at(100)
+FOR_CELLS = ("waits-for-cells", "its virtual cluster's cells are in use, or bad")
 
 
-def cluster_of(gpus: int = 2, quota: int = 16, nodes: int = 1) -> Cluster:
+def cluster_of(gpus: int = 2, nodes: int = 1, vision: int = 0) -> Cluster:
+    """Return a cluster in which nlp owns every GPU that vision does not."""
     cluster = Cluster()
-    cluster.set_vcs(nlp=quota, vision=quota)
+    cluster.set_vcs(nlp=gpus * nodes - vision, vision=vision)
     for number in range(1, nodes + 1):
         cluster.join(joined(f"node-{number}", gpus))
     return cluster
@@ -56,12 +60,19 @@ def test_the_head_of_a_queue_waits_for_gpus() -> None:
     waits = cluster.submit(spec(gpus=2))
     told = why(cluster, waits)
     assert told["state"] == "queued"
-    assert reasons(told) == [("waits-for-gpus", "not enough GPUs are free", "1 x 2 GPUs (cpu)")]
-    assert told["would_change"] == ["2 more free GPUs", "job j1 ends"]
+    assert reasons(told)[0][:2] == FOR_CELLS
+    assert "0 of 2 GPUs" in reasons(told)[0][2]
+    assert "in use: j1 (2 GPUs" in reasons(told)[0][2]
+    assert reasons(told)[1:] == [("cells", "nlp owns 1 x cpux2/node: node-1 (j1)", "")]
+    assert told["would_change"] == [
+        "job j1 ends",
+        "cells of 2 more GPUs for VC nlp",
+        "submitted as opportunistic, it could use GPUs that are idle",
+    ]
     live = live_of(cluster)
     rate = JobRate(job=first, attempt=1, steps=20, rate_milli=1000)
     live.apply(Rates(at=NOW, jobs=(rate,)), NOW)
-    assert why(cluster, waits, live)["would_change"][1] == "job j1 ends (in about 80 s)"
+    assert why(cluster, waits, live)["would_change"][0] == "job j1 ends (in about 80 s)"
 
 
 def test_several_jobs_have_to_end_for_a_large_one() -> None:
@@ -69,9 +80,9 @@ def test_several_jobs_have_to_end_for_a_large_one() -> None:
     for _ in range(6):
         cluster.runs(cluster.submit(spec()))
     waits = cluster.submit(spec(gpus=8))
-    assert why(cluster, waits)["would_change"] == [
-        "6 more free GPUs",
+    assert why(cluster, waits)["would_change"][:2] == [
         "jobs j1, j2, j3, j4 and 2 more end",
+        "cells of 6 more GPUs for VC nlp",
     ]
 
 
@@ -82,52 +93,81 @@ def test_free_gpus_can_lie_apart() -> None:
     cluster.exits("j1")
     cluster.exits("j3")  # One GPU is free on each node.
     waits = cluster.submit(spec(gpus=2, gpu_type="cpu"))
-    assert why(cluster, waits)["would_change"] == [
-        "2 free GPUs of type cpu on one node",
-        "job j2 ends",
-    ]
-    gang = cluster.submit(spec(gpus=2, workers=2, priority=1))
-    cluster.exits("j2")
-    cluster.exits("j4")
+    told = why(cluster, waits)
+    assert reasons(told)[0][0] == "waits-for-affinity"
+    assert "at most 1 on one node" in reasons(told)[0][2]
+    assert told["would_change"][0] == "job j2 ends"
+
+
+def test_an_opportunistic_job_waits_for_whatever_is_idle() -> None:
+    cluster = cluster_of(gpus=2, nodes=2, vision=2)
+    for vc in ("nlp", "vision"):
+        cluster.runs(cluster.submit(spec(gpus=2, vc=vc)))
+    waits = cluster.submit(spec(opportunistic=True))
+    told = why(cluster, waits)
+    assert reasons(told)[0][:2] == ("waits-for-gpus", "not enough GPUs are free")
+    assert told["would_change"] == ["1 more free GPU", "job j1 ends"]
+    gang = cluster.submit(spec(gpus=2, workers=2, gpu_type="cpu", opportunistic=True, priority=1))
     row = job_of(cluster.fold, gang).row
-    row.state, row.why = row.state.QUEUED, Reason.WAITS_FOR_GPUS
+    row.why = Reason.WAITS_FOR_GPUS
     cluster.fold.nodes["node-1"].taken = cluster.fold.nodes["node-2"].taken = {}
-    assert why(cluster, gang)["would_change"][0] == "2 free GPUs on one node for each of 2 workers"
+    apart = "2 free GPUs of type cpu on one node for each of 2 workers"
+    assert why(cluster, gang)["would_change"][0] == apart
+    row.workers, row.gpus = 1, 2
+    assert why(cluster, gang)["would_change"][0] == "2 free GPUs of type cpu on one node"
 
 
-def test_quota_is_explained_with_what_would_raise_or_free_it() -> None:
-    cluster = cluster_of(gpus=8, quota=3)
+def test_a_vc_is_told_who_is_in_its_cells_and_not_who_is_elsewhere() -> None:
+    cluster = cluster_of(gpus=8, vision=4)
     cluster.runs(cluster.submit(spec(gpus=2)))
     cluster.runs(cluster.submit(spec(gpus=2, vc="vision")))
-    waits = cluster.submit(spec(gpus=2))
+    waits = cluster.submit(spec(gpus=4))
     told = why(cluster, waits)
-    assert reasons(told) == [
-        ("waits-for-quota", "its virtual cluster uses its whole quota", "2 of 3 GPUs of nlp")
-    ]
+    assert reasons(told)[0][:2] == FOR_CELLS
+    assert "2 of 4 GPUs" in reasons(told)[0][2]
+    assert "in use: j1 (2 GPUs" in reasons(told)[0][2]
+    assert reasons(told)[1:] == [("cells", "nlp owns 1 x cpux8/quad: node-1/quad 0 (j1)", "")]
     assert told["would_change"] == [
-        "quota of VC nlp raised by 1",
         "job j1 ends",
+        "cells of 2 more GPUs for VC nlp",
         "submitted as opportunistic, it could use GPUs that are idle",
     ]
-    cluster.fold.vcs["nlp"] = cluster.fold.vcs["nlp"].__class__(gpus=8)
-    assert why(cluster, waits)["would_change"] == []  # Raised, and the allocator not yet asked.
+
+
+def test_a_job_that_no_cell_holds_waits_for_other_cells_and_holds_up_nobody() -> None:
+    cluster = cluster_of(gpus=4, vision=0)
+    cluster.runs(cluster.submit(spec(gpus=4)))
+    hopeless = cluster.submit(spec(gpus=4, priority=1))
+    cluster.set_vcs(3, nlp=2, vision=2)
+    behind = cluster.submit(spec(gpus=2))
+    told = why(cluster, hopeless)
+    assert reasons(told)[0][0] == "fits-no-cell"
+    assert told["would_change"] == [
+        "VC nlp owns cells that hold it",
+        "it asks for less, and is submitted again",
+    ]
+    assert reasons(why(cluster, behind))[0][0] != "waits-behind"
 
 
 def test_a_job_behind_others_is_told_how_many_and_what_the_first_waits_for() -> None:
     cluster = cluster_of(gpus=2)
-    cluster.runs(cluster.submit(spec(gpus=2)))
+    cluster.runs(cluster.submit(spec(gpus=2, priority=9)))
     head = cluster.submit(spec(gpus=2, priority=5))
     cluster.submit(spec())
     last = cluster.submit(spec())
     told = why(cluster, last)
-    assert reasons(told) == [
-        ("waits-behind", "2 jobs come first in this queue, j2 before all", head),
-        ("waits-for-gpus", "j2: not enough GPUs are free", "1 x 2 GPUs (cpu)"),
-    ]
-    assert told["would_change"] == [
+    assert reasons(told)[0] == (
+        "waits-behind",
+        "2 jobs come first in this queue, j2 before all",
+        head,
+    )
+    assert reasons(told)[1][:2] == (
+        "waits-for-cells",
+        "j2: its virtual cluster's cells are in use, or bad",
+    )
+    assert told["would_change"][:3] == [
         "the 2 jobs before it start or are cancelled",
         "a priority above 5",
-        "2 more free GPUs",
         "job j1 ends",
     ]
     second = why(cluster, "j3")
@@ -154,19 +194,6 @@ def test_advice_changes_who_is_ahead_until_it_expires() -> None:
     assert live.remaining(after(NOW, seconds(5))) == {}
 
 
-def test_a_head_that_waits_behind_another_queue_is_followed_there() -> None:
-    cluster = cluster_of(gpus=2)
-    cluster.runs(cluster.submit(spec(gpus=2)))
-    cluster.submit(spec(gpus=2))
-    other = cluster.submit(spec(vc="vision"))
-    told = why(cluster, other)
-    assert reasons(told) == [
-        ("waits-behind", "an earlier or more important job comes first", "j2"),
-        ("waits-for-gpus", "j2: not enough GPUs are free", "1 x 2 GPUs (cpu)"),
-    ]
-    assert told["would_change"][:2] == ["j2 starts or is cancelled", "2 more free GPUs"]
-
-
 def test_nodes_that_are_away_are_named() -> None:
     cluster = cluster_of(gpus=2, nodes=2)
     cluster.heard(DrainNode(node="node-1"), 1)
@@ -174,8 +201,10 @@ def test_nodes_that_are_away_are_named() -> None:
     cluster.tick(45)
     waits = cluster.submit(spec(), 46)
     told = why(cluster, waits)
-    assert reasons(told)[0][0] == "waits-for-nodes"
-    assert told["would_change"] == ["node-1 is opened for work again", "node-2 comes back"]
+    assert reasons(told)[0][0] == "waits-for-repair"
+    owned = "nlp owns 2 x cpux2/node: node-1 (2 of 2 GPUs bad), node-2 (2 of 2 GPUs bad)"
+    assert reasons(told)[1] == ("cells", owned, "")
+    assert told["would_change"][:2] == ["node-1 is opened for work again", "node-2 comes back"]
 
 
 def test_a_lost_node_would_help_a_job_that_waits_for_gpus() -> None:
@@ -184,11 +213,7 @@ def test_a_lost_node_would_help_a_job_that_waits_for_gpus() -> None:
     cluster.tick(45)
     cluster.runs(cluster.submit(spec(gpus=2), 46))
     waits = cluster.submit(spec(gpus=2), 47)
-    assert why(cluster, waits)["would_change"] == [
-        "2 more free GPUs",
-        "job j1 ends",
-        "node-2 comes back",
-    ]
+    assert why(cluster, waits)["would_change"][:2] == ["job j1 ends", "node-2 comes back"]
 
 
 def test_victims_are_named() -> None:
@@ -198,6 +223,9 @@ def test_victims_are_named() -> None:
     told = why(cluster, waits)
     assert reasons(told)[0][0] == "waits-for-victims"
     assert told["would_change"] == ["j1 has stopped"]
+    cluster.fold.active["j1"].row.state = State.QUEUED
+    assert why(cluster, waits)["would_change"] == []  # It has stopped, and nobody has said so yet.
+    cluster.fold.active["j1"].row.state = State.STOPPING
     stopping = why(cluster, "j1")
     assert reasons(stopping) == [("preempted", "a guaranteed job needed the GPUs", "")]
 
@@ -327,7 +355,7 @@ def test_age() -> None:
 
 
 def test_nodes_show_who_speaks_and_what_they_run() -> None:
-    cluster = cluster_of(gpus=2, nodes=2)
+    cluster = cluster_of(gpus=2, nodes=2, vision=2)
     job = cluster.submit(spec())
     other = cluster.submit(spec(vc="vision", gpus=2))
     live = live_of(cluster, T0)
@@ -376,18 +404,33 @@ def test_gpus_hide_other_tenants_jobs_but_not_that_they_are_taken() -> None:
     )
 
 
-def test_tenants_count_what_they_hold_within_and_outside_their_quota() -> None:
-    cluster = cluster_of(gpus=4, quota=3)
+def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:
+    cluster = cluster_of(gpus=4, vision=1)
     cluster.submit(spec(gpus=2))
     cluster.submit(spec(opportunistic=True))
     cluster.submit(spec(gpus=2))
     cluster.submit(spec(vc="vision"))
+    more = {"weight": 1.0, "jobs_max": 1_000_000}
     assert vcs_view(cluster.fold, "") == [
-        {"vc": "nlp", "gpus": 3, "jobs_max": 1_000_000, "used": 2, "opportunistic": 1,
-         "running": 2, "queued": 1},
-        {"vc": "vision", "gpus": 3, "jobs_max": 1_000_000, "used": 1, "opportunistic": 0,
-         "running": 1, "queued": 0},
-    ]  # fmt: skip
+        {
+            "vc": "nlp",
+            "gpus": 3,
+            "asked": 3,
+            **more,
+            "used": 2,
+            "borrowed": 1,
+            "running": 2,
+            "queued": 1,
+        },
+        {
+            "vc": "vision",
+            "gpus": 1,
+            "asked": 1,
+            **more,
+            "used": 1,
+            "borrowed": 0,
+            "running": 1,
+            "queued": 0,
+        },
+    ]
     assert [row["vc"] for row in vcs_view(cluster.fold, "vision")] == ["vision"]
-    del cluster.fold.vcs["vision"]
-    assert [row["vc"] for row in vcs_view(cluster.fold, "")] == ["nlp"]

@@ -37,7 +37,7 @@ class ChainState:
         """Cells with GPUs that healed since it was last settled who bears what is bad."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
-        """Split and owned nodes by (firm GPUs, idle GPUs); open ones are found through free cells."""
+        """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
         self.by_idle = [
             [[0] * (topology.node_size + 1) for _ in range(count)]
             if level > topology.node_level

@@ -156,8 +156,8 @@ def _pools(cells: Cells, chain: ChainState) -> None:
 def _units(chain: ChainState) -> None:
     shape, forest = chain.topology, chain.forest
     for pool in chain.pools.values():
-        units = {(min(level, shape.node_level), unit) for level, index in pool.bound
-                 for unit in shape.within(level, index, min(level, shape.node_level))}  # fmt: skip
+        units = [(min(level, shape.node_level), unit) for level, index in pool.bound
+                 for unit in shape.within(level, index, min(level, shape.node_level))]  # fmt: skip
         for buckets, counts in ((pool.units, forest.busy), (pool.loose, forest.firm)):
             listed = {(level, unit): idle for level, each in enumerate(buckets)
                       for idle, unitset in each.items() for unit in unitset}  # fmt: skip

@@ -79,8 +79,8 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
         text = f"the {owner} have room, but their nodes lack CPUs or memory for the workers"
         return Why(Reason.WAITS_FOR_NODES, text)
     if any(unit.bad for unit in units) and _fit(units, sizes, within, healed=True):
-        return Why(Reason.WAITS_FOR_REPAIR, f"it would fit but for {_bad(chain, pool)} in the "
-                                            f"{owner}: hardware that {pool.vc} has to bear")  # fmt: skip
+        text = f"it would fit but for {_bad(chain, pool)} in the {owner}"
+        return Why(Reason.WAITS_FOR_REPAIR, f"{text}: hardware that {pool.vc} has to bear")
     unbound = sum(left * size for left, size in zip(pool.left, shape.size, strict=True))
     room = unbound + sum(unit.room for unit in units if not unit.domain[0])
     need = sum(sizes)
@@ -94,7 +94,8 @@ def _report(chain: ChainState, pool: Pool, request: Request) -> Why:
             for unit in units:
                 domains[unit.domain] = domains.get(unit.domain, 0) + unit.room
             most = max(domains.values())
-            text = f"to be had in the {owner}: {gpus_text(room)}, at most {most} in one {request.within}"
+            text = f"to be had in the {owner}: {gpus_text(room)}"
+            text += f", at most {most} in one {request.within}"
         return Why(Reason.WAITS_FOR_AFFINITY, f"{text}; {held}")
     text = f"to be had in the {owner} with priority {request.priority}: {room} of {gpus_text(need)}"
     return Why(Reason.WAITS_FOR_CELLS, f"{text}; {held}")

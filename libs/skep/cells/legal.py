@@ -49,7 +49,7 @@ class View(NamedTuple):
         return sum(count * size for count, size in zip(self.cells, sizes, strict=True))
 
     def rooms(self, within: int | None = None) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Yield (level, [(GPUs, how many)]): the nodes that workers may be spread over, in each way.
+        """Yield (level, [(GPUs, how many)]): nodes that workers may be spread over, in each way.
 
         With `within` one way for each kind of cell of at most that level, else one way in all.
         """

@@ -58,6 +58,11 @@ def owned(cluster: Cluster, vc: str) -> int:
     return gpus
 
 
+def gpus_owned(cluster: Cluster, vc: str) -> int:
+    """Return the GPUs of a virtual cluster's cells, and those it asks for by number."""
+    return cluster.vcs[vc].gpus + owned(cluster, vc)
+
+
 def cell_gpus(chain: Chain, level: str) -> int:
     """Return the GPUs of one cell of a level, by its name."""
     return gpus_by_level(chain)[level_names(chain).index(level)]

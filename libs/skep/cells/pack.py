@@ -35,7 +35,7 @@ def pack(bins: Sequence[Bin], sizes: Sequence[int]) -> list[list[int]] | None:
 
 
 def fits(bins: Sequence[Bin], sizes: Sequence[int]) -> bool | None:
-    """Return whether workers (of descending sizes) fit, or None if trying all ways takes too long."""
+    """Return whether workers (of descending sizes) fit, or None if trying takes too long."""
     if len(sizes) > WORKERS_MAX:
         return None if sum(each.room for each in bins) >= sum(sizes) else False
     trial = _Trial(bins, sizes)

@@ -107,9 +107,12 @@ class Search:
             else ([unit] for unit in self._units_by_priority())
         )
         for units in groups:
-            yield (found for level, index in units
-                   for found in islice(self._inside(level, index, within,
-                                                    self._bound_level(level, index)), 1))  # fmt: skip
+            yield self._in_unit(units, within)
+
+    def _in_unit(self, units: Iterable[tuple[int, int]], within: int) -> Iterator[Found]:
+        for level, index in units:
+            bound = self._bound_level(level, index)
+            yield from islice(self._inside(level, index, within, bound), 1)
 
     def _units_by_priority(self) -> Iterator[tuple[int, int]]:
         chain, node = self.chain, self.shape.node_level
@@ -130,10 +133,11 @@ class Search:
                 return
         lower = min(level, within)
         cells = self.shape.within(level, index, lower)
+        order: Sequence[int] = cells
         if len(cells) > 1:
             busy, firm = self.chain.forest.busy[lower], self.chain.forest.firm[lower]
-            cells = sorted(cells, key=lambda cell: (-firm[cell], busy[cell]))  # type: ignore[assignment]
-        for cell in cells:
+            order = sorted(cells, key=lambda cell: (-firm[cell], busy[cell]))
+        for cell in order:
             found = self._take(available(self.chain, lower, cell, self.below), self.sizes, bound)
             if found is not None:
                 yield found
@@ -270,7 +274,7 @@ class Search:
                 yield lower, unit
 
     def _more_units(self, sizes: list[int]) -> Iterator[Cell]:
-        """Yield the units of new cells for the workers that are left (`sizes` shrinks meanwhile)."""
+        """Yield the units of new cells for workers that are left (`sizes` shrinks meanwhile)."""
         shape, node = self.shape, self.shape.node_level
         draft, left = Draft(self.chain.forest), list(self.pool.left)
         while sizes:

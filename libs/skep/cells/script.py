@@ -1,8 +1,8 @@
 """Scripts for `skep cells replay`: a cluster and what happens to it, read and checked.
 
     {
-      "cluster": {"chains": ..., "pinned": ..., "vcs": ...},   a cluster file as `skep cluster check`
-                                                               takes it, or the name of one
+      "cluster": {"chains": ..., "pinned": ..., "vcs": ...},   a cluster file as `skep cluster
+                                                               check` takes it, or its name
       "about": "anything",
       "victims": "stop",                                       or "stay": until a `stopped` event
       "events": [

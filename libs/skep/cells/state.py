@@ -133,7 +133,9 @@ class Cells:
                     return lazy
                 result = search.run()
                 if result is not None:
-                    cost = result.loss, *self._extent(offer.chain.topology.name, result.spots)
+                    # Opportunistic jobs do not decide either in which chain a VC is served.
+                    lost = result.loss if below else 0.0
+                    cost = lost, *self._extent(offer.chain.topology.name, result.spots)
                     if best is None or cost < best[0]:
                         best = cost, offer, result
             if best is not None:
@@ -146,7 +148,8 @@ class Cells:
         Larger nodes are kept for workers that no others hold.
         """
         shape = self.chains[chain].topology
-        return len({spot.leaves[0] // shape.node_size for spot in spots}), shape.node_size
+        nodes = dict.fromkeys(spot.leaves[0] // shape.node_size for spot in spots)
+        return len(nodes), shape.node_size
 
     def _thresholds(self, request: Request) -> list[int]:
         lower = any(priority < request.priority
@@ -252,9 +255,9 @@ class Cells:
     ) -> int:
         shape = chain.topology
         for level in range(1, shape.top + 1):
-            cells = {leaf // shape.size[level] for leaf in spot.leaves}
-            if len(cells) == 1:
-                key = level, cells.pop()
+            first = spot.leaves[0] // shape.size[level]
+            if all(leaf // shape.size[level] == first for leaf in spot.leaves):
+                key = level, first
                 if key in new or key in pool.bound:
                     return level
         return 0
@@ -309,11 +312,14 @@ class Cells:
         for chain in self.chains.values():
             chain.settle()
 
-    def claimed(self, job: str) -> bool:
-        """Return whether another job claims some of what a job uses."""
-        hold = self.holds[job]
+    def claimers(self, job: str) -> list[str]:
+        """Return the jobs that claim some of what a job uses."""
+        hold = self.holds.get(job)
+        if hold is None:
+            return []
         claim = self.chains[hold.chain].claim
-        return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
+        return list(dict.fromkeys(claim[leaf].job for spot in hold.spots for leaf in spot.leaves
+                                  if leaf in claim))  # fmt: skip
 
     def ready(self, job: str) -> bool:
         """Return whether nobody uses what a job claims any more."""

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
-from skep.cells.levels import owned
+from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
@@ -69,6 +70,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
     epoch: int
     last_sequence: int
     vcs: dict[str, VirtualCluster]
+    promised: dict[str, int]
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
 
@@ -105,6 +107,8 @@ class AdmissionMachine:
         """Start without tenants, hardware or jobs."""
         self.epoch = 0
         self.vcs: dict[str, VirtualCluster] = {}
+        self.promised: dict[str, int] = {}
+        """GPUs that each VC owns."""
         self.cells = Cluster()
         """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
@@ -136,7 +140,7 @@ class AdmissionMachine:
                     elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
                         self._record(CellsSeen(cluster=fact.cluster))
             case SetVcs():
-                self._record(VcsSet(vcs=event.vcs))
+                self._set_vcs(event)
             case Restarted() | Tick() | Unreadable() | DrainNode() | QuarantineGpu():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
             case _:
@@ -144,11 +148,17 @@ class AdmissionMachine:
                 raise AssertionError(text)
         return self._effects
 
+    def _set_vcs(self, event: SetVcs) -> None:
+        cluster = event.cluster
+        if not any(cluster_problems(cluster)):  # Else the allocator refuses it in so many words.
+            promised = {vc: each.gpus + owned(cluster, vc) for vc, each in event.vcs.items()}
+            self._record(VcsSet(vcs=event.vcs, gpus=promised))
+
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
         kept: list[Kept] = [
             AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
-                          gpus=tuple(self.outstanding_gpus.items()),
+                          promised=self.promised, gpus=tuple(self.outstanding_gpus.items()),
                           jobs=tuple(self.outstanding_jobs.items()))
         ]  # fmt: skip
         kept.append(CellsSeen(cluster=self.cells))
@@ -162,7 +172,7 @@ class AdmissionMachine:
         match kept:
             case AdmissionKept():
                 self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
-                self.vcs = dict(kept.vcs)
+                self.vcs, self.promised = dict(kept.vcs), dict(kept.promised)
                 self.outstanding_gpus, self.outstanding_jobs = dict(kept.gpus), dict(kept.jobs)
             case ActiveKept():
                 self.active.update(kept.jobs)
@@ -177,7 +187,7 @@ class AdmissionMachine:
             case EpochBegan():
                 self.epoch = fact.epoch
             case VcsSet():
-                self.vcs = dict(fact.vcs)
+                self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
             case CellsSeen():
                 self.cells = fact.cluster
             case NodeSeen():
@@ -323,7 +333,7 @@ class AdmissionMachine:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
         if spec.opportunistic:
             return spec
-        quota = self._owned(spec.vc)
+        quota = self.promised[spec.vc]
         used = self.outstanding_gpus.get(spec.vc, 0)
         if spec.gpus <= quota and (used + spec.gpus <= quota or spec.over_quota != "refuse"):
             return spec
@@ -337,12 +347,6 @@ class AdmissionMachine:
         text = f"`{spec.vc}` owns {quota} GPUs and its unfinished jobs ask for {used}"
         return [Problem(path="$.over_quota", reason=Reason.OVER_QUOTA, text=text,
                         suggestion="use `over_quota: wait` or `opportunistic`")]  # fmt: skip
-
-    def _owned(self, vc: str) -> int:
-        """Return the GPUs a VC owns: what it was promised, or in its cells together."""
-        if self.vcs[vc].gpus or vc not in self.cells.vcs:
-            return self.vcs[vc].gpus
-        return owned(self.cells, vc)
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
@@ -362,10 +366,19 @@ class AdmissionMachine:
     def _holds(self, kind: str, spec: JobSpec) -> bool:
         """Return whether the empty cluster could hold the gang on GPUs of one type."""
         at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
-        topology = spec.resources.topology
-        tied = topology is not None and topology.hard
-        spanned = nlargest(1 if tied else GANG_NODES_MAX, at_once)
+        spanned = nlargest(1 if self._one_node(spec) else GANG_NODES_MAX, at_once)
         return sum(spanned) >= spec.resources.workers
+
+    def _one_node(self, spec: JobSpec) -> bool:
+        """Return whether the gang is tied to one node, or to a part of one."""
+        topology = spec.resources.topology
+        if topology is None or not topology.hard:
+            return False
+        for chain in self.cells.chains.values():
+            names = level_names(chain)
+            if topology.within in names:
+                return names.index(topology.within) <= names.index(chain.node_level)
+        return True
 
     @staticmethod
     def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
@@ -385,8 +398,8 @@ class AdmissionMachine:
             text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
             return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
                            suggestion=f"ask for at most {total}")  # fmt: skip
-        wanted, topology = spec.resources.workers, spec.resources.topology
-        if not (topology is not None and topology.hard) and any(
+        wanted = spec.resources.workers
+        if not self._one_node(spec) and any(
             sum(self._workers(node, kind, spec) for node in nodes) >= wanted for kind in kinds
         ):
             text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"

@@ -24,9 +24,10 @@ class EpochBegan(Message, frozen=True, tag="epoch-began"):
 
 
 class VcsSet(Message, frozen=True, tag="vcs-set"):
-    """The virtual clusters that are asked for, as the operator wrote them."""
+    """The virtual clusters that are asked for, and the GPUs that each is promised by that."""
 
     vcs: dict[str, VirtualCluster]
+    gpus: dict[str, int] = {}
 
 
 class CellsSeen(Message, frozen=True, tag="cells-seen"):
@@ -144,6 +145,12 @@ class CellsSet(Message, frozen=True, tag="cells-set"):
     cluster: Cluster
     asked: Cluster
     fates: tuple[JobFate, ...] = ()
+
+
+class ClusterRefused(Message, frozen=True, tag="cluster-refused"):
+    """What an operator asked for is no cluster: nothing of it is done."""
+
+    problems: tuple[Problem, ...]
 
 
 class CellsReserved(Message, frozen=True, tag="cells-reserved"):
@@ -357,6 +364,7 @@ class JobEnded(Message, frozen=True, tag="job-ended"):
 AllocatorFact = (
     EpochBegan
     | CellsSet
+    | ClusterRefused
     | CellsReserved
     | ReservationDropped
     | JobDemoted

@@ -16,8 +16,8 @@ GPUS_PER_WORKER_MAX = 16
 WORKERS_MAX = 8192
 GANG_GPUS_MAX = 8192
 GANG_NODES_MAX = 1024
-"""A gang is bound in one record of 256 KiB, which names each node (141 bytes where names are
-longest) and GPU (5 bytes), and may also hold a spec and what else the same decision binds."""
+"""A gang is bound in one record of 512 KiB, which names each node (160 bytes where names are
+longest) and GPU (8 bytes), and may also hold a spec and what else the same decision binds."""
 PRIORITY_MAX = 1000
 RETRIES_MAX = 100
 TIME_S_MAX = 365 * 24 * 3600

@@ -131,17 +131,10 @@ def check(arguments: Namespace) -> int:
     A file without chains is measured by the nodes that have joined, if a cluster can be asked.
     """
     from skep.cells.clustercheck import cluster_remarks
-    from skep.cells.clusterfile import parse_cluster
 
     document = read_document(arguments.file)
-    tree = document.tree
-    if arguments.verb == "check" and isinstance(tree, dict) and not _has_keys(tree):
-        # The short form that `skep vc set` takes too: virtual clusters and nothing around them.
-        tree = {"vcs": tree}
-    read = parse_cluster(tree)
-    if isinstance(read, list):
-        refuse_document(document, read, f"{document.source} is wrong:")
-    cluster, warnings = read, [_told(document, one) for one in cluster_remarks(read)]
+    cluster = _parsed(document)
+    warnings = [_told(document, one) for one in cluster_remarks(cluster)]
     if not cluster.chains:
         cluster = _with_nodes(arguments, document, cluster, warnings)
     report = _report(cluster)
@@ -151,6 +144,23 @@ def check(arguments: Namespace) -> int:
     _warn(warnings)
     _show(report)
     return exits.OK
+
+
+def read(name: str) -> Cluster:
+    """Return the cluster that a file describes. Raises CommandError that names all mistakes."""
+    return _parsed(read_document(name))
+
+
+def _parsed(document: Document) -> Cluster:
+    from skep.cells.clusterfile import parse_cluster
+
+    tree = document.tree
+    if isinstance(tree, dict) and not _has_keys(tree):
+        tree = {"vcs": tree}  # The short form: virtual clusters and nothing around them.
+    cluster = parse_cluster(tree)
+    if isinstance(cluster, list):
+        refuse_document(document, cluster, f"{document.source} is wrong:")
+    return cluster
 
 
 def _has_keys(tree: dict[Any, Any]) -> bool:
@@ -188,7 +198,7 @@ def _with_nodes(
 def _report(cluster: Cluster) -> dict[str, Any]:
     """Return what a good cluster comes to: cells there, owned and left by level, and by owner."""
     from skep.cells.feasible import stocks
-    from skep.cells.levels import cells_by_level, level_names
+    from skep.cells.levels import cells_by_level, gpus_owned, level_names
     from skep.cells.propose import resolve
 
     resolved = resolve(cluster, ()) if cluster.chains else cluster
@@ -208,7 +218,7 @@ def _report(cluster: Cluster) -> dict[str, Any]:
         }  # fmt: skip
     vcs = {
         name: {
-            "gpus": _gpus(resolved, name),
+            "gpus": gpus_owned(resolved, name),
             "cells": {f"{one.chain}/{one.level}": one.count for one in vc.cells},
             "pinned": list(vc.pinned),
             "weight": vc.weight,
@@ -217,21 +227,6 @@ def _report(cluster: Cluster) -> dict[str, Any]:
         for name, vc in resolved.vcs.items()
     }
     return {"chains": chains, "vcs": vcs}
-
-
-def _gpus(cluster: Cluster, vc: str) -> int:
-    """Return the GPUs of all cells that a virtual cluster owns."""
-    from skep.cells.levels import gpus_by_level, level_names
-
-    one = cluster.vcs[vc]
-    cells = [(quota.chain, quota.level, quota.count) for quota in one.cells]
-    pins = [cluster.pins[pin] for pin in one.pinned]
-    cells += [(pin.chain, pin.level, 1) for pin in pins]
-    total = one.gpus
-    for name, level, count in cells:
-        chain = cluster.chains[name]
-        total += count * gpus_by_level(chain)[level_names(chain).index(level)]
-    return total
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -35,9 +35,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "trace": ("trace", "where a job's time went, as a waterfall"),
     },
     "resources": {
-        "gpus": ("nodes", "every GPU and who holds it"),
+        "gpu": ("nodes", "ls | quarantine: every GPU and who holds it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),
-        "vc": ("vcs", "ls | set | check: the virtual clusters and their quotas"),
+        "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: who owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },

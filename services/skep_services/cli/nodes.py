@@ -1,4 +1,4 @@
-"""`skep gpus` and `skep node`."""
+"""`skep gpu` and `skep node`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,40 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from skep_services.cli import exits, render
-from skep_services.cli.options import Command, client_of, no_options, print_json, print_raw, say
+from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
 
-def run_gpus(arguments: Namespace) -> int:
-    """List every GPU and who holds it."""
+def options_gpu(parser: ArgumentParser) -> None:
+    """Add what `gpu` takes."""
+    parser.add_argument("verb", choices=("ls", "quarantine"), help="what to do")
+    parser.add_argument("node", metavar="NODE", nargs="?", help="the node of the GPU")
+    parser.add_argument("device", metavar="DEVICE", nargs="?", help="its index there")
+    parser.add_argument("--undo", action="store_true", help="quarantine: it is good again")
+
+
+def run_gpu(arguments: Namespace) -> int:
+    """List every GPU and who holds it, or have one count as bad."""
+    if arguments.verb == "ls":
+        if arguments.node or arguments.undo:
+            raise exits.CommandError(exits.USAGE, "`skep gpu ls` takes nothing")
+        return _list_gpus(arguments)
+    device = arguments.device or ""
+    if not (device.isascii() and device.isdecimal()):
+        text = "which GPU? (skep gpu quarantine NODE DEVICE; `skep gpu ls` lists them)"
+        raise exits.CommandError(exits.USAGE, text)
+    wish = {"node": arguments.node, "device": int(device), "quarantine": not arguments.undo}
+    client_of(arguments).post("/v1/admin/quarantine", wish)
+    if arguments.json:
+        print_json(wish)
+    elif arguments.undo:
+        print(f"GPU {device} of {arguments.node} is taken back into use")
+    else:
+        print(f"GPU {device} of {arguments.node} counts as bad; what runs there goes on")
+    return exits.OK
+
+
+def _list_gpus(arguments: Namespace) -> int:
     client = client_of(arguments)
     if arguments.json:
         print_raw(client.get_bytes("/v1/gpus"))
@@ -31,6 +59,7 @@ def run_gpus(arguments: Namespace) -> int:
             Column("JOB", [one["job"] or "-" for one in gpus]),
             Column("RANK", [_rank(one) for one in gpus], right=True, drop=4),
             Column("VC", [one["vc"] or "-" for one in gpus]),
+            Column("NOTE", [_note(one) for one in gpus]),
         ]
     )
     held = sum(1 for one in gpus if one["job"])
@@ -40,6 +69,11 @@ def run_gpus(arguments: Namespace) -> int:
 
 def _percent(utilisation: float | None) -> str:
     return "-" if utilisation is None else f"{utilisation:.0f}%"
+
+
+def _note(one: dict[str, Any]) -> str:
+    notes = ["borrowed"] if one["borrowed"] else []
+    return ", ".join([*notes, *(["quarantined"] if one["quarantined"] else [])])
 
 
 def _rank(one: dict[str, Any]) -> str:
@@ -104,4 +138,4 @@ def _heard(at_ns: int | None, now_ns: int) -> str:
     return "never" if at_ns is None else f"{render.duration(max(0, now_ns - at_ns))} ago"
 
 
-COMMANDS = {"gpus": Command(no_options, run_gpus), "node": Command(options_node, run_node)}
+COMMANDS = {"gpu": Command(options_gpu, run_gpu), "node": Command(options_node, run_node)}

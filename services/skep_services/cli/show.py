@@ -51,7 +51,7 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
     return [
         ("why", why_of(row)),
         ("detail", row.get("detail") or ""),
-        ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}"),
+        ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("tier", _tier(spec)),
@@ -68,6 +68,12 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("repeated by", ", ".join(row.get("repeated_by") or ())),
         ("trace", row.get("trace") or ""),
     ]
+
+
+def _right(row: dict[str, Any]) -> str:
+    """Return a remark where a guaranteed job holds GPUs that are not of its VC's cells."""
+    borrows = row.get("class_in_force") == "opportunistic" and row["state"] != "stopping"
+    return "; borrows its GPUs" if borrows and row["service_class"] == "guaranteed" else ""
 
 
 def _elapsed(begin_ns: int | None, end_ns: int) -> str:

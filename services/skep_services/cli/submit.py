@@ -79,7 +79,7 @@ def default_vc(client: Client) -> str:
         return vcs[0]
     if "default" in vcs:
         return "default"
-    listed = ", ".join(vcs) or "there is none (skep vc set)"
+    listed = ", ".join(vcs) or "there is none (skep vc apply FILE)"
     text = f"which virtual cluster? say `vc:` in the spec, --vc or SKEP_VC; there are: {listed}"
     raise CommandError(exits.USAGE, text, "missing-key")
 

@@ -40,7 +40,9 @@ def options_up(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--vc", action="append", metavar="NAME=GPUS", help="a virtual cluster (repeatable)"
     )
-    parser.add_argument("--cluster", metavar="FILE", help="YAML with nodes, vcs and port")
+    parser.add_argument(
+        "--cluster", metavar="FILE", help="a cluster file: chains, vcs; and nodes, port"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="of the API (default 8470)")
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     parser.epilog = (
@@ -117,6 +119,8 @@ def _wishes(arguments: Namespace) -> Wishes:
         return msgspec.structs.replace(
             wanted,
             vcs=given.vcs or wanted.vcs,
+            chains={} if given.vcs else wanted.chains,
+            pins={} if given.vcs else wanted.pins,
             port=given.port if given.port is not None else wanted.port,
         )
     except config.ConfigError as error:
@@ -265,7 +269,7 @@ def _write(home: str, cluster: Cluster, wishes: Wishes) -> None:
         pass  # The first start, or it was wiped.
     folder.write_json(folder.cluster_path(home), msgspec.to_builtins(cluster))
     if wishes.vcs is not None and os.path.exists(folder.published_path(home)):
-        # Quotas that were set meanwhile (`skep vc set`) give way to those asked for here.
+        # Cells that were set meanwhile (`skep vc apply`) give way to those asked for here.
         os.unlink(folder.published_path(home))
 
 
@@ -418,9 +422,17 @@ def _tell_up(home: str, arguments: Namespace, progress: Progress) -> None:
     print(f"  API and page     {cluster['gateway']['url']}")
     print(f"  bus              {cluster['nats']['url']}")
     print(f"  credentials      {folder.cluster_path(home)}")
-    quotas = [f"{vc} {render.plural(one['gpus'], 'GPU')}" for vc, one in cluster["vcs"].items()]
-    print(f"  virtual clusters {', '.join(quotas)}")
+    owned = [f"{vc} {_owned(one)}" for vc, one in cluster["vcs"].items()]
+    print(f"  virtual clusters {', '.join(owned)}")
     print(f"try: skep run{option} -- hostname    skep ps{option} -a    skep down{option}")
+
+
+def _owned(vc: dict[str, Any]) -> str:
+    """Return what a VC owns: GPUs as it asks for them, cells, pinned cells by their names."""
+    cells = [f"{one['count']}×{one['chain']}/{one['level']}" for one in vc.get("cells", ())]
+    gpus = vc.get("gpus", 0)
+    named = [*cells, *vc.get("pinned", ())]
+    return " ".join([*([render.plural(gpus, "GPU")] if gpus or not named else []), *named])
 
 
 COMMANDS = {"up": Command(options_up, run_up)}

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from skep.wire.admin import DrainNode, SetVcs, vcs_problems
-from skep.wire.cluster import VirtualCluster
-from skep.wire.parse import PROBLEMS_MAX
+from skep.cells.clustercheck import cluster_problems
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.cluster import Chain, Pin, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.cells import cells_view, plan_view, usage_view, vcs_view
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.page import PAGE, PAGE_POLICY
+from skep_services.gateway.picture import picture
 from skep_services.gateway.submit import Submitter
-from skep_services.gateway.views import gpus_view, nodes_view, vcs_view
+from skep_services.gateway.views import gpus_view, nodes_view
 from skep_services.ports import Clock
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class VcsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What `POST /v1/admin/vcs` takes: all virtual clusters, as they shall be."""
+    """What `POST /v1/admin/vcs` and `/v1/cells/plan` take: the whole, as it shall be.
+
+    Without `chains` the nodes that join make them up.
+    """
 
     vcs: dict[str, VirtualCluster]
+    chains: dict[str, Chain] = {}
+    pins: dict[str, Pin] = {}
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,6 +42,14 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
 
     node: str
     drain: bool = True
+
+
+class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What `POST /v1/admin/quarantine` takes."""
+
+    node: str
+    device: int
+    quarantine: bool = True
 
 
 class Cluster:
@@ -61,8 +75,14 @@ class Cluster:
             web.get("/v1/nodes", self.nodes, allow_head=False),
             web.get("/v1/gpus", self.gpus, allow_head=False),
             web.get("/v1/vcs", self.vcs, allow_head=False),
+            web.get("/v1/vcs/{vc}/usage", self.usage, allow_head=False),
+            web.get("/v1/usage", self.usages, allow_head=False),
+            web.get("/v1/cells", self.cells, allow_head=False),
+            web.get("/v1/cells.svg", self.picture, allow_head=False),
+            web.post("/v1/cells/plan", self.plan),
             web.post("/v1/admin/vcs", self.set_vcs),
             web.post("/v1/admin/drain", self.drain),
+            web.post("/v1/admin/quarantine", self.quarantine),
         ]
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -107,13 +127,42 @@ class Cluster:
         """Answer the virtual clusters."""
         return json_response({"vcs": vcs_view(self._indexer.fold, caller_of(request).vc)})
 
+    async def usage(self, request: web.Request) -> web.StreamResponse:
+        """Answer one virtual cluster's cells: where they are and who is inside."""
+        name, fold = request.match_info["vc"], self._indexer.fold
+        found = [one for one in usage_view(fold, caller_of(request).vc) if one["vc"] == name]
+        if not found:
+            raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
+        return json_response(found[0])
+
+    async def usages(self, request: web.Request) -> web.StreamResponse:
+        """Answer every virtual cluster's cells."""
+        return json_response({"vcs": usage_view(self._indexer.fold, caller_of(request).vc)})
+
+    async def cells(self, request: web.Request) -> web.StreamResponse:
+        """Answer the tree of cells."""
+        return json_response({"chains": self._tree(request)})
+
+    async def picture(self, request: web.Request) -> web.StreamResponse:
+        """Answer the tree of cells as a picture."""
+        svg = picture(self._tree(request), sorted(self._indexer.fold.clusters.resolved.vcs))
+        return web.Response(text=svg, content_type="image/svg+xml")
+
+    def _tree(self, request: web.Request) -> list[dict[str, Any]]:
+        fold, chain = self._indexer.fold, request.query.get("chain", "")
+        if chain and chain not in fold.clusters.resolved.chains:
+            raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
+        return cells_view(fold.holdings.cells(), caller_of(request).vc, chain)
+
+    async def plan(self, request: web.Request) -> web.StreamResponse:
+        """Answer what the cells an operator has in mind would mean for who runs."""
+        asked = _sound(await _operators(request, VcsBody)).cluster
+        return json_response(plan_view(self._indexer.fold, asked))
+
     async def set_vcs(self, request: web.Request) -> web.StreamResponse:
         """Publish the virtual clusters an operator wants."""
-        body = await _operators(request, VcsBody)
-        problems = tuple(islice(vcs_problems(body.vcs), PROBLEMS_MAX))
-        if problems:
-            raise ApiError(422, Reason.BAD_VALUE, problems[0].text, problems)
-        done = await self._submitter.tell(caller_of(request), "vcs", SetVcs(vcs=body.vcs))
+        wish = _sound(await _operators(request, VcsBody))
+        done = await self._submitter.tell(caller_of(request), "vcs", wish)
         return json_response(done.body, done.status)
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
@@ -125,6 +174,29 @@ class Cluster:
         wish = DrainNode(node=body.node, drain=body.drain)
         done = await self._submitter.tell(caller_of(request), "drain", wish)
         return json_response(done.body, done.status)
+
+    async def quarantine(self, request: web.Request) -> web.StreamResponse:
+        """Publish that an operator wants a GPU to count as bad, or as good again."""
+        body = await _operators(request, QuarantineBody)
+        node = self._indexer.fold.nodes.get(body.node)
+        if node is None or node.joined is None:
+            raise ApiError(404, Reason.UNKNOWN_NODE, f"there is no node {body.node}")
+        devices = [gpu.index for gpu in node.joined.gpus]
+        if body.device not in (*devices, *node.quarantined):
+            text = f"{body.node} has no GPU {body.device}, it has {', '.join(map(str, devices))}"
+            raise ApiError(404, Reason.BAD_VALUE, text)
+        wish = QuarantineGpu(node=body.node, device=body.device, quarantine=body.quarantine)
+        done = await self._submitter.tell(caller_of(request), "quarantine", wish)
+        return json_response(done.body, done.status)
+
+
+def _sound(body: VcsBody) -> SetVcs:
+    """Return what an operator wants if it can be. Raises ApiError."""
+    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins)
+    problems = tuple(cluster_problems(wish.cluster))
+    if problems:
+        raise ApiError(422, problems[0].reason, problems[0].text, problems)
+    return wish
 
 
 async def _operators(request: web.Request, kind: type[Body]) -> Body:

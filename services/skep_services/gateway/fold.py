@@ -21,15 +21,20 @@ from typing import Any, NamedTuple
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
-from skep.wire.admin import DrainNode, SetVcs
-from skep.wire.cluster import VirtualCluster
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsReserved,
+    CellsSet,
+    ClusterRefused,
     EpochBegan,
     GhostGone,
+    GpuQuarantined,
     JobBound,
+    JobDemoted,
     JobEnded,
+    JobPromoted,
     JobQueued,
     JobRan,
     JobRequeued,
@@ -44,21 +49,22 @@ from skep.wire.facts import (
     NodeLost,
     Refused,
     Repeated,
-    VcsSet,
+    ReservationDropped,
 )
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep_services.gateway.holdings import Holdings
 from skep_services.gateway.rows import (
     ACTIVE,
     REPEATS_KEPT,
     Attempt,
+    Clusters,
     Event,
     Job,
     Node,
     Row,
     State,
-    Taken,
 )
 from skep_services.gateway.texts import (
     Line,
@@ -83,17 +89,26 @@ JobFact = (
     | GhostGone
     | JobRequeued
     | JobEnded
+    | CellsReserved
+    | ReservationDropped
+    | JobDemoted
+    | JobPromoted
 )
+NodeFact = NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean | GpuQuarantined
 
 
 class Changes(NamedTuple):
-    """What the store has to write. `specs` is keyed by sequence; `ended`: whose end, and when."""
+    """What the store has to write. `specs` is keyed by sequence; `ended`: whose end, and when.
+
+    `clusters` is None unless they changed.
+    """
 
     jobs: dict[str, Job]
     nodes: dict[str, Node]
     specs: dict[int, bytes]
     events: list[Event]
     ended: list[tuple[Job, Instant]]
+    clusters: Clusters | None
 
 
 class Fold:
@@ -103,7 +118,8 @@ class Fold:
         self.active: dict[str, Job] = {}
         self.recent: dict[str, Job] = {}
         self.nodes: dict[str, Node] = {}
-        self.vcs: dict[str, VirtualCluster] = {}
+        self.clusters = Clusters()
+        self.holdings = Holdings(self)
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -117,20 +133,17 @@ class Fold:
         self._specs: dict[int, bytes] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[Job, Instant]] = []
+        self._clusters: Clusters | None = None
 
     def restore(
-        self,
-        jobs: Iterable[Job],
-        nodes: Iterable[Node],
-        vcs: dict[str, VirtualCluster],
-        newest: int,
+        self, jobs: Iterable[Job], nodes: Iterable[Node], clusters: Clusters, newest: int
     ) -> None:
         """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
         self.active = {job.row.job: job for job in jobs}
         for job in self.active.values():
             job.row.eta_s = None  # It rests on rates of another time.
         self.nodes = {node.node: node for node in nodes}
-        self.vcs = vcs
+        self.clusters = clusters
         self.newest = newest
 
     def apply(self, event: Any, at: Instant) -> None:
@@ -148,7 +161,7 @@ class Fold:
                 self._submission(event)
             case codec.Unreadable():
                 self.unreadable += 1
-            case SetVcs() | DrainNode():
+            case SetVcs() | DrainNode() | QuarantineGpu():
                 self.note(event, at, describe_admin(event), None)
             case codec.CancelRequest():
                 pass  # Admission's CancelAsked says whether it came to anything.
@@ -171,8 +184,10 @@ class Fold:
 
     def take(self) -> Changes:
         """Return what changed since the last call."""
-        changes = Changes(self._jobs, self._nodes, self._specs, self._events, self._ended)
+        changes = Changes(self._jobs, self._nodes, self._specs, self._events, self._ended,
+                          self._clusters)  # fmt: skip
         self._jobs, self._nodes, self._specs, self._events, self._ended = {}, {}, {}, [], []
+        self._clusters = None
         return changes
 
     @property
@@ -242,7 +257,7 @@ class Fold:
             case EpochBegan():
                 job = None
             case _:
-                return  # JobOver, NodeSeen and VcsSet repeat what the allocator's facts say.
+                return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)
 
     def _refused(self, fact: Refused, at: Instant) -> Job | None:
@@ -272,13 +287,16 @@ class Fold:
 
     def _allocator(self, fact: Any, at: Instant) -> None:
         match fact:
-            case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean():
+            case (
+                NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean()
+                | GpuQuarantined()
+            ):  # fmt: skip
                 self._node_fact(fact)
                 self.note(fact, at, describe(fact), None)
-            case VcsSet():
-                self.vcs = dict(fact.vcs)
+            case CellsSet():
+                self._cells_set(fact)
                 self.note(fact, at, describe(fact), None)
-            case EpochBegan():
+            case EpochBegan() | ClusterRefused():
                 self.note(fact, at, describe(fact), None)
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
@@ -287,6 +305,19 @@ class Fold:
                 if job is not None:
                     self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
+
+    def _cells_set(self, fact: CellsSet) -> None:
+        """Take over cells; where jobs run stays, and in which cells of theirs may be others."""
+        self.holdings.carry_over(fact)
+        for fate in fact.fates:
+            job = self._job(fate.job)
+            if job is not None and fate.fate == "released":
+                self._unclaimed(job)
+        for name in [name for name, job in self.active.items() if job.aside]:
+            job = self._job(name)
+            if job is not None:
+                job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
+        self.clusters = self._clusters = Clusters(fact.asked, fact.cluster)
 
     def _job_fact(self, job: Job, fact: JobFact) -> None:
         row = job.row
@@ -300,7 +331,7 @@ class Fold:
                 row.why = Reason.WAITS_BEHIND
                 self._enter(job, State.QUEUED)
             case JobWaits():
-                row.why, row.needs = fact.why, fact.needs
+                row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
             case JobBound():
                 self._bound(job, fact)
             case JobRan():
@@ -311,6 +342,7 @@ class Fold:
                 attempt = job.attempt(fact.attempt)
                 attempt.ended_why, attempt.detail = fact.why, fact.detail
                 self._enter(job, State.STOPPING)
+                self.holdings.give_back(job, fact.attempt)
             case GhostGone():
                 self._free(fact.node, fact.job, fact.attempt)
                 job.attempt(fact.attempt).part(fact.node).free = True
@@ -318,6 +350,16 @@ class Fold:
                 self._requeued(job, fact)
             case JobEnded():
                 self._over(job, fact)
+            case CellsReserved():
+                job.claims, job.victims = fact.members, fact.victims
+                row.why = Reason.WAITS_FOR_VICTIMS
+                self.holdings.changed()
+            case ReservationDropped():
+                self._unclaimed(job)
+            case JobDemoted():
+                self.holdings.regrade(job, fact.attempt, ())
+            case JobPromoted():
+                self.holdings.regrade(job, fact.attempt, fact.levels)
 
     def _bound(self, job: Job, fact: JobBound) -> None:
         row, attempt = job.row, job.attempt(fact.attempt)
@@ -328,17 +370,19 @@ class Fold:
         row.attempt, row.needs, row.started_at = fact.attempt, "", None
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.steps = 0
+        job.claims = job.victims = ()
         for member in fact.members:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices
-            node = self._node(member.node)
-            for offset, devices in enumerate(member.devices):
-                rank = member.first_rank + offset
-                taken = Taken(fact.job, row.vc, fact.attempt, rank)
-                for device in devices:
-                    node.taken[device] = taken
         attempt.members.sort(key=lambda part: part.first_rank)
+        self.holdings.take(job, fact)
         self._enter(job, State.BOUND)
+
+    def _unclaimed(self, job: Job) -> None:
+        """Have a job wait as if nothing had been reserved for it."""
+        job.claims = job.victims = ()
+        job.row.why, job.row.needs = Reason.WAITS_BEHIND, ""
+        self.holdings.changed()
 
     def _gone(self, job: Job, fact: MemberGone) -> None:
         part = job.attempt(fact.attempt).part(fact.node)
@@ -346,6 +390,9 @@ class Fold:
         part.steps, part.step_ns = fact.steps, fact.step_ns
         if fact.free:
             self._free(fact.node, fact.job, fact.attempt)
+        else:
+            # What a lost node still runs does not keep its VC from healthy cells.
+            self.holdings.give_back(job, fact.attempt)
 
     def _requeued(self, job: Job, fact: JobRequeued) -> None:
         row, attempt = job.row, job.attempt(fact.attempt)
@@ -354,6 +401,7 @@ class Fold:
         parts = [part for part in attempt.members if part.outcome is not None]
         attempt.steps = min((part.steps for part in parts), default=0)
         row.place, row.bound_at, row.started_at = "", None, None
+        row.class_in_force = ""
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.why, row.needs, row.steps = fact.why, "", 0
         job.detail = fact.detail
@@ -364,6 +412,8 @@ class Fold:
         if fact.attempts:
             self._over_attempt(job.attempt(fact.attempts), fact)
         row.ended_at, row.why, row.needs = fact.at, fact.why, ""
+        row.class_in_force = ""
+        job.claims = job.victims = ()
         row.steps = fact.steps
         row.eta_s = row.stalled_since = None
         job.detail = fact.detail
@@ -377,22 +427,30 @@ class Fold:
             attempt.outcome, attempt.ended_why, attempt.detail = fact.end, fact.why, fact.detail
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
 
-    def _node_fact(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
+    def _node_fact(self, fact: NodeFact) -> None:
+        self.holdings.changed()
         match fact:
             case NodeAdded(joined=joined):
-                node = self._node(joined.node)
+                node = self.node(joined.node)
                 node.joined, node.clearing = joined, node.clearing or fact.clear > 0
+                if not node.number:
+                    node.number = 1 + max(each.number for each in self.nodes.values())
             case NodeClean():
-                self._node(fact.node).clearing = False
+                self.node(fact.node).clearing = False
             case NodeDrained():
-                self._node(fact.node).drained = fact.drain
+                self.node(fact.node).drained = fact.drain
             case NodeLost():
-                self._node(fact.node).lost = True
+                self.node(fact.node).lost = True
             case NodeBack():
-                self._node(fact.node).lost = False
+                self.node(fact.node).lost = False
+            case GpuQuarantined():
+                node = self.node(fact.node)
+                others = tuple(each for each in node.quarantined if each != fact.device)
+                node.quarantined = (*others, fact.device) if fact.quarantine else others
 
     def _free(self, name: str, job: str, attempt: int) -> None:
-        node = self._node(name)
+        self.holdings.changed()
+        node = self.node(name)
         node.taken = {
             index: taken
             for index, taken in node.taken.items()
@@ -416,7 +474,7 @@ class Fold:
                     part = job.attempt(event.attempt).part(event.node)
                     part.ended_at, part.exits = event.at, event.ranks
             case NodeJoined():
-                node = self._node(event.node)
+                node = self.node(event.node)
                 if event.incarnation >= node.heard_incarnation:
                     node.heard_identity = event.identity
                     node.heard_incarnation = event.incarnation
@@ -443,7 +501,8 @@ class Fold:
         self.touched.append(name)
         return job
 
-    def _node(self, name: str) -> Node:
+    def node(self, name: str) -> Node:
+        """Return a node to be changed, made if it is not known."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(node=name)
@@ -470,4 +529,7 @@ class Fold:
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         job.trace, job.spec_whole = trace, True
+        job.pinned, job.demotable = spec.resources.pinned, spec.demotable
+        if spec.resources.topology is not None:
+            job.within, job.hard = spec.resources.topology.within, spec.resources.topology.hard
         self._specs[job.sequence] = codec.encode(spec)

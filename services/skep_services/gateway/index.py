@@ -83,7 +83,7 @@ class Indexer:
         start = model.start
         self.model = model
         self.fold = Fold(model.job)
-        self.fold.restore(start.jobs, start.nodes, start.saved.vcs, start.newest)
+        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
@@ -203,7 +203,6 @@ class Indexer:
         encode = codec.encode
         saved = Saved(
             positions=dict(self.positions),
-            vcs=self.fold.vcs,
             facts=self.fold.facts,
             event_seq=self.fold.event_seq,
         )
@@ -214,6 +213,7 @@ class Indexer:
             events=[(event.seq, event.job, event.vc, encode(event)) for event in changes.events],
             spans=spans,
             saved=encode(saved),
+            clusters=encode(changes.clusters) if changes.clusters is not None else None,
         )
 
     # --- what is asked -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -83,13 +84,14 @@ class _Lookup(Collector):
             key = (row.state.value, row.vc)
             jobs[key] = jobs.get(key, 0) + 1
             if row.state in PLACED:
-                use = (row.vc, row.service_class)
+                use = (row.vc, row.class_in_force)
                 held[use] = held.get(use, 0) + row.gpus
         waiting = sum(count for (state, _), count in jobs.items() if state == State.QUEUED)
         yield _labelled("skep_jobs", "Unfinished jobs", ("state", "vc"), jobs)
         yield _single("skep_queue_jobs", "Jobs that wait for GPUs", waiting)
         yield _labelled("skep_vc_gpus_held", "GPUs held", ("vc", "service_class"), held)
-        quotas = {(vc,): config.gpus for vc, config in fold.vcs.items()}
+        cluster = fold.clusters.resolved
+        quotas = {(vc,): gpus_owned(cluster, vc) for vc in cluster.vcs}
         yield _labelled("skep_vc_gpus", "GPUs a VC owns", ("vc",), quotas)
 
     def _nodes(self) -> Iterator[Metric]:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.wire.cluster import VirtualCluster
-from skep_services.gateway.rows import Job, Node
+from skep_services.gateway.rows import Clusters, Job, Node
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of a table or of a stored document."""
 
 EVENTS_KEPT = 1_000_000
@@ -33,6 +32,7 @@ PHASE_ACTIVE, PHASE_ENDED, PHASE_HIDDEN = 0, 1, 2
 
 SCHEMA = f"""
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
+CREATE TABLE clusters (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
 CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, phase INTEGER NOT NULL, vc TEXT NOT NULL,
                    state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL);
 CREATE INDEX jobs_by_phase ON jobs (phase, vc);
@@ -59,13 +59,13 @@ these: deleting the file would not mend it."""
 
 _JOBS = msgspec.json.Decoder(Job)
 _NODES = msgspec.json.Decoder(Node)
+_CLUSTERS = msgspec.json.Decoder(Clusters)
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """How far the file reaches: the last sequence folded of each stream, tenants and counters."""
+    """How far the file reaches: the last sequence folded of each stream, and counters."""
 
     positions: dict[str, int] = {}
-    vcs: dict[str, VirtualCluster] = {}
     facts: int = 0
     event_seq: int = 0
 
@@ -79,11 +79,15 @@ class Start(NamedTuple):
     saved: Saved
     jobs: list[Job]
     nodes: list[Node]
+    clusters: Clusters
     newest: int
 
 
 class Batch(NamedTuple):
-    """Rows for one transaction, encoded, because what they come from goes on changing."""
+    """Rows for one transaction, encoded, because what they come from goes on changing.
+
+    `clusters` is None unless it changed: large clusters fill a megabyte.
+    """
 
     jobs: list[tuple[int, int, str, str, str, bytes, bytes]]
     specs: list[tuple[int, bytes]]
@@ -91,6 +95,7 @@ class Batch(NamedTuple):
     events: list[tuple[int, str, str, bytes]]
     spans: list[tuple[str, int, bytes]]
     saved: bytes
+    clusters: bytes | None = None
 
 
 class JobQuery(NamedTuple):
@@ -162,6 +167,8 @@ class Model:
             run("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", batch.events)
             run("INSERT INTO spans (trace, start_ns, doc) VALUES (?, ?, ?)", batch.spans)
             self._writer.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (batch.saved,))
+            if batch.clusters is not None:
+                run("INSERT OR REPLACE INTO clusters VALUES (1, ?)", [(batch.clusters,)])
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -239,11 +246,13 @@ class Model:
         saved = one("SELECT doc FROM state").fetchone()
         jobs = one("SELECT doc FROM jobs WHERE phase = ?", (PHASE_ACTIVE,))
         nodes = one("SELECT doc FROM nodes")
+        clusters = one("SELECT doc FROM clusters").fetchone()
         self._last_span = one("SELECT coalesce(max(number), 0) FROM spans").fetchone()[0]
         return Start(
             _SAVED.decode(saved[0]) if saved is not None else Saved(),
             [_JOBS.decode(row[0]) for row in jobs],
             [_NODES.decode(row[0]) for row in nodes],
+            _CLUSTERS.decode(clusters[0]) if clusters is not None else Clusters(),
             one("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()[0],
         )
 

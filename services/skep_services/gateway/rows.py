@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.wire.cluster import Cluster
+from skep.wire.facts import Member
 from skep.wire.node import NodeJoined, RankExit
 from skep.wire.spec import Problem
 
@@ -40,13 +42,19 @@ PLACED = (State.BOUND, State.RUNNING, State.STOPPING)
 
 
 class Row(msgspec.Struct, kw_only=True, gc=False):
-    """One line of `skep ps`. Rates are thousandths of a mini-batch per second."""
+    """One line of `skep ps`. Rates are thousandths of a mini-batch per second.
+
+    `class_in_force` says of a job that holds GPUs whether they are of its VC's cells (guaranteed)
+    or borrowed (opportunistic); empty for every other job. It differs from `service_class` while a
+    guaranteed job is demoted or runs beyond its VC's cells.
+    """
 
     job: str
     name: str = ""
     vc: str = ""
     state: State = State.UNSEEN
     service_class: str = "guaranteed"
+    class_in_force: str = ""
     priority: int = 0
     gpus: int = 0
     workers: int = 0
@@ -128,6 +136,18 @@ class Job(msgspec.Struct, kw_only=True):
     cancel_asked: bool = False
     spec_whole: bool = False
     """The stored spec is the admitted one, not the one that was published."""
+    pinned: str = ""
+    """The pinned cell it asked for."""
+    within: str = ""
+    """The level of the cell its workers should share; `hard`: must."""
+    hard: bool = False
+    demotable: bool = False
+    claims: tuple[Member, ...] = ()
+    """What is reserved for it while others still use some of it."""
+    aside: bool = False
+    """It waits for other cells, and nobody waits for it."""
+    victims: tuple[str, ...] = ()
+    """Whose end it waits for."""
 
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, made if nothing was heard of it before; the oldest make room."""
@@ -142,12 +162,13 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """Who holds a GPU."""
+    """Who holds a GPU. `level` is that of the VC's cell it is in; 0: it is borrowed."""
 
     job: str
     vc: str
     attempt: int
     rank: int
+    level: int = 0
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -155,6 +176,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     `heard_identity` and `heard_incarnation` are from the agent's latest own announcement.
     `clearing`: its name has a new owner that has not confirmed yet that nothing old runs there.
+    `number` counts the nodes in the order in which they were first taken into use, from 1 on.
     """
 
     node: str
@@ -165,11 +187,26 @@ class Node(msgspec.Struct, kw_only=True):
     heard_incarnation: int = 0
     taken: dict[int, Taken] = {}
     clearing: bool = False
+    number: int = 0
+    quarantined: tuple[int, ...] = ()
 
     @property
     def usable(self) -> bool:
         """Return whether the allocator may place work here."""
         return not (self.drained or self.lost or self.clearing)
+
+    def bad(self, device: int, kind: str) -> bool:
+        """Return whether a GPU that should be of this type cannot be given to anybody now."""
+        if self.joined is None or not self.usable or device in self.quarantined:
+            return True
+        return not any(gpu.index == device and gpu.type == kind for gpu in self.joined.gpus)
+
+
+class Clusters(msgspec.Struct, frozen=True):
+    """The cells: what the operator wrote, and what is in force, which says more."""
+
+    asked: Cluster = Cluster()
+    resolved: Cluster = Cluster()
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

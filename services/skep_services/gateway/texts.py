@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
 from skep.wire import facts, findings, node
-from skep.wire.admin import DrainNode, SetVcs
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
 from skep.wire.reasons import TEXT, Reason
 
 NODES_NAMED = 4
+VICTIMS_NAMED = 4
+PROBLEMS_NAMED = 4
 """Nodes of a place named in an event; a gang of a thousand nodes still makes one line."""
 
 
@@ -59,11 +62,51 @@ def describe(fact: Any) -> Line | None:
         case facts.GhostGone(node=on, attempt=attempt):
             return Line(f"{on} confirmed the end of its part", attempt, on)
         case _:
-            return _seldom(fact)
+            return _about_cells(fact) or _seldom(fact)
+
+
+def _about_cells(fact: Any) -> Line | None:
+    match fact:
+        case facts.CellsReserved(attempt=attempt, members=members, victims=victims):
+            named = " ".join(victims[:VICTIMS_NAMED])
+            more = len(victims) - VICTIMS_NAMED
+            named += f" and {more} more" if more > 0 else ""
+            until = f" until {named} made room" if named else ""
+            return Line(f"{_place(members)} reserved for it{until}", attempt,
+                        reason=Reason.WAITS_FOR_VICTIMS)  # fmt: skip
+        case facts.ReservationDropped(attempt=attempt, why=why):
+            return Line(f"lost what was reserved for it: {TEXT[why]}", attempt, reason=why)
+        case facts.JobDemoted(attempt=attempt, why=why, detail=detail):
+            return Line(f"goes on as opportunistic: {_why(why, detail)}", attempt, reason=why)
+        case facts.JobPromoted(attempt=attempt):
+            return Line("goes on as guaranteed, on its VC's cells", attempt)
+        case facts.GpuQuarantined(node=on, device=device, quarantine=quarantine, why=why):
+            state = "counts as bad" if quarantine else "is good again"
+            return Line(f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on,
+                        reason=why)  # fmt: skip
+        case facts.CellsSet(cluster=cluster, fates=fates):
+            owned = "; ".join(f"{vc} {cells_text(one)}"
+                              for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
+            demoted = sum(fate.fate == "demoted" for fate in fates)
+            text = f"virtual clusters and their cells: {owned or 'none'}"
+            who = "1 job goes" if demoted == 1 else f"{demoted} jobs go"
+            return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
+        case _:
+            return None
+
+
+def cells_text(vc: VirtualCluster) -> str:
+    """Return what a VC owns: `2×v100/node 1×v100/socket big`."""
+    parts = [f"{one.count}×{one.chain}/{one.level}" for one in vc.cells]
+    return " ".join([*parts, *vc.pinned]) or "nothing"
 
 
 def _seldom(fact: Any) -> Line | None:
     match fact:
+        case facts.ClusterRefused(problems=problems):
+            text = "; ".join(f"{one.path}: {one.text}" for one in problems[:PROBLEMS_NAMED])
+            return Line(f"what an operator asked for is refused: {text}",
+                        reason=problems[0].reason if problems else "")  # fmt: skip
         case facts.Refused(problems=problems):
             text = "; ".join(f"{one.path}: {one.text}" for one in problems)
             return Line(f"refused: {text}", reason=problems[0].reason if problems else "")
@@ -83,9 +126,6 @@ def _seldom(fact: Any) -> Line | None:
             return Line(f"{on} is back", node=on)
         case facts.NodeClean(node=on):
             return Line(f"{on} runs nothing of its earlier owner", node=on)
-        case facts.VcsSet(vcs=vcs):
-            quotas = ", ".join(f"{vc} {config.gpus}" for vc, config in sorted(vcs.items()))
-            return Line(f"virtual clusters and their GPUs: {quotas or 'none'}")
         case facts.EpochBegan(epoch=epoch, owner=owner):
             return Line(f"{owner} began epoch {epoch}")
         case _:
@@ -103,13 +143,16 @@ def describe_node(event: Any) -> Line | None:
             return None
 
 
-def describe_admin(message: SetVcs | DrainNode) -> Line:
+def describe_admin(message: SetVcs | DrainNode | QuarantineGpu) -> Line:
     """Return the line for what an operator asked."""
     match message:
         case SetVcs(vcs=vcs):
             return Line(f"an operator asked to set the virtual clusters {', '.join(sorted(vcs))}")
         case DrainNode(node=on, drain=drain):
             return Line(f"an operator asked to {'drain' if drain else 'open'} {on}", node=on)
+        case QuarantineGpu(node=on, device=device, quarantine=quarantine):
+            verb = "quarantine" if quarantine else "take back"
+            return Line(f"an operator asked to {verb} GPU {device} of {on}", node=on)
 
 
 def describe_finding(finding: findings.Finding) -> Line | None:
@@ -128,10 +171,15 @@ def describe_finding(finding: findings.Finding) -> Line | None:
 
 
 def _bound(fact: facts.JobBound) -> Line:
-    more = len(fact.members) - NODES_NAMED
-    place = place_of(fact.members[:NODES_NAMED]) + (f" and {more} more nodes" if more > 0 else "")
     on = fact.members[0].node if len(fact.members) == 1 else ""
-    return Line(f"placed on {place}: {TEXT[fact.why]}", fact.attempt, on, fact.why)
+    borrows = "" if any(member.levels for member in fact.members) else ", borrowed"
+    text = f"placed on {_place(fact.members)}{borrows}: {TEXT[fact.why]}"
+    return Line(text, fact.attempt, on, fact.why)
+
+
+def _place(members: tuple[Member, ...]) -> str:
+    more = len(members) - NODES_NAMED
+    return place_of(members[:NODES_NAMED]) + (f" and {more} more nodes" if more > 0 else "")
 
 
 def _gone(fact: facts.MemberGone) -> Line:

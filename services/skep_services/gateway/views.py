@@ -1,4 +1,4 @@
-"""Nodes, GPUs and tenants as the API answers them: pure functions of what is in memory.
+"""Nodes and GPUs as the API answers them: pure functions of what is in memory.
 
 `vc` is the tenant who asks, empty for an operator. A tenant sees which GPUs are taken, but of
 other tenants' jobs not which.
@@ -11,7 +11,7 @@ from typing import Any
 from skep.units import Instant
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.live import Live
-from skep_services.gateway.rows import PLACED, Node, State
+from skep_services.gateway.rows import Node
 
 
 def nodes_view(fold: Fold, live: Live, now: Instant, vc: str) -> list[dict[str, Any]]:
@@ -48,35 +48,14 @@ def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
                     "job": taken.job if taken is not None and mine else None,
                     "vc": taken.vc if taken is not None and mine else None,
                     "rank": taken.rank if taken is not None and mine else None,
+                    "borrowed": taken is not None and not taken.level,
+                    "quarantined": gpu.index in node.quarantined,
                     "utilisation": live.utilisation.get(taken.job)
                     if taken is not None and mine
                     else None,
                 }
             )
     return rows
-
-
-def vcs_view(fold: Fold, vc: str) -> list[dict[str, Any]]:
-    """Return tenants by name: what they own, what they use.
-
-    `used` counts GPUs held by guaranteed jobs, which the quota bounds; `opportunistic` the others.
-    """
-    counts = {name: {"used": 0, "opportunistic": 0, "running": 0, "queued": 0} for name in fold.vcs}
-    for job in fold.active.values():
-        count = counts.get(job.row.vc)
-        if count is None:
-            continue
-        if job.row.state in PLACED:
-            guaranteed = job.row.service_class == "guaranteed"
-            count["used" if guaranteed else "opportunistic"] += job.row.gpus
-            count["running"] += 1
-        elif job.row.state is State.QUEUED:
-            count["queued"] += 1
-    return [
-        {"vc": name, "gpus": config.gpus, "jobs_max": config.jobs_max, **counts[name]}
-        for name, config in sorted(fold.vcs.items())
-        if vc in {"", name}
-    ]
 
 
 def free_gpus(node: Node, gpu_type: str | None) -> int:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from skep.cells.explain import waits
+from skep.cells.levels import gpus_owned
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import TEXT, Reason
+from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
+from skep_services.gateway.holdings import GUARANTEED_CLASS, request_of
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Node, Row, State
 from skep_services.gateway.views import free_gpus
 
+FOR_CELLS = (Reason.WAITS_FOR_CELLS, Reason.WAITS_FOR_REPAIR, Reason.WAITS_FOR_AFFINITY,
+             Reason.FITS_NO_CELL)  # fmt: skip
+"""What a job's VC, and what is in its cells, explain."""
+ATTEMPT = re.compile(r"\b(j\d+)\.\d+\b")
+"""Cells know attempts (`j3.2`), people know jobs."""
+CELLS_NAMED = 8
+"""Cells of a VC that are named with who is inside; with more it says how many."""
 JOBS_NAMED = 4
 """Jobs named in one sentence about whose end would help; with more it says how many."""
 
@@ -72,22 +84,23 @@ def _queued(
 
 
 def _head(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
-    """Explain a job that is next in its queue; follow one step to the job it waits behind."""
+    """Explain a job that is next in its queue."""
     row = job.row
-    if row.why == Reason.WAITS_BEHIND and not row.needs:
+    if row.why == Reason.WAITS_BEHIND:
         text = "it is next; the allocator has not looked at it yet"
         return [{"reason": Reason.WAITS_BEHIND.value, "text": text, "needs": ""}], []
     reasons = [_reason(row.why, row.needs or job.detail)]
-    blocker = fold.active.get(row.needs)
-    if row.why == Reason.WAITS_BEHIND and blocker is not None:
-        other = _reason(blocker.row.why, blocker.row.needs)
-        reasons.append({**other, "text": f"{blocker.row.job}: {other['text']}"})
-        return reasons, [f"{row.needs} starts or is cancelled", *_changes(blocker, fold)]
+    if row.why in FOR_CELLS:
+        reasons = [_reason(*_for_cells(job, fold))]
+        reasons += [_said("cells", text) for text in _cells_in_use(job, fold)]
     return reasons, _changes(job, fold)
 
 
 def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
-    """Return the jobs of the same queue (VC and service class) that start before this one."""
+    """Return the jobs of the same queue (VC and service class) that start before this one.
+
+    Those that no cell can hold wait for other cells, and nobody waits for them.
+    """
     order = _order(turns)
     row, mine = job.row, order(job)
     return [
@@ -96,6 +109,7 @@ def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
         if other.row.state is State.QUEUED
         and other.row.vc == row.vc
         and other.row.service_class == row.service_class
+        and not other.aside
         and order(other) < mine
     ]
 
@@ -113,37 +127,84 @@ def _order(turns: dict[str, int]) -> Any:
 def _changes(job: Job, fold: Fold) -> list[str]:
     """Return what would let the job at the head of a queue start."""
     row = job.row
-    match row.why:
-        case Reason.WAITS_FOR_QUOTA:
-            return _quota_changes(row, fold)
+    why = _for_cells(job, fold)[0] if row.why in FOR_CELLS else row.why
+    match why:
+        case Reason.WAITS_FOR_CELLS | Reason.WAITS_FOR_REPAIR | Reason.WAITS_FOR_AFFINITY:
+            return _cell_changes(job, fold)
+        case Reason.FITS_NO_CELL:
+            return [
+                f"VC {row.vc} owns cells that hold it",
+                "it asks for less, and is submitted again",
+            ]
         case Reason.WAITS_FOR_GPUS:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
-            return [_return_of(node) for node in _away(fold)]
+            return [*(_return_of(node) for node in _away(fold)), *_more_nodes(row, fold)]
         case Reason.WAITS_FOR_PORT:
             return [f"any job whose first node is {row.needs} ends", "the agent has more ports"]
         case Reason.WAITS_FOR_VICTIMS:
-            return [
-                f"{other.row.job} has stopped"
-                for other in fold.active.values()
-                if other.row.state is State.STOPPING and other.row.why == Reason.PREEMPTED
-            ]
+            victims = [fold.active.get(name) for name in job.victims]
+            return [f"{victim.row.job} has stopped" for victim in victims
+                    if victim is not None and victim.row.state in PLACED]  # fmt: skip
         case _:
             return []
 
 
-def _quota_changes(row: Row, fold: Fold) -> list[str]:
-    config = fold.vcs.get(row.vc)
+def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
+    """Return why its cells do not serve it as they are by now, and what it waits for."""
+    why = waits(fold.holdings.cells(), request_of(job, job.row.attempt + 1))
+    return why.reason, ATTEMPT.sub(r"\1", why.text)
+
+
+def _cells_in_use(job: Job, fold: Fold) -> list[str]:
+    """Return a line for each kind of cell its VC owns: where they are, who is inside, what is bad.
+
+    Of a job that asked for a pinned cell: for that one.
+    """
+    cells, vc = fold.holdings.cells(), job.row.vc
+    bound = [one for one in bound_view(cells, vc, vc) if one["pin"] == job.pinned]
+    lines = []
+    for kind in owned_view(cells, vc):
+        if kind["pin"] != job.pinned:
+            continue
+        places = [
+            f"{one['address']} {_inside(one)}"
+            for one in bound
+            if (one["chain"], one["level"]) == (kind["chain"], kind["level"])
+        ]
+        more = len(places) - CELLS_NAMED
+        named = places[:CELLS_NAMED] + ([f"{more} more in use"] if more > 0 else [])
+        named += [f"{kind['free']} free"] if kind["free"] else []
+        name = f"pinned cell {kind['pin']}" if kind["pin"] else f"{kind['chain']}/{kind['level']}"
+        lines.append(f"{vc} owns {kind['owned']} x {name}: {', '.join(named)}")
+    return lines
+
+
+def _inside(cell: dict[str, Any]) -> str:
+    """Return who is inside a cell and what of it is bad, in brackets."""
+    jobs = [each["job"] + " borrows" * each["borrowed"] + " claims" * each["reserved"]
+            for each in cell["jobs"]]  # fmt: skip
+    bad = [f"{cell['bad']} of {cell['gpus']} GPUs bad"] if cell["bad"] else []
+    return f"({', '.join([*jobs, *bad]) or 'idle'})"
+
+
+def _cell_changes(job: Job, fold: Fold) -> list[str]:
+    row, cells = job.row, fold.holdings.cells()
     holders = [
-        job.row
-        for job in _placed_jobs(fold)
-        if job.row.vc == row.vc and job.row.service_class == "guaranteed"
+        other.row
+        for other in _placed_jobs(fold)
+        if other.row.vc == row.vc and other.row.class_in_force == GUARANTEED_CLASS
     ]
-    used = sum(holder.gpus for holder in holders)
-    over = used + row.gpus - (config.gpus if config is not None else 0)
-    if over <= 0:
-        return []
-    changes = [f"quota of VC {row.vc} raised by {over}", *_endings(holders, over)]
+    kinds = [kind for kind in owned_view(cells, row.vc) if kind["pin"] == job.pinned]
+    idle = sum(kind["free"] * kind["gpus"] for kind in kinds)
+    idle += sum(one["idle"] for one in bound_view(cells, row.vc, row.vc)
+                if one["pin"] == job.pinned)  # fmt: skip
+    missing = row.gpus - idle
+    changes = _endings(holders, max(1, missing))
+    changes += [_return_of(node) for node in _away(fold)]
+    if missing > 0:
+        more = "1 more GPU" if missing == 1 else f"{missing} more GPUs"
+        changes.append(f"cells of {more} for VC {row.vc}")
     return [*changes, "submitted as opportunistic, it could use GPUs that are idle"]
 
 
@@ -197,6 +258,15 @@ def _away(fold: Fold) -> list[Node]:
     return [node for _, node in sorted(fold.nodes.items()) if not node.usable]
 
 
+def _more_nodes(row: Row, fold: Fold) -> list[str]:
+    """Return how many GPUs have yet to join before a VC owns what was asked for it."""
+    clusters = fold.clusters
+    if row.vc not in clusters.asked.vcs:
+        return []
+    missing = gpus_owned(clusters.asked, row.vc) - gpus_owned(clusters.resolved, row.vc)
+    return [f"nodes with {missing} more GPUs join"] if missing > 0 else []
+
+
 def _return_of(node: Node) -> str:
     if node.lost:
         return f"{node.node} comes back"
@@ -211,6 +281,8 @@ def _return_of(node: Node) -> str:
 def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
     reasons = [{**_reason(job.row.why, ""), "needs": ""}]
     reasons[0]["text"] = f"placed on {job.row.place}: {reasons[0]['text']}"
+    if job.row.class_in_force != GUARANTEED_CLASS:
+        reasons.append(_said("borrowed", _borrows(job)))
     attempt = job.attempts[-1]
     if attempt.ranked is not None:
         ranked = _reason(attempt.ranked, "")
@@ -219,6 +291,13 @@ def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
         stalled = _duration((now - job.row.stalled_since) // NS_PER_SECOND)
         reasons.append(_said("stalled", f"no mini-batch for {stalled}"))
     return reasons
+
+
+def _borrows(job: Job) -> str:
+    yields = "it borrows its GPUs, and makes room for any guaranteed job that needs them"
+    if job.row.service_class != GUARANTEED_CLASS:
+        return yields
+    return f"{yields}, until cells of {job.row.vc} that cover it are free"
 
 
 def _reason(code: str | None, needs: str) -> dict[str, str]:

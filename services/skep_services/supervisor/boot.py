@@ -68,7 +68,7 @@ async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
         await bootstrap_streams(bus, marker_path(home), replicas)
     finally:
         await bus.close()
-    wanted = encode(SetVcs(vcs=cluster.vcs))
+    wanted = encode(SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins))
     if _published(home) == wanted:
         return
     bus = await _connect(cluster, nats_access.OPERATOR)

@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from skep.cells.clusterfile import parse_cluster
+from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
 from skep.wire.admin import QUOTA_MAX, vcs_problems
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Chain, Pin, VirtualCluster
+from skep.wire.cluster import Cluster as Cells
 from skep_services.supervisor.home import CLUSTER_VERSION
 
 NODES_DEFAULT = 2
@@ -90,7 +93,15 @@ class Cluster(msgspec.Struct, kw_only=True):
     gateway: Gateway
     nodes: list[NodeConfig]
     vcs: dict[str, VirtualCluster]
+    chains: dict[str, Chain] = {}
+    """What the cells are made of; without any the nodes make them up."""
+    pins: dict[str, Pin] = {}
     supervisor: Running = msgspec.field(default_factory=Running)
+
+    @property
+    def cells(self) -> Cells:
+        """Return who owns what, as a cluster file says it."""
+        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs)
 
     def gpus(self) -> int | None:
         """Return the GPUs of all nodes, or None where a driver has to be asked."""
@@ -99,13 +110,18 @@ class Cluster(msgspec.Struct, kw_only=True):
 
 
 class Wishes(msgspec.Struct, kw_only=True, frozen=True):
-    """What the command line asks for; None for what it does not say."""
+    """What the command line asks for; None for what it does not say.
+
+    `chains` and `pins` come with `vcs`, which are about them.
+    """
 
     nodes: int | None = None
     gpus: int | Literal["auto"] | None = None
     device: Literal["cpu", "cuda"] | None = None
     gpu_type: str | None = None
     vcs: dict[str, VirtualCluster] | None = None
+    chains: dict[str, Chain] = {}
+    pins: dict[str, Pin] = {}
     port: int | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
@@ -115,29 +131,52 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What `skep up --cluster FILE` reads."""
+    """What `skep up --cluster FILE` reads beside what every cluster file has."""
 
     nodes: tuple[NodeConfig, ...] | None = None
-    vcs: dict[str, VirtualCluster | int] | None = None
     port: int | None = None
 
 
 def read_file(tree: Any, source: str) -> Wishes:
-    """Return the wishes in a cluster file. Raises ConfigError."""
+    """Return the wishes in a cluster file: its cells, and by `nodes` and `port` what to start.
+
+    Without `nodes` those of the chains are started, with CPU slots for their GPUs. Raises
+    ConfigError.
+    """
+    extra = dict.fromkeys(ClusterFile.__struct_fields__)
+    own = isinstance(tree, dict) and {key: tree[key] for key in tree if key in extra}
     try:
-        file = msgspec.convert(tree, ClusterFile)
+        file = msgspec.convert(own or {}, ClusterFile)
     except msgspec.ValidationError as error:
         text = f"{source}: {error}"
         raise ConfigError(text) from None
-    vcs = (
-        None
-        if file.vcs is None
-        else {
-            vc: VirtualCluster(gpus=value) if isinstance(value, int) else value
-            for vc, value in file.vcs.items()
-        }
+    if isinstance(tree, dict):
+        tree = {key: tree[key] for key in tree if key not in extra}
+    cells = parse_cluster(tree)
+    if isinstance(cells, list):
+        told = "; ".join(f"{one.path}: {one.text}" for one in cells)
+        text = f"{source}: {told}"
+        raise ConfigError(text)
+    return Wishes(
+        node_list=file.nodes or _nodes_of(cells, source),
+        vcs=cells.vcs or None,
+        chains=cells.chains,
+        pins=cells.pins,
+        port=file.port,
     )
-    return Wishes(node_list=file.nodes, vcs=vcs, port=file.port)
+
+
+def _nodes_of(cells: Cells, source: str) -> tuple[NodeConfig, ...] | None:
+    """Return an agent for each node of the chains; None without chains."""
+    found: dict[str, NodeConfig] = {}
+    for chain in cells.chains.values():
+        for at, cell in enumerate(chain.nodes):
+            if cell.node in found:
+                text = f"{source}: {cell.node} is in two chains: say by `nodes` what it is"
+                raise ConfigError(text)
+            gpus = max(devices_of(chain, at)) + 1
+            found[cell.node] = NodeConfig(name=cell.node, gpus=gpus, gpu_type=chain.gpu)
+    return tuple(found.values()) or None
 
 
 def parse_vc(text: str) -> tuple[str, VirtualCluster]:
@@ -159,6 +198,7 @@ def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
     _give_ports(nodes, home)
     vcs = _vcs(before, wishes, nodes)
     _check_vcs(vcs)
+    cells: Wishes | Cluster | None = wishes if wishes.vcs is not None else before
     if wishes.port is not None and not 0 <= wishes.port <= 65535:
         text = f"--port {wishes.port}: a port is 1 to 65535 (0: any that is free)"
         raise ConfigError(text)
@@ -169,7 +209,14 @@ def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
         gateway.url = f"http://{HOST}:{port}"
     who = ["operator", *(f"vc-{vc}" for vc in vcs)]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in who}
-    return Cluster(nats=nats, gateway=gateway, nodes=nodes, vcs=vcs)
+    return Cluster(
+        nats=nats,
+        gateway=gateway,
+        nodes=nodes,
+        vcs=vcs,
+        chains=cells.chains if cells is not None else {},
+        pins=cells.pins if cells is not None else {},
+    )
 
 
 def new_token() -> str:
@@ -182,17 +229,18 @@ def warnings(cluster: Cluster) -> list[str]:
     total = cluster.gpus()
     if total is None:
         return []
-    promised = sum(config.gpus for config in cluster.vcs.values())
+    owned = {vc: gpus_owned(cluster.cells, vc) for vc in cluster.vcs}
+    promised = sum(owned.values())
     told = []
     if promised > total:
         told.append(
             f"the virtual clusters are promised {promised} GPUs and there are {total}: "
-            "guaranteed jobs may have to wait for one another"
+            "the larger promises are cut until there are more"
         )
     told += [
         f"virtual cluster {vc} has no GPUs: only its opportunistic jobs can run"
-        for vc, config in cluster.vcs.items()
-        if config.gpus == 0
+        for vc, gpus in owned.items()
+        if gpus == 0
     ]
     return told
 

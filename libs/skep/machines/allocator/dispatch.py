@@ -81,6 +81,8 @@ class Soft:
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.ripe: dict[str, None] = {}
+        """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
         """The cells with nothing on them, for telling what can never be placed on them."""
         self.uncovered: dict[str, int] = {}
@@ -120,6 +122,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
         soft.last_heard[name] = now
     if machine.nodes:
         soft.check_at = after(now, NODE_CHECK_EVERY)
+    soft.ripe = dict.fromkeys(machine.reserved)
     for job in machine.jobs.values():
         for name in job.parts:
             command(machine, name, job.job, job.attempt, now)

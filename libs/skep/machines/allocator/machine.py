@@ -10,9 +10,11 @@ crash and cost nothing but time.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from skep.cells.check import check as check_cells
+from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import OPPORTUNISTIC, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding, NodeState
@@ -35,6 +37,7 @@ from skep.wire.facts import (
     CancelAsked,
     CellsReserved,
     CellsSet,
+    ClusterRefused,
     End,
     EpochBegan,
     GhostGone,
@@ -68,6 +71,9 @@ from skep.wire.node import (
 )
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
+
+PROBLEMS_MAX = 100
+"""Problems of one cluster file that are recorded: more would be the same mistake again."""
 
 
 class AllocatorMachine:
@@ -117,7 +123,11 @@ class AllocatorMachine:
             case NodeCleared():
                 self._node_cleared(event)
             case SetVcs():
-                cellwork.resolve(self, event.cluster)
+                problems = tuple(islice(cluster_problems(event.cluster), PROBLEMS_MAX))
+                if problems:
+                    self.record(ClusterRefused(problems=problems))
+                else:
+                    cellwork.resolve(self, event.cluster)
             case DrainNode():
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
@@ -254,6 +264,8 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case CellsSet():
                 self._apply_cells(fact)
+            case ClusterRefused():
+                pass  # Told to whoever reads the log; nothing changed.
             case NodeAdded():
                 self._apply_added(fact)
             case NodeDrained() | NodeLost() | NodeBack() | NodeClean() | GpuQuarantined():
@@ -306,6 +318,7 @@ class AllocatorMachine:
     def _changed(self, *nodes: str) -> None:
         """Take over these nodes' health, and that something may have come free."""
         self.soft.changes += 1
+        self.soft.ripe.update(dict.fromkeys(self.reserved))
         cellwork.health(self, nodes)
 
     def _apply_cells(self, fact: CellsSet) -> None:
@@ -376,6 +389,8 @@ class AllocatorMachine:
                 job.move("CellsReserved")
                 self.cells.enter(cellwork.hold(self, job, fact, claims=True))
                 self.reserved[job.job] = job
+                self.soft.ripe[job.job] = None
+                return  # What was idle is claimed: nothing came free.
             case ReservationDropped():
                 job.move("ReservationDropped")
                 # A claim lost to another job: that one's placement settles who bears bad hardware.
@@ -387,15 +402,18 @@ class AllocatorMachine:
                 self._note_borrowed(job)
             case JobPromoted():
                 spots = self.cells.holds[name].spots
-                self.cells.promote(name, [Spot(spot.leaves, level)
-                                          for spot, level in zip(spots, fact.levels, strict=True)])  # fmt: skip
+                pairs = zip(spots, fact.levels, strict=True)
+                self.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
                 self._note_borrowed(job)
         self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
         """Free what an attempt held on a node."""
+        name = cellwork.holder(*attempt)
+        for claimer in self.cells.claimers(name):
+            self.soft.ripe[cellwork.job_of(claimer)] = None
         node.release(attempt)
-        self.cells.release(cellwork.holder(*attempt), node.joined.node)
+        self.cells.release(name, node.joined.node)
         self.soft.changes += 1
 
     def _apply_queued(self, fact: JobQueued) -> None:
@@ -466,7 +484,7 @@ class AllocatorMachine:
     def _give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
         hold = self.cells.holds.get(name)
-        if hold is not None and hold.guaranteed and not self.cells.claimed(name):
+        if hold is not None and hold.guaranteed and not self.cells.claimers(name):
             self.cells.demote(name)
         self.soft.changes += 1
 

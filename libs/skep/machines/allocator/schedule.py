@@ -103,11 +103,15 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
 
     Returns how many parts were bound and victims stopped.
     """
-    cost = 0
-    for job in list(machine.reserved.values()):
+    cost, ripe = 0, machine.soft.ripe
+    for key in list(ripe):
         if cost >= MEMBERS_BOUND_MAX:
             machine.soft.check_at = now
             break
+        del ripe[key]
+        job = machine.reserved.get(key)
+        if job is None:
+            continue
         name = cellwork.holder(job.job, job.attempt + 1)
         hold = machine.cells.holds[name]
         chain = machine.cells.chains[hold.chain]
@@ -115,14 +119,21 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
             machine.record(ReservationDropped(job=job.job, attempt=job.attempt + 1,
                                               why=Reason.NODE_LOST))  # fmt: skip
         elif not machine.cells.ready(name):
-            cost += _stop_all(machine, job, _users(machine, job), now, MEMBERS_BOUND_MAX - cost)
+            stopped = _stop_all(machine, job, _users(machine, job), now, MEMBERS_BOUND_MAX - cost)
+            cost += stopped
+            if stopped:
+                ripe[key] = None  # There may be more to stop than one decision does.
         else:
             where = Placement(hold.chain, hold.spots)
             made = cellwork.members(machine, where)
-            if _room(machine, job, made):
-                cost += bind(machine, job, where, made, Reason.CELLS_RESERVED, Reason.ARRIVAL, now)
-            else:
+            if not _room(machine, job, made):
+                ripe[key] = None
                 _more_victims(machine, job, made, now)
+                continue
+            bound = bind(machine, job, where, made, Reason.CELLS_RESERVED, Reason.ARRIVAL, now)
+            cost += bound
+            if not bound:
+                ripe[key] = None
     return cost
 
 
@@ -328,7 +339,7 @@ def _room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) ->
 def _more_victims(
     machine: AllocatorMachine, job: JobState, made: tuple[Member, ...], now: Instant
 ) -> None:
-    """Stop further opportunistic jobs whose CPUs or memory a reservation needs, least loss first."""
+    """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
     loss = machine.loss(now)
     for part in made:
         node = machine.nodes[part.node]

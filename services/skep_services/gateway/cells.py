@@ -1,0 +1,291 @@
+"""The cells as the API answers them: the tree, what each VC owns and uses, and what a change means.
+
+Pure functions of the cells and the fold. `vc` is the tenant who asks, empty for an operator: of
+other tenants it sees which GPUs are taken and which cells are owned, not by whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skep.cells.chain import ChainState
+from skep.cells.holds import Hold
+from skep.cells.keep import reconfigure
+from skep.cells.levels import gpus_owned
+from skep.cells.pools import VCell
+from skep.cells.propose import resolve
+from skep.cells.state import Cells
+from skep.wire.cluster import Cluster, VirtualCluster
+from skep_services.gateway.fold import Fold
+from skep_services.gateway.holdings import job_of
+from skep_services.gateway.rows import PLACED, State
+
+Plain = dict[str, Any]
+HIDDEN = "?"
+"""What a tenant reads in place of another tenant and its jobs."""
+
+
+# --- the tree ------------------------------------------------------------------------------------
+
+
+def cells_view(cells: Cells, vc: str, chain: str = "") -> list[Plain]:
+    """Return every chain with its levels and its tree of cells (or just one chain).
+
+    Nodes and cells within them that are alike throughout (idle, or used by one job) are told
+    without their children, so that a large idle cluster is a short answer.
+    """
+    return [
+        {
+            "chain": name,
+            "gpu": state.topology.gpu,
+            "node_level": state.topology.levels[state.topology.node_level],
+            "levels": [{"level": level, "gpus": size} for level, size in
+                       zip(state.topology.levels[1:], state.topology.size[1:], strict=True)],
+            "cells": list(_Tree(cells, state, vc).tops()),
+        }
+        for name, state in cells.chains.items()
+        if chain in {"", name}
+    ]  # fmt: skip
+
+
+class _Tree:
+    """One chain's cells as nested plain data."""
+
+    def __init__(self, cells: Cells, state: ChainState, vc: str) -> None:
+        self.state, self.shape, self.vc = state, state.topology, vc
+        found = ((cells.find(*gpu), job) for job, gpus in cells.astray.items() for gpu in gpus)
+        self.astray = {home[1]: job_of(job) for home, job in found
+                       if home is not None and home[0] == self.shape.name}  # fmt: skip
+
+    def tops(self) -> Iterator[Plain]:
+        for index in range(self.shape.count[self.shape.top]):
+            yield self._cell(self.shape.top, index, None)
+
+    def _cell(self, level: int, index: int, owner: VCell | None) -> Plain:
+        """Return a cell; `owner` is the bound cell that contains it."""
+        shape, forest = self.shape, self.state.forest
+        bound = self.state.bound[level].get(index) if owner is None else owner
+        cell: Plain = {
+            "level": shape.levels[level],
+            "address": shape.address(level, index),
+            "gpus": shape.size[level],
+        }
+        if bound is not None and owner is None:
+            cell |= {"owner": _shown(bound.pool.vc, self.vc, bound.pool.vc)}
+            cell |= {"pin": bound.pool.pin} if bound.pool.pin else {}
+            cell |= {"doomed": True} if bound.doomed else {}
+        if level == 1:
+            return cell | self._use(index)
+        inside = level <= shape.node_level
+        whole = bound is not None or forest.enclosing(level, index) > 0
+        if inside and whole and not forest.busy[level][index]:
+            return cell | {"idle": shape.size[level]}
+        children = [self._cell(level - 1, each, bound)
+                    for each in shape.within(level, index, level - 1)]  # fmt: skip
+        counts = {key: sum(child.get(key, 0) for child in children)
+                  for key in ("idle", "used", "borrowed", "reserved", "bad")}  # fmt: skip
+        cell |= {key: count for key, count in counts.items() if count}
+        alike = {key: children[0].get(key) for key in ("job", "vc", "for")}
+        uniform = inside and all(
+            "children" not in child and "owner" not in child
+            and alike == {key: child.get(key) for key in alike}
+            for child in children
+        )  # fmt: skip
+        if uniform and all(count in (0, shape.size[level]) for count in counts.values()):
+            return cell | {key: value for key, value in alike.items() if value is not None}
+        return cell | {"children": children}
+
+    def _use(self, leaf: int) -> Plain:
+        user, claim = self.state.user[leaf], self.state.claim.get(leaf)
+        told: Plain = {}
+        if leaf in self.astray:
+            told |= {"borrowed": 1, "job": self.astray[leaf]}
+        elif user is not None:
+            told |= {"used" if user.guaranteed else "borrowed": 1, **self._who(user, "job")}
+            told["vc"] = _shown(user.vc, self.vc, user.vc)
+        if claim is not None:
+            told |= {"reserved": 1, **self._who(claim, "for")}
+        if leaf in self.state.bad and leaf not in self.astray:
+            told["bad"] = 1
+        return told or {"idle": 1}
+
+    def _who(self, hold: Hold, key: str) -> Plain:
+        return {key: _shown(hold.vc, self.vc, job_of(hold.job))}
+
+
+def _shown(owner: str, vc: str, text: str) -> str:
+    return text if vc in {"", owner} else HIDDEN
+
+
+# --- tenants -------------------------------------------------------------------------------------
+
+
+def vcs_view(fold: Fold, vc: str) -> list[Plain]:
+    """Return tenants by name: what they own, what they use.
+
+    `gpus` are those of its cells, `asked` as many as were asked for: more than that while too few
+    nodes have joined. `used` are in its own cells, `borrowed` its jobs use opportunistically.
+    """
+    cluster = fold.clusters.resolved
+    counts = {name: {"used": 0, "borrowed": 0, "running": 0, "queued": 0} for name in cluster.vcs}
+    for job in fold.active.values():
+        count = counts.get(job.row.vc)
+        if count is None:
+            continue
+        if job.row.state in PLACED:
+            guaranteed = job.row.class_in_force == "guaranteed"
+            count["used" if guaranteed else "borrowed"] += job.row.gpus
+            count["running"] += 1
+        elif job.row.state is State.QUEUED:
+            count["queued"] += 1
+    return [
+        {
+            "vc": name,
+            "gpus": gpus_owned(cluster, name),
+            "asked": gpus_owned(fold.clusters.asked, name),
+            "weight": config.weight,
+            "jobs_max": config.jobs_max,
+            **counts[name],
+        }
+        for name, config in sorted(cluster.vcs.items())
+        if vc in {"", name}
+    ]
+
+
+def usage_view(fold: Fold, vc: str) -> list[Plain]:
+    """Return tenants by name with their cells: how many of each level, and where each one is."""
+    cells = fold.holdings.cells()
+    return [
+        {
+            **row,
+            "cells": list(owned_view(cells, row["vc"])),
+            "bound": list(bound_view(cells, row["vc"], vc)),
+            "borrowers": list(_borrowers(cells, row["vc"])),
+        }
+        for row in vcs_view(fold, vc)
+    ]
+
+
+def owned_view(cells: Cells, vc: str) -> Iterator[Plain]:
+    """Yield the kinds of cells a VC owns: how many, how many are bound, free, or bad."""
+    for name, chain in cells.chains.items():
+        shape = chain.topology
+        for (owner, pin), pool in chain.pools.items():
+            for level in range(shape.top, 0, -1) if owner == vc else ():
+                if pool.total[level]:
+                    doomed = [cell for cell in chain.doomed
+                              if cell.pool is pool and cell.level == level]  # fmt: skip
+                    bound = pool.total[level] - pool.left[level]
+                    yield {
+                        "chain": name,
+                        "level": shape.levels[level],
+                        "pin": pin,
+                        "gpus": shape.size[level],
+                        "owned": pool.total[level],
+                        "bound": bound,
+                        "free": pool.total[level] - bound,
+                        "bad": len(doomed),
+                    }
+
+
+def bound_view(cells: Cells, vc: str, asking: str) -> Iterator[Plain]:
+    """Yield where a VC's cells are for now, and who is inside."""
+    for name, chain in cells.chains.items():
+        shape = chain.topology
+        for pool in chain.pools.values():
+            for (level, index), cell in sorted(pool.bound.items()) if pool.vc == vc else ():
+                span = shape.span(level, index)
+                inside: dict[str, Plain] = {}
+                for leaf in span:
+                    _count(inside, chain.user[leaf], asking, claims=False)
+                    _count(inside, chain.claim.get(leaf), asking, claims=True)
+                bad = sum(leaf in chain.bad for leaf in span)
+                yield {
+                    "chain": name,
+                    "level": shape.levels[level],
+                    "address": shape.address(level, index),
+                    "pin": pool.pin,
+                    "gpus": len(span),
+                    "idle": sum(chain.idle(leaf) for leaf in span),
+                    "bad": bad,
+                    "doomed": cell.doomed,
+                    "jobs": list(inside.values()),
+                }
+
+
+def _count(inside: dict[str, Plain], hold: Hold | None, asking: str, *, claims: bool) -> None:
+    if hold is not None:
+        told = inside.setdefault(
+            f"{hold.job} {claims}",
+            {
+                "job": _shown(hold.vc, asking, job_of(hold.job)),
+                "vc": _shown(hold.vc, asking, hold.vc),
+                "gpus": 0,
+                "borrowed": not hold.guaranteed,
+                "reserved": claims,
+            },
+        )
+        told["gpus"] += 1
+
+
+def _borrowers(cells: Cells, vc: str) -> Iterator[Plain]:
+    """Yield a VC's jobs that use GPUs beyond its cells, and on which nodes."""
+    for hold in cells.holds.values():
+        if hold.vc == vc and not hold.guaranteed:
+            shape = cells.chains[hold.chain].topology
+            nodes = dict.fromkeys(shape.node(spot.leaves[0]) for spot in hold.spots)
+            yield {"job": job_of(hold.job), "gpus": hold.gpus, "nodes": list(nodes)}
+
+
+# --- a change ------------------------------------------------------------------------------------
+
+
+def plan_view(fold: Fold, asked: Cluster) -> Plain:
+    """Return what a sound cluster would mean: for each job that holds GPUs, and for each VC.
+
+    `missing` are nodes of it that have not joined: their cells count as bad until they do.
+    """
+    nodes = sorted(fold.nodes.values(), key=lambda node: node.number)
+    after = resolve(asked, [node.joined for node in nodes if node.joined is not None])
+    _, changes = reconfigure(fold.holdings.cells(), after)
+    before = fold.clusters.resolved
+    jobs = []
+    for change in changes:
+        job = fold.find(job_of(change.job))
+        jobs.append(
+            {
+                "job": job_of(change.job),
+                "vc": change.vc,
+                "fate": change.fate,
+                "gpus": job.row.gpus if job is not None else 0,
+                "place": job.row.place if job is not None else "",
+                "astray": [f"{node}:{device}" for node, device in change.astray],
+            }
+        )
+    named = dict.fromkeys(cell.node for chain in after.chains.values() for cell in chain.nodes)
+    return {
+        "jobs": jobs,
+        "vcs": [
+            {**_vc_change(name, before, after),
+             "asked": gpus_owned(asked, name) if name in asked.vcs else 0}
+            for name in sorted({*before.vcs, *after.vcs})
+        ],
+        "missing": [name for name in named
+                    if name not in fold.nodes or fold.nodes[name].joined is None],
+    }  # fmt: skip
+
+
+def _vc_change(name: str, before: Cluster, after: Cluster) -> Plain:
+    sides = [{"gpus": gpus_owned(cluster, name), **_told(cluster.vcs[name])}
+             if name in cluster.vcs else None for cluster in (before, after)]  # fmt: skip
+    return {"vc": name, "before": sides[0], "after": sides[1], "changes": sides[0] != sides[1]}
+
+
+def _told(vc: VirtualCluster) -> Plain:
+    return {
+        "cells": {f"{one.chain}/{one.level}": one.count for one in vc.cells},
+        "pinned": list(vc.pinned),
+        "weight": vc.weight,
+        "jobs_max": vc.jobs_max,
+    }
