@@ -68,6 +68,9 @@ class Result(msgspec.Struct):
     worse: list[Worse] = []
     worse_with_lost_work: int = 0
     """Windows that are worse if a stopped job's lost work counts as delay too."""
+    control: int = 0
+    """Jobs compared where nobody borrows and nothing is bad; `control_differ` waited otherwise."""
+    control_differ: int = 0
     tenants: int = 0
     tenants_worse: int = 0
     """Tenants whose mean over the whole time is worse, lost work included."""
@@ -95,6 +98,9 @@ def run_seed(seed: int, settings: Settings) -> Result:
     except BrokenError as broken:
         result.broken = str(broken)
         return result
+    control = None if plan.troubles else Replay(_guaranteed(plan), over_quota="wait")
+    if control is not None:
+        control.run()
     quota = GpuQuota(plan)
     quota.run()
     for vc in plan.cluster.vcs:
@@ -102,12 +108,21 @@ def run_seed(seed: int, settings: Settings) -> Result:
         private.run()
         own = list(private.served.values())
         _compare(result, vc, list(zip(_of(shared.served, vc), own, strict=True)))
+        if control is not None:
+            same = list(zip(_of(control.served, vc), own, strict=True))
+            result.control += len(same)
+            result.control_differ += sum(a.waited != b.waited for a, b in same)
         _contrast(result, vc, list(zip(_of(quota.served, vc), own, strict=True)))
     guaranteed = sum(not job.opportunistic for job in plan.jobs)
     for name in ("shared_s", "private_s", "shared_lost_s"):
         setattr(result, name, getattr(result, name) / max(1, guaranteed))
     result.cpu_s = time.process_time() - began
     return result
+
+
+def _guaranteed(plan: Plan) -> Plan:
+    """Return a plan without the opportunistic jobs."""
+    return plan._replace(jobs=[job for job in plan.jobs if not job.opportunistic])
 
 
 def _shared(plan: Plan, result: Result) -> Replay:
@@ -181,8 +196,12 @@ class Summary(msgspec.Struct):
     events: int = 0
     preemptions: int = 0
     judged: Counts = msgspec.field(default_factory=Counts)
+    control: int = 0
+    control_differ: int = 0
     windows: int = 0
+    windows_with_bad_nodes: int = 0
     windows_worse: int = 0
+    windows_worse_with_bad_nodes: int = 0
     windows_worse_with_lost_work: int = 0
     worst_excess_s: float = 0.0
     worse: list[Worse] = []
@@ -204,12 +223,15 @@ class Summary(msgspec.Struct):
             self.broken.append(result)
             return
         for name in ("jobs", "events", "preemptions", "windows", "tenants", "tenants_worse",
-                     "cpu_s", "quota_windows_worse"):  # fmt: skip
+                     "control", "control_differ", "cpu_s", "quota_windows_worse"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(result, name))
         for name in Counts.__struct_fields__:
             setattr(self.judged, name, getattr(self.judged, name) + getattr(result.judged, name))
         self.worse += result.worse
         self.windows_worse += len(result.worse)
+        if result.troubles:
+            self.windows_with_bad_nodes += result.windows
+            self.windows_worse_with_bad_nodes += len(result.worse)
         self.windows_worse_with_lost_work += result.worse_with_lost_work
         for worse in result.worse:
             self.worst_excess_s = max(self.worst_excess_s, worse.shared_s - worse.private_s)
@@ -315,8 +337,11 @@ def _print(summary: Summary) -> None:
         f"{_hours(summary.private_s)} private; {_hours(summary.lost_s)} of work lost per job\n"
         f"of {summary.windows:,} windows of 12 h {summary.windows_worse} are worse than private "
         f"({summary.windows_worse_with_lost_work} with lost work), by "
-        f"{_hours(summary.worst_excess_s)} at most; of {summary.tenants} tenants "
+        f"{_hours(summary.worst_excess_s)} at most; {summary.windows_worse_with_bad_nodes} of them "
+        f"among {summary.windows_with_bad_nodes} with bad nodes; of {summary.tenants} tenants "
         f"{summary.tenants_worse} over the whole time\n"
+        f"where nobody borrows {summary.control_differ:,} of {summary.control:,} jobs start at "
+        f"another instant than in their private cluster\n"
         f"with quotas in GPUs {summary.quota_windows_worse} are worse, by "
         f"{_hours(summary.quota_worst_excess_s)} at most ({summary.quota_worst or 'none'})"
     )  # fmt: skip
