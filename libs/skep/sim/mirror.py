@@ -1,7 +1,7 @@
 """What every tenant may ask for at any moment, counted from facts alone, and whether it got it.
 
-A model that shares nothing with `skep.cells`: each tenant's cells as a private cluster, holding what
-the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits there. It
+A model that shares nothing with `skep.cells`: each tenant's cells as a private cluster, holding
+what the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits there. It
 must then be granted in the same decision: placed, or given a claim on cells whose users are
 opportunistic, or of the same tenant with a lower priority.
 """
@@ -37,7 +37,7 @@ OPPORTUNISTIC = -1
 
 
 class Part(NamedTuple):
-    """One worker's GPUs (numbered through the chain), and the level of the cell that covers them."""
+    """One worker's GPUs (numbered through the chain), and the level of the cell they are in."""
 
     node: str
     gpus: tuple[int, ...]
@@ -279,7 +279,7 @@ class Mirror:
         return False
 
     def _rooms(self, spec: JobSpec, most: int, *, new: bool) -> Iterator[int]:
-        """Yield how many workers fit each cell of the tenant, or each part of level `most` of it."""
+        """Yield how many workers fit each cell of the tenant, or each part of it (level `most`)."""
         cells, gpus = self.cells[spec.vc], spec.resources.gpus
         for level, index in cells:
             part = self.size[min(level, most)]

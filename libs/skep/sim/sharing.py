@@ -167,8 +167,9 @@ def _compare(result: Result, vc: str, pairs: list[Pair]) -> None:
             excess = [(a.waited - b.waited, a.stops) for a, b in window if a.waited > b.waited]
             by_stopped = sum(each for each, stops in excess if stops)
             part = by_stopped / sum(each for each, _ in excess)
-            result.worse.append(Worse(result.seed, vc, at * WINDOW_S / HOUR_S, len(window),
-                                      round(shared, 1), round(private, 1), round(part, 2)))  # fmt: skip
+            hours, jobs = at * WINDOW_S / HOUR_S, len(window)
+            result.worse.append(Worse(result.seed, vc, hours, jobs, round(shared, 1),
+                                      round(private, 1), round(part, 2)))  # fmt: skip
     if not pairs:
         return
     mine, alone_ = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -204,7 +204,7 @@ def _jobs(
 
 
 def _flood(rng: random.Random, owned: int, settings: Settings) -> list[Job]:
-    """Return opportunistic jobs of all sizes: more than half the cluster would be busy with them."""
+    """Return opportunistic jobs of all sizes: half the cluster would be busy with them."""
     span = settings.days * DAY_S
     jobs, work = [], 0.0
     while work < 0.5 * owned * span:
