@@ -1,9 +1,9 @@
 """What every tenant may ask for at any moment, counted from facts alone, and whether it got it.
 
 A model that shares nothing with `skep.cells`: each tenant's cells as a private cluster, holding
-what the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits there. It
-must then be granted in the same decision: placed, or given a claim on cells whose users are
-opportunistic, or of the same tenant with a lower priority.
+what the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits
+there. It must then be granted in the same decision: placed, or given a claim on cells whose users
+are opportunistic, or of the same tenant with a lower priority.
 """
 
 from __future__ import annotations
