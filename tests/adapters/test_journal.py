@@ -167,7 +167,7 @@ async def test_compaction_keeps_epoch_positions_and_the_facts_given(tmp_path: Pa
 async def test_compaction_splits_what_is_too_large_for_one_record(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = await opened(path)
-    facts = [Placed(f"j{number}", "x" * 10_000) for number in range(100)]
+    facts = [Placed(f"j{number}", "x" * 20_000) for number in range(100)]
     await log.compact(facts)
     await log.compact(facts)
     log.close()

@@ -199,11 +199,11 @@ def test_a_queued_and_a_running_job_are_cancelled(
     gate.reached()
     queued = nlp.accepted(nlp.spec(["true"], resources={"gpus": GPUS}))
 
-    def waits_for_quota() -> bool:
+    def waits_for_cells() -> bool:
         reasons = cluster.get(f"/v1/jobs/{queued}/why")["reasons"]
-        return bool(reasons[0]["reason"] == "waits-for-quota")
+        return bool(reasons[0]["reason"] == "waits-for-cells")
 
-    until(waits_for_quota, f"{queued} waits for quota")
+    until(waits_for_cells, f"{queued} waits for cells")
     for job in (queued, running):
         assert nlp.cancel(job) == {"type": "verdict", "job": job, "accepted": True}
         document = cluster.ended(job)

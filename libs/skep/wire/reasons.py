@@ -55,7 +55,6 @@ class Reason(StrEnum):
 
     # Why a job waits.
     WAITS_FOR_GPUS = "waits-for-gpus"
-    WAITS_FOR_QUOTA = "waits-for-quota"
     WAITS_BEHIND = "waits-behind"
     WAITS_FOR_NODES = "waits-for-nodes"
     WAITS_FOR_VICTIMS = "waits-for-victims"
@@ -134,7 +133,6 @@ TEXT: dict[Reason, str] = {
     Reason.WRONG_PLACE: "the key stands at the wrong place",
     Reason.IGNORED_KEY: "this key means nothing here and is ignored",
     Reason.WAITS_FOR_GPUS: "not enough GPUs are free",
-    Reason.WAITS_FOR_QUOTA: "its virtual cluster uses its whole quota",
     Reason.WAITS_BEHIND: "an earlier or more important job comes first",
     Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
     Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",

@@ -40,8 +40,8 @@ SUBMIT_MESSAGE_MAX = 128 * KIB
 ADMIN_MESSAGE_MAX = 512 * KIB
 """A cluster file with a thousand nodes."""
 NODE_MESSAGE_MAX = 256 * KIB
-FACT_MESSAGE_MAX = 300 * KIB
-"""A record of at most 256 KiB, and its headers."""
+FACT_MESSAGE_MAX = 600 * KIB
+"""A record of at most 512 KiB, and its headers."""
 
 SUBMIT_BYTES_MAX = 4 * GIB
 """A million specs of 4 KiB. A full stream refuses further messages, it never drops old ones."""
