@@ -20,8 +20,8 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test check bench chaos clean distclean format lint types imports tidy \
-	format-check proto proto-check bless seeds cells-histories planted up down cov wheel image \
-	compose-up compose-down compose-test
+	format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
+	image compose-up compose-down compose-test
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -89,6 +89,9 @@ seeds: $(READY) ## Run the protocol simulator over N seeds (make seeds N=20000)
 
 cells-histories: $(READY) ## Run N random histories of cells, all invariants checked; prints JSON
 	@$(BIN)/python -m scripts.cell_histories --seeds $(N) $(ARGS)
+
+sharing: $(READY) ## Simulate random tenants: is sharing ever worse than a cluster of one's own?
+	@$(BIN)/python -m skep.sim.sharing $(ARGS)
 
 planted: $(READY) ## Plant bugs in the machines: the simulator must find each
 	@$(BIN)/python -m skep.sim.planted $(ARGS)

@@ -250,8 +250,10 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
 def main() -> int:
     """Measure, and print the JSON."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser("python -m scripts.bench_cells", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m scripts.bench_cells", description=__doc__, formatter_class=raw
+    )
     parser.add_argument("--nodes", type=int, default=1024, help="of each of the eight racks")
     parser.add_argument("--requests", type=int, default=10_000, help="of each row")
     chosen = parser.parse_args()

@@ -295,7 +295,7 @@ async def test_a_superseded_shell_ends_at_its_next_fact() -> None:
 async def test_large_batches_are_split_into_records_on_event_boundaries() -> None:
     place = Place()
     machine, seen = Counter(), Seen()
-    machine.pad = "x" * 60_000
+    machine.pad = "x" * 120_000
     for number in range(10):
         await place.submit(number)
     async with running(place.shell(machine, seen)):

@@ -98,26 +98,26 @@ class ChainState:
     def reserve(self, hold: Hold, spot: Spot) -> None:
         """Claim a worker's leaves, idle or not, for when their users are gone."""
         cell = self._cover(hold, spot)
-        assert cell is not None, hold.job
         for leaf in spot.leaves:
             assert leaf not in self.claim, (leaf, hold.job)
         turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
-        firm = [leaf for leaf in spot.leaves if leaf not in self.bad and not self._firm(leaf)]
+        firm = [leaf for leaf in spot.leaves if cell is not None and not self._firm(leaf)]
         for leaf in spot.leaves:
             self.claim[leaf] = hold
-        cell.used += len(spot.leaves)
+        if cell is not None:
+            cell.used += len(spot.leaves)
         self._change(turned, firm, 1)
 
     def unclaim(self, spot: Spot) -> None:
         """Take a claim back; who used the leaves goes on as if it had never been."""
-        cell = self.cell_of(spot.leaves[0])
-        assert cell is not None, spot
+        cell = self.cell_of(spot.leaves[0]) if spot.level else None
         for leaf in spot.leaves:
             del self.claim[leaf]
         turned = [leaf for leaf in spot.leaves if self.idle(leaf)]
-        firm = [leaf for leaf in spot.leaves if leaf not in self.bad and not self._firm(leaf)]
+        firm = [leaf for leaf in spot.leaves if cell is not None and not self._firm(leaf)]
         self._change(turned, firm, -1)
-        self._unused(cell, len(spot.leaves))
+        if cell is not None:
+            self._unused(cell, len(spot.leaves))
 
     def leave(self, leaves: Iterable[int], hold: Hold) -> None:
         """Free leaves of one node that a hold uses; cells that nobody needs any more go back."""
@@ -141,10 +141,11 @@ class ChainState:
             self.use(hold, spot)
 
     def _firm(self, leaf: int) -> bool:
-        """Return whether a leaf counts as firm: bad, claimed, or in guaranteed use."""
-        user = self.user[leaf]
+        """Return whether a leaf counts as firm: bad, or in guaranteed use or claim."""
+        user, claim = self.user[leaf], self.claim.get(leaf)
         used = user is not None and user.guaranteed
-        return used or leaf in self.claim or leaf in self.bad
+        claimed = claim is not None and claim.guaranteed
+        return used or claimed or leaf in self.bad
 
     # --- health --------------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ def _counts(chain: ChainState) -> None:
     for leaf in range(shape.leaves):
         assert forest.busy[1][leaf] == (not chain.idle(leaf)), f"leaf {leaf}: busy"
         user = chain.user[leaf]
-        hard = leaf in chain.bad or leaf in chain.claim or (user is not None and user.guaranteed)
+        holders = (user, chain.claim.get(leaf))
+        guaranteed = any(holder is not None and holder.guaranteed for holder in holders)
+        hard = leaf in chain.bad or guaranteed
         assert forest.firm[1][leaf] == hard, f"leaf {leaf}: firm"
     for level in range(2, shape.top + 1):
         for cell in range(shape.count[level]):

@@ -14,10 +14,13 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.chain import ChainState
+from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
 from skep.sim.driver import Process
 from skep.sim.history import run_seed
@@ -37,8 +40,6 @@ class Plant(msgspec.Struct, frozen=True):
     attribute: str
     wrong: Any
     breaks: tuple[str, ...]
-    unchecked: bool = False
-    """The machine's own `check` is taken away too, which would find it first."""
 
 
 class Finding(msgspec.Struct):
@@ -94,7 +95,12 @@ def _forgets_stops(self: AgentMachine) -> list[Any]:
 
 def _forgets_a_node(self: AllocatorMachine) -> list[Any]:
     kept = _allocator_snapshot(self)
-    return [entry for entry in kept if entry is not kept[1]]
+    first = next((entry for entry in kept if isinstance(entry, NodeKept)), None)
+    return [entry for entry in kept if entry is not first]
+
+
+def _idle_whoever_claims(self: ChainState, leaf: int) -> bool:
+    return self.user[leaf] is None and leaf not in self.bad
 
 
 def _does_nothing(*_: Any) -> None:
@@ -125,8 +131,11 @@ PLANTS = (
           ("I0", "I7")),
     Plant("the allocator's snapshot leaves a node out", AllocatorMachine, "snapshot",
           _forgets_a_node, ("I0", "I7")),
-    Plant("GPUs counted in no quota", AllocatorMachine, "_count", _does_nothing, ("I8",),
-          unchecked=True),
+    Plant("cells are split without regard to what others own", Draft, "_safe", lambda _: True,
+          ("I0",)),
+    Plant("claimed GPUs count as idle", ChainState, "idle", _idle_whoever_claims, ("I0", "I2")),
+    Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing,
+          ("I0",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 
@@ -136,17 +145,12 @@ NO_FENCE = "no fence at the log"
 @contextmanager
 def planted(plant: Plant) -> Iterator[None]:
     """Put a bug in place for a while."""
-    changes = [(plant.owner, plant.attribute, plant.wrong)]
-    if plant.unchecked:
-        changes.append((plant.owner, "check", _does_nothing))
-    right = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
+    right = vars(plant.owner)[plant.attribute]
     try:
-        for owner, name, wrong in changes:
-            setattr(owner, name, wrong)
+        setattr(plant.owner, plant.attribute, plant.wrong)
         yield
     finally:
-        for owner, name, value in right:
-            setattr(owner, name, value)
+        setattr(plant.owner, plant.attribute, right)
 
 
 def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX) -> Finding:

@@ -51,7 +51,7 @@ class DrainNode(Message, frozen=True, tag="drain-node", forbid_unknown_fields=Tr
 
 
 class QuarantineGpu(Message, frozen=True, tag="quarantine-gpu", forbid_unknown_fields=True):
-    """Count a GPU as bad (or, with `quarantine` false, no longer): `admin.quarantine`.
+    """Count a GPU as bad (or, with `quarantine` false, as healthy): `admin.quarantine`.
 
     `device` is its index on the node. What runs there goes on.
     """

@@ -94,7 +94,8 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
         return
     _, changes = reconfigure(machine.cells, cluster)
     fates = tuple(JobFate(job=job_of(change.job), fate=change.fate)
-                  for change in changes if change.fate not in ("kept", "opportunistic"))  # fmt: skip
+                  for change in changes
+                  if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
 
 

@@ -54,7 +54,7 @@ class JobKept(msgspec.Struct, frozen=True, tag="job-kept"):
 
 
 class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
-    """The jobs that hold or claim GPUs or are parked, in the order in which they began. Comes last."""
+    """Jobs that hold or claim GPUs or are set aside, in the order of it. Comes last."""
 
     jobs: tuple[str, ...]
     parked: tuple[str, ...]

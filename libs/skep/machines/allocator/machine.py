@@ -402,8 +402,8 @@ class AllocatorMachine:
                 self._note_borrowed(job)
             case JobPromoted():
                 spots = self.cells.holds[name].spots
-                self.cells.promote(name, [Spot(spot.leaves, level)
-                                          for spot, level in zip(spots, fact.levels, strict=True)])  # fmt: skip
+                pairs = zip(spots, fact.levels, strict=True)
+                self.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
                 self._note_borrowed(job)
         self.soft.changes += 1
 

@@ -12,7 +12,8 @@ import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from skep.cells.holds import Placement
+from skep.cells.fair import place_yielding
+from skep.cells.holds import Placement, Request
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
 from skep.machines.allocator import cellwork
@@ -153,6 +154,8 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     if where is None and cellwork.borrows(job):
         spare = cellwork.request(job, attempt, guaranteed=False)
         where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
+    if where is None and job.spec.opportunistic:
+        where = _yielding(machine, job, asked, now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         why, needs, aside = machine.why_not(job, asked)
@@ -175,6 +178,38 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     if where.victims or not _room(machine, job, made):
         return _reserve(machine, job, where, made, head, why, now)
     return bind(machine, job, where, made, why, head.ranked, now)
+
+
+def _yielding(
+    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
+) -> Placement | None:
+    """Return a place for which opportunistic jobs of tenants above their share are stopped."""
+    cells = machine.cells
+    used = dict.fromkeys(cells.cluster.vcs, 0)
+    going = {name: None for name, hold in cells.holds.items()
+             if not hold.guaranteed and hold.vc in used and _goes_on(machine, name)}  # fmt: skip
+    for name in going:
+        used[cells.holds[name].vc] += cells.holds[name].gpus
+    if job.spec.vc not in used or sum(used.values()) == used[job.spec.vc]:
+        return None
+    shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
+    for chain in cells.chains.values():
+        if asked.gpu in ("", chain.topology.gpu):
+            found = place_yielding(chain, cells.holds, asked, shares, machine.loss(now),
+                                   _limit(machine, job, asked.priority),
+                                   going.__contains__)  # fmt: skip
+            if found is not None:
+                return found
+    return None
+
+
+def _goes_on(machine: AllocatorMachine, name: str) -> bool:
+    """Return whether an attempt runs or is about to, and nobody has asked it to stop."""
+    job = machine.jobs.get(cellwork.job_of(name))
+    if job is None or job.state is State.STOPPING:
+        return False
+    attempt = job.attempt + 1 if job.state is State.RESERVED else job.attempt
+    return cellwork.holder(job.job, attempt) == name
 
 
 def bind(

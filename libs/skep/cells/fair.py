@@ -1,0 +1,75 @@
+"""Whose opportunistic jobs yield to whose: weighted max-min fairness of what is idle.
+
+HiveD section 3.3 decides the numbers of low-priority cells by weighted max-min fairness. A tenant
+below its share may have jobs of tenants above theirs stopped for it, as long as those still have
+at least as much per weight afterwards as it then has: so no two tenants take from one another in
+turn, and whoever has most per weight gives first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from skep.cells.chain import ChainState
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.pick import Loss, available, seize
+from skep.cells.place import Limit
+
+Shares = Mapping[str, tuple[int, float]]
+"""By VC: GPUs its jobs use opportunistically, and its weight."""
+
+
+def may_take(shares: Shares, request: Request, victims: Iterable[Hold]) -> bool:
+    """Return whether a VC below its share may have these jobs stopped for a gang of its own."""
+    lost: dict[str, int] = {}
+    for hold in victims:
+        lost[hold.vc] = lost.get(hold.vc, 0) + hold.gpus
+    used, weight = shares[request.vc]
+    after = (used + sum(request.sizes)) / weight
+    return request.vc not in lost and all(
+        (shares[vc][0] - gpus) / shares[vc][1] >= after for vc, gpus in lost.items()
+    )
+
+
+def place_yielding(
+    chain: ChainState, holds: Mapping[str, Hold], request: Request, shares: Shares, loss: Loss,
+    limit: Limit, stoppable: Callable[[str], bool],
+) -> Placement | None:  # fmt: skip
+    """Return a placement on one node for which jobs of tenants above their share are stopped.
+
+    A gang that needs several nodes waits for idle GPUs. Victims are those that lose least.
+    """
+    shape, sizes = chain.topology, request.sizes
+    within = shape.level(request.within) if request.within and request.hard else shape.node_level
+    if sum(sizes) > shape.node_size or within is None:
+        return None
+    yielding = {
+        hold.job
+        for hold in holds.values()
+        if hold.chain == shape.name and hold.priority == OPPORTUNISTIC and not hold.claims
+        and stoppable(hold.job) and may_take(shares, request, [hold])
+    }  # fmt: skip
+    nodes = dict.fromkeys(leaf // shape.node_size for job in sorted(yielding)
+                          for spot in holds[job].spots for leaf in spot.leaves)  # fmt: skip
+    best: tuple[float, Placement] | None = None
+    for node in nodes:
+        if limit is not None and limit(shape.nodes[node]) < len(sizes):
+            continue
+        lower = min(within, shape.node_level)
+        for cell in shape.within(shape.node_level, node, lower):
+            leaves = [leaf for leaf in available(chain, lower, cell, 0)
+                      if leaf not in chain.claim and _gives(chain, leaf, yielding)]  # fmt: skip
+            spoils = seize(chain, leaves, sizes, loss, {})
+            if spoils is None or not spoils.victims:
+                continue
+            if may_take(shares, request, [holds[job] for job in spoils.victims]) and (
+                best is None or spoils.loss < best[0]
+            ):
+                spots = tuple(Spot(got) for got in spoils.leaves)
+                best = spoils.loss, Placement(shape.name, spots, tuple(spoils.victims))
+    return None if best is None else best[1]
+
+
+def _gives(chain: ChainState, leaf: int, yielding: set[str]) -> bool:
+    user = chain.user[leaf]
+    return user is None or user.job in yielding

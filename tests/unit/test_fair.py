@@ -1,0 +1,89 @@
+"""Whose opportunistic jobs yield to whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from skep.cells.fair import may_take
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.machines.allocator import AllocatorMachine
+from skep.wire.admin import SetVcs
+from skep.wire.cluster import VirtualCluster
+from skep.wire.facts import CellsReserved, JobBound, JobStopping
+from skep.wire.reasons import Reason
+from tests.kit import Driver, admitted, allocator, exited, facts_of, joined
+
+
+def idle(vc: str, gpus: int) -> Hold:
+    """Return an opportunistic job that holds so many GPUs."""
+    request = Request(f"{vc}-{gpus}", vc, OPPORTUNISTIC, ((1, gpus),))
+    return Hold(request, Placement("main", (Spot(tuple(range(gpus))),)))
+
+
+@pytest.mark.parametrize(
+    "rich, poor, wanted, lost, may",
+    [
+        (8, 0, 4, 4, True),
+        (8, 0, 4, 5, False),
+        (8, 4, 1, 3, True),
+        (8, 4, 1, 4, False),
+        (4, 4, 1, 1, False),
+    ],
+)
+def test_who_gives_keeps_as_much_as_who_takes(
+    rich: int, poor: int, wanted: int, lost: int, may: bool
+) -> None:
+    shares = {"rich": (rich, 1.0), "poor": (poor, 1.0)}
+    request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
+    assert may_take(shares, request, [idle("rich", lost)]) is may
+
+
+def test_weights_count() -> None:
+    request = Request("new", "poor", OPPORTUNISTIC, ((1, 1),))
+    assert may_take({"rich": (6, 2.0), "poor": (2, 1.0)}, request, [idle("rich", 1)]) is False
+    assert may_take({"rich": (8, 2.0), "poor": (2, 1.0)}, request, [idle("rich", 2)]) is True
+
+
+def test_nobody_takes_from_himself() -> None:
+    request = Request("new", "rich", OPPORTUNISTIC, ((1, 1),))
+    assert may_take({"rich": (6, 1.0), "poor": (0, 1.0)}, request, [idle("rich", 1)]) is False
+
+
+def flooded(**weights: float) -> Driver[AllocatorMachine]:
+    """Return a cluster of one node that nlp's four opportunistic jobs fill."""
+    decide = allocator(joined(), nlp=1, cv=1)
+    decide(SetVcs(vcs={vc: VirtualCluster(gpus=1, weight=weights.get(vc, 1.0))
+                       for vc in ("nlp", "cv")}))  # fmt: skip
+    for number in range(1, 5):
+        (_, bound) = facts_of(decide(admitted(number, opportunistic=True)))
+        assert isinstance(bound, JobBound)
+    return decide
+
+
+def test_an_over_share_tenants_jobs_yield_until_both_have_as_much() -> None:
+    decide = flooded()
+    for number in (5, 6):
+        facts = facts_of(decide(admitted(number, vc="cv", opportunistic=True)))
+        reserved = next(fact for fact in facts if isinstance(fact, CellsReserved))
+        stopped = next(fact for fact in facts if isinstance(fact, JobStopping))
+        assert reserved.victims == (stopped.job,)
+        assert stopped.why is Reason.PREEMPTED
+    facts = facts_of(decide(admitted(7, vc="cv", opportunistic=True)))
+    assert not [fact for fact in facts if isinstance(fact, JobStopping)], "each has two by then"
+
+
+def test_what_was_yielded_goes_to_whom_it_was_yielded_to() -> None:
+    decide = flooded()
+    facts = facts_of(decide(admitted(5, vc="cv", opportunistic=True)))
+    (victim,) = [fact.job for fact in facts if isinstance(fact, JobStopping)]
+    decide(admitted(6, opportunistic=True))
+    bound = [fact for fact in facts_of(decide(exited(victim))) if isinstance(fact, JobBound)]
+    assert [fact.job for fact in bound] == ["j5"]
+
+
+def test_a_heavier_tenant_keeps_more() -> None:
+    decide = flooded(nlp=3.0)
+    facts = facts_of(decide(admitted(5, vc="cv", opportunistic=True)))
+    assert [fact for fact in facts if isinstance(fact, JobStopping)]
+    facts = facts_of(decide(admitted(6, vc="cv", opportunistic=True)))
+    assert not [fact for fact in facts if isinstance(fact, JobStopping)]
