@@ -124,9 +124,12 @@ def leaks(records: Sequence[Sequence[Any]]) -> Iterator[str]:
             return
     cells, fresh = machine.cells, Cells(machine.cells.cluster)
     left: dict[str, Collection[object]] = {
-        "jobs": machine.jobs, "holds": cells.holds, "astray": cells.astray,
-            "borrowed": {vc: count for vc, count in cells.borrowed.items() if count},
-            "GPUs": [node.joined.node for node in machine.nodes.values() if node.holdings]}  # fmt: skip
+        "jobs": machine.jobs,
+        "holds": cells.holds,
+        "GPUs astray": cells.astray,
+        "borrowed GPUs": [vc for vc, count in cells.borrowed.items() if count],
+        "used nodes": [name for name, node in machine.nodes.items() if node.holdings],
+    }
     yield from (f"at the end {what} are left: {list(some)}" for what, some in left.items() if some)
     if cells != fresh:
         yield "at the end the cells differ from new ones"
