@@ -88,7 +88,7 @@ class Log:
         return self.index.get((kind, job), [])
 
     async def until(self, look: Callable[[], T], what: str) -> T:
-        """Return the first true value of `look`; raises TimeoutError that says what did not happen."""
+        """Return the first true value of `look`; raises TimeoutError that says what was not."""
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while not (found := look()):
@@ -157,6 +157,8 @@ class KillCells:
         self.tenants: dict[str, BareClient] = {}
         self.rounds: list[Round] = []
         self.up_since = 0.0
+        self.stuck: list[str] = []
+        """What did not happen in time, and ended the run."""
 
     def run(self) -> dict[str, Any]:
         """Do it all; return the report. `problems` in it is empty if everything was as promised."""
@@ -176,16 +178,19 @@ class KillCells:
             following = await bus.follow(subjects.ALLOC, 0, self.log.take)
             await self.divided(OWNED, 1)
             self.up_since = time.monotonic()
-            for kind in KINDS:
-                for number in range(self.times):
-                    await self.round(kind, number)
-            await self.fill()
+            try:
+                for kind in KINDS:
+                    for number in range(self.times):
+                        await self.round(kind, number)
+                await self.fill()
+            except TimeoutError as error:
+                self.stuck = [str(error)]
             await following.close()
             await bus.close()
         admission = [fact for one in await self.cluster.records(subjects.ADMISSION)
                      for fact in json.loads(one.payload)["facts"]]  # fmt: skip
         notes = self.read_notes()
-        problems = list(self.problems(admission, notes))
+        problems = [*self.stuck, *self.problems(admission, notes)]
         return {
             "rounds": [one.row for one in self.rounds if one.row["kind"] in KINDS],
             "jobs": sum(len(one.jobs) for one in self.rounds),
@@ -196,7 +201,8 @@ class KillCells:
 
     async def round(self, kind: str, number: int) -> None:
         """Do one round and keep what it showed."""
-        row: Row = {"number": len(self.rounds), "kind": kind}
+        row: Row = {"number": len(self.rounds), "kind": kind, "variant": "", "after_ms": None,
+                    "back_ms": None, "recorded": {}}  # fmt: skip
         one = Round(self, row)
         self.rounds.append(one)
         await KINDS[kind](self, one, number)
@@ -223,10 +229,13 @@ class KillCells:
         self.up_since = time.monotonic()
         await asyncio.to_thread(self.cluster.wait_back, "allocator", entry["pid"])
         here = [fact["type"] for fact in self.log.facts[one.begun :]]
-        row = one.row.setdefault("again", {}) if "recorded" in one.row else one.row
-        row["after_ms"] = round(after_s * 1000, 1)
-        row["back_ms"] = round((self.up_since - begun) * 1000)
-        one.row.setdefault("recorded", dict(Counter(here[: here.index("epoch-began")])))
+        took = {"after_ms": round(after_s * 1000, 1),
+                "back_ms": round((self.up_since - begun) * 1000)}  # fmt: skip
+        if one.row["back_ms"] is None:
+            recorded = Counter(here[: here.index("epoch-began")])
+            one.row.update(took, recorded=dict(recorded))
+        else:
+            one.row["again"] = took
 
     def moment(self, number: int, most_s: float) -> float:
         """Return when to kill: at once in the first round of a kind."""
@@ -382,7 +391,7 @@ class KillCells:
             await self.divided(OWNED, times)
 
     async def fill(self) -> None:
-        """Have each tenant's gang take all its cells at once: the living allocator has lost none."""
+        """Have each tenant's gang take all its cells at once: the allocator has lost none."""
         one = Round(self, {"number": len(self.rounds), "kind": "fill"})
         self.rounds.append(one)
         resources = {"workers": GPUS, "topology": {"within": "node", "hard": True}}
@@ -459,8 +468,8 @@ def table(report: dict[str, Any]) -> str:
         recorded = ", ".join(f"{count} {kind}" for kind, count in row["recorded"].items()) or "-"
         if "again" in row:
             recorded += f"; again after {row['again']['after_ms']} ms"
-        lines.append(f"{row['kind']:16}  {row['variant']:31} {row['after_ms']:>7} ms "
-                     f"{row['back_ms']:>5} ms   {recorded}")  # fmt: skip
+        lines.append(f"{row['kind']:16}  {row['variant']:31} {row['after_ms'] or 0:>7} ms "
+                     f"{row['back_ms'] or '-':>5} ms   {recorded}")  # fmt: skip
     kills = sum(1 + ("again" in row) for row in report["rounds"])
     lines.append("")
     lines.append(f"seed {report['seed']}: {kills} kills, {report['jobs']} jobs, "
