@@ -1,9 +1,9 @@
 """What every tenant may ask for at any moment, counted from facts alone, and whether it got it.
 
 A model that shares nothing with `skep.cells`: each tenant's cells as a private cluster, holding
-what the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits there. It
-must then be granted in the same decision: placed, or given a claim on cells whose users are
-opportunistic, or of the same tenant with a lower priority.
+what the recorded facts say the tenant's guaranteed jobs hold. A request is *legal* if it fits
+there. It must then be granted in the same decision: placed, or given a claim on cells whose users
+are opportunistic, or of the same tenant with a lower priority.
 """
 
 from __future__ import annotations
@@ -155,29 +155,30 @@ class Mirror:
                 pass
 
     def _reserved(self, fact: CellsReserved) -> None:
-        spec = self.specs[fact.job]
-        self._granted(fact.job, spec)
-        self.counts.reserved += 1
-        held = Held(spec.vc, spec.priority, self._parts(fact.members), claims=True)
-        self.held[fact.job, fact.attempt] = held
-        self._enter(held, 1)
+        held = self._judged(fact)
+        held.claims = True
+        self.counts.reserved += held.priority > OPPORTUNISTIC
 
     def _bound(self, fact: JobBound) -> None:
-        key, spec = (fact.job, fact.attempt), self.specs[fact.job]
-        if key in self.held:
-            self.held[key].claims = False
-            return
-        parts = self._parts(fact.members)
+        claim = self.held.get((fact.job, fact.attempt))
+        if claim is not None:
+            claim.claims = False
+        else:
+            self.counts.placed += self._judged(fact).priority > OPPORTUNISTIC
+
+    def _judged(self, fact: JobBound | CellsReserved) -> Held:
+        """Judge a grant; return what it gives."""
+        spec, parts = self.specs[fact.job], self._parts(fact.members)
         covered = parts[0].level > 0
         if covered:
             self._granted(fact.job, spec)
-            self.counts.placed += 1
         elif not spec.opportunistic and self.legal(spec) and self._healthy(spec):
             message = f"{fact.job} of {spec.vc} runs opportunistically; its cells can hold it"
             raise BrokenError(message)
         held = Held(spec.vc, spec.priority if covered else OPPORTUNISTIC, parts)
-        self.held[key] = held
+        self.held[fact.job, fact.attempt] = held
         self._enter(held, 1)
+        return held
 
     def _granted(self, job: str, spec: JobSpec) -> None:
         self.counts.legal += 1

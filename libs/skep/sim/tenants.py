@@ -116,6 +116,24 @@ def draw(seed: int, settings: Settings) -> Plan:
     return Plan(cluster, jobs, _troubles(rng, cluster, settings))
 
 
+def draw_reshaped(seed: int, settings: Settings) -> Plan:
+    """Return HiveD's experiment with reshaped jobs (section 5.2), where quotas in GPUs fail.
+
+    One tenant's jobs have 8 GPUs, all others' one; every tenant owns whole nodes, and only the
+    first has GPUs to spare.
+    """
+    rng = random.Random(f"reshaped {seed}")
+    quotas = {"large": {"node": 2 * RACK_NODES}}
+    quotas |= {f"small-{number}": {"node": RACK_NODES} for number in range(settings.tenants)}
+    jobs = []
+    for vc, quota in quotas.items():
+        large = vc == "large"
+        load = msgspec.structs.replace(settings, load=0.6 if large else 1.3)
+        jobs += _jobs(rng, vc, quota, (0, 0, 0, 1, 0) if large else (1, 0, 0, 0, 0), load)
+    jobs.sort(key=lambda job: job.at)
+    return Plan(_cluster(quotas, 0), jobs, [])
+
+
 def alone(plan: Plan, vc: str) -> Plan:
     """Return the same tenant in a private cluster: its cells, its jobs for them, nobody else."""
     quota = {each.level: each.count for each in plan.cluster.vcs[vc].cells}
