@@ -30,14 +30,14 @@ from skep.wire import subjects
 from skep.wire.facts import JobBound, JobEnded
 
 JOBS = Path(__file__).parents[1] / "tests" / "e2e" / "jobs"
-OPTIONS = ("--nodes", "2", "--gpus", "8", "--vc", "train=12", "--vc", "probe=4", "--port", "0")
+OPTIONS = ("--nodes", "2", "--gpus", "8", "--vc", "train=16", "--port", "0")
 SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway", "node-1", "node-2",
             "nats")  # fmt: skip
 """The supervisor is the last one, because nobody starts it again but `skep up`."""
 TRAININGS = {"alone-1": (1, 1), "alone-2": (1, 1), "gang": (2, 5)}
 """Workers and GPUs of each. Five of eight slots: the gang has one worker on each node."""
 FREE = 4
-"""Slots the trainings leave, at least one of them on each node."""
+"""Slots the trainings leave for opportunistic probes, at least one of them on each node."""
 STEPS_MIN = 5
 """Mini-batches that each training must go on by after a kill, before the next one."""
 
@@ -150,7 +150,8 @@ class KillEach:
 
     def probe(self, what: str, victim: str) -> Row:
         """Submit a gang that needs every node; return how long until its processes started."""
-        spec = {"name": f"probe-{len(self.rows)}", "vc": "probe", "command": ["true"],
+        spec = {"name": f"probe-{len(self.rows)}", "vc": "train", "command": ["true"],
+                "service_class": "opportunistic",
                 "resources": {"workers": FREE}}  # fmt: skip
         before = self.trained()
         answer, killed, answered = asyncio.run(self._submit(spec, victim))

@@ -19,6 +19,7 @@ import pytest_asyncio
 
 from skep.machines.admission import AdmissionMachine
 from skep.wire import codec, subjects
+from skep.wire.admin import SetVcs
 from skep_services.adapters.nats_access import new_passwords, users
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
@@ -112,7 +113,7 @@ async def admission(cluster: Cluster) -> None:
     """Answer submissions as admission does, by its own machine."""
     bus = await cluster.bus("admission")
     machine = Driver(AdmissionMachine, thorough=False)
-    machine.machine.vcs = vcs(nlp=4)
+    machine(SetVcs(vcs=vcs(nlp=4)))
 
     async def took(delivery: Delivery) -> None:
         event = codec.read(
