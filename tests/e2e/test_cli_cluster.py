@@ -145,6 +145,9 @@ def test_resources(shell: Shell) -> None:
     until(lambda: shell.json("gpu", "ls")["gpus"][1]["quarantined"], "the quarantine")
     shell("gpu", "quarantine", "node-1", "1", "--undo")
     until(lambda: not shell.json("gpu", "ls")["gpus"][1]["quarantined"], "its end")
+    # Two GPUs promised to one and one to another: of two there, each has one until this.
+    (shell.workdir / "vcs.yaml").write_text("vcs: {default: 2}")
+    shell("vc", "apply", "vcs.yaml")
 
 
 def test_doctor_finds_nothing_wrong_with_the_cluster(shell: Shell) -> None:
