@@ -19,7 +19,7 @@ from skep_services.supervisor import home as folder
 
 NODES = ("node-1", "node-2")
 GPUS = 4
-VCS = {"red": 6, "blue": 4}
+VCS = {"red": 4, "blue": 4}
 WORK = Path(__file__).parent / "jobs" / "work.py"
 RUNNER = b"/skep_services/agent/runner_process.py"
 STORE_MIB = {"bus": 96, "agent": 32}
