@@ -256,7 +256,7 @@ async def test_a_log_that_lost_its_end_is_corrupt(nats: NatsWorld) -> None:
     log = await opened(nats)
     await log.append([Placed("a")], {}, AT)
     await nats.drop_stream("FACTS")
-    await nats.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+    await nats.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
     with pytest.raises(CorruptLogError, match="ends at 0"):
         await log.append([Placed("b")], {}, AT)
 
@@ -269,7 +269,7 @@ async def cut_short(nats: NatsWorld, end: Path, *, written_on: bool) -> None:
     await log.append([Placed("a")], {}, AT)
     await log.append([Placed("b")], {}, AT)
     await nats.drop_stream("FACTS")
-    await nats.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+    await nats.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
     other = await nats.fact_log()
     await replayed(other)
     await other.begin_epoch("o1", AT)

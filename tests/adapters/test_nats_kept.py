@@ -34,8 +34,8 @@ class Holds(msgspec.Struct, frozen=True, tag="holds"):
 async def world(tmp_path: Path) -> AsyncIterator[NatsWorld]:
     made = NatsWorld(tmp_path / "nats")
     await made.start()
-    await made.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
-    await made.add_stream(subjects.KEPT, subjects.KEPT_SUBJECTS, 300 * KIB)
+    await made.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
+    await made.add_stream(subjects.KEPT, subjects.KEPT_SUBJECTS, 600 * KIB)
     yield made
     await made.close()
 
@@ -161,7 +161,7 @@ async def test_a_snapshot_of_another_log_is_passed_over(world: NatsWorld) -> Non
     """As after the log alone was restored from a backup, and written on since."""
     await filled(world, records=2)
     await world.drop_stream("FACTS")
-    await world.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+    await world.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
     assert await replayed(world) == []
     plain = await log(world, kept=None)
     assert [record async for record in plain.replay()] == []

@@ -186,7 +186,7 @@ class NatsWorld:
     ) -> NatsFactLog:
         """Return a log whose host remembers nothing of it, or what is in `end`."""
         if not self._has_fact_stream:
-            await self.add_stream("FACTS", [FACT_SUBJECT], 300 * KIB)
+            await self.add_stream("FACTS", [FACT_SUBJECT], 600 * KIB)
             self._has_fact_stream = True
         self._logs += 1
         return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts,

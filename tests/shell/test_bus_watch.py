@@ -61,11 +61,11 @@ def monitor(tmp_path: Path) -> Iterator[Monitor]:
 
 def test_failed_writes_are_told_and_nothing_else_is(monitor: Monitor, tmp_path: Path) -> None:
     state = str(tmp_path)
-    assert bus_watch.write_trouble(state, PID) == ""
+    assert bus_watch.write_trouble(state, PID, 60) == ""
     monitor.status, monitor.text = 503, "JetStream stream '$G > SUBMIT' write error: no space left"
-    assert "SUBMIT" in bus_watch.write_trouble(state, PID)
+    assert "SUBMIT" in bus_watch.write_trouble(state, PID, 60)
     monitor.text = '{"status":"unavailable","error":"JetStream not enabled (10076)"}'
-    assert "not enabled" in bus_watch.write_trouble(state, PID)
+    assert "not enabled" in bus_watch.write_trouble(state, PID, 60)
     for passing in (
         "JetStream is not current with the meta leader",
         "JetStream has not established contact with a meta leader",
@@ -74,16 +74,16 @@ def test_failed_writes_are_told_and_nothing_else_is(monitor: Monitor, tmp_path: 
         "failed to be ready for connections after 1ms",
     ):
         monitor.text = passing
-        assert bus_watch.write_trouble(state, PID) == "", passing
+        assert bus_watch.write_trouble(state, PID, 60) == "", passing
 
 
 def test_a_server_that_is_away_or_another_is_not_judged(tmp_path: Path) -> None:
     gone = Monitor(tmp_path)
     gone.close()
-    assert bus_watch.write_trouble(str(tmp_path), PID) == ""
-    assert bus_watch.write_trouble(str(tmp_path), PID + 1) == ""
+    assert bus_watch.write_trouble(str(tmp_path), PID, 1) == ""
+    assert bus_watch.write_trouble(str(tmp_path), PID + 1, 1) == ""
     (tmp_path / f"nats-server_{PID}.ports").write_text("{")
-    assert bus_watch.write_trouble(str(tmp_path), PID) == ""
+    assert bus_watch.write_trouble(str(tmp_path), PID, 1) == ""
 
 
 def test_room_is_needed_before_a_new_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +100,8 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     bus_watch.forget_ports(str(tmp_path))
     assert os.listdir(tmp_path) == ["nats-server.conf"]
+
+
+def test_a_server_that_could_not_write_its_ports_is_in_trouble(tmp_path: Path) -> None:
+    told = bus_watch.write_trouble(str(tmp_path), PID, bus_watch.PORTS_WITHIN_S + 1)
+    assert told == "it did not write where it tells how it is"

@@ -16,6 +16,8 @@ import urllib.request
 from skep.units import MIB
 
 ANSWER_WITHIN_S = 2.0
+PORTS_WITHIN_S = 10.0
+"""A server writes its ports before it reads its store, within a second of its start."""
 ROOM_BYTES_MIN = MIB
 """What has to be free before a new start is worth it: recovery writes an index of each stream."""
 SICK = ("write error", "JetStream not enabled")
@@ -35,10 +37,16 @@ def monitor_url(state: str, pid: int) -> str:
     return str(urls[0])
 
 
-def write_trouble(state: str, pid: int) -> str:
-    """Return `trouble_at` of the server that wrote into `state`, empty if it did not yet."""
+def write_trouble(state: str, pid: int, age_s: float) -> str:
+    """Return `trouble_at` of the server that wrote into `state` `age_s` after its start.
+
+    One that was started on a full disk could not even write where it tells how it is, nor its
+    store: it is in trouble if that is still so after PORTS_WITHIN_S.
+    """
     url = monitor_url(state, pid)
-    return trouble_at(url) if url else ""
+    if url:
+        return trouble_at(url)
+    return "it did not write where it tells how it is" if age_s > PORTS_WITHIN_S else ""
 
 
 def trouble_at(url: str) -> str:

@@ -91,10 +91,15 @@ class Supervisor:
     async def _watch_bus(self) -> None:
         """Start a bus anew that has given up to store, as soon as there is room again."""
         state = self._bus.plan.state
+        seen, since = 0, 0.0
         while True:
             await asyncio.sleep(BUS_CHECK_EVERY_S)
-            pid = self._bus.pid
-            trouble = await asyncio.to_thread(bus_watch.write_trouble, state, pid) if pid else ""
+            pid, now = self._bus.pid, time.monotonic()
+            if pid != seen:
+                seen, since = pid, now
+            if not pid:
+                continue
+            trouble = await asyncio.to_thread(bus_watch.write_trouble, state, pid, now - since)
             if trouble and pid == self._bus.pid and bus_watch.has_room(state):
                 say("bus started anew: it stores nothing", error=trouble)
                 bus_watch.forget_ports(state)
