@@ -196,7 +196,9 @@ class AllocatorModel:
                     else:
                         self.hopeless.pop(fact.job, None)
                 case JobDemoted():
-                    self._attempt(fact.job, fact.attempt).guaranteed = False
+                    # What a lost node may still run can lose its cells as well.
+                    if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
+                        self._attempt(fact.job, fact.attempt).guaranteed = False
                 case JobPromoted():
                     job = self._attempt(fact.job, fact.attempt)
                     job.guaranteed = True
