@@ -298,6 +298,7 @@ class Run:
 
     async def attack(self, operator: BareClient) -> None:
         """Kill each in turn, waiting until it is back before the next."""
+        waited = 0
         for service in SERVICES:
             name = await self.active(service)
             standby = f"{service}-{2 if name.endswith('1') else 1}"
@@ -308,8 +309,10 @@ class Run:
             after = await self.takeovers(name), await self.takeovers(standby)
             # The engine starts the killed one anew, and either may win the next epoch.
             won = standby if after[1] > before[1] else f"{name}, started anew,"
+            waited += won == standby
             self.check(after > before, f"{service}: {won} took over from {name}",
                        await asyncio.to_thread(self.story, service))  # fmt: skip
+        self.check(waited > 0, f"a standby was first {waited} times of {len(SERVICES)}")
         leader = (await ask(operator, "STREAM.INFO.ALLOC", None))["cluster"]["leader"]
         await self.kill(f"bus server that leads ALLOC ({leader})", leader)
         await self.kill("agent with its jobs (agent-1)", "agent-1")
