@@ -22,7 +22,12 @@ class RankPlan(Message, frozen=True):
 
 
 class BindJob(Message, frozen=True, tag="bind-job"):
-    """Start this node's ranks of one attempt of a job: as containers if there is an `image`."""
+    """Start this node's ranks of one attempt of a job: as containers if there is an `image`.
+
+    With `awaits` they are successors of ranks that run elsewhere: they make everything ready, say
+    where they listen, and train only once they have the state and are resumed. It is the secret
+    that whoever sends the state has to know.
+    """
 
     order: int
     epoch: int
@@ -44,6 +49,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     workdir: str = ""
     trace: str = ""
     image: str = ""
+    awaits: str = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
@@ -89,4 +95,81 @@ class ClearNode(Message, frozen=True, tag="clear-node"):
     identity: str
 
 
-Command = BindJob | StopJob | RefuseNode | JoinAgain | ClearNode
+class Suspend(Message, frozen=True, tag="suspend"):
+    """Stop after mini-batch `step` (0: each rank after the one it is in), and wait.
+
+    `release`: then give device memory back, the state kept in the host's memory. Without it the
+    state stays on the devices. A rank that is past `step` refuses, and the part is not suspended.
+    """
+
+    release: bool = False
+    step: int = 0
+
+
+class Resume(Message, frozen=True, tag="resume"):
+    """Go on where the job was suspended, or would have been: on the devices of `ranks`, if any."""
+
+    ranks: tuple[RankPlan, ...] = ()
+
+
+class Checkpoint(Message, frozen=True, tag="checkpoint"):
+    """Store the job's state durably after the mini-batch it is in, and go on."""
+
+
+class Target(Message, frozen=True):
+    """Where a rank's successor listens for its state; `token` proves that it is meant."""
+
+    rank: int
+    host: str
+    port: int
+    token: str
+
+
+class Move(Message, frozen=True, tag="move"):
+    """Stop after the mini-batch it is in, send each rank's state to its target, and wait.
+
+    Neither goes on by itself: the source is then stopped or resumed, the successor resumed or
+    stopped, as the allocator has recorded.
+    """
+
+    targets: tuple[Target, ...]
+
+
+class Resize(Message, frozen=True, tag="resize"):
+    """Be `world` ranks from after mini-batch `step` on, which meet in `generation` at an address.
+
+    `ranks` are this node's from then on: those it has and that are not among them leave, those it
+    has not are started. 0 as `step`: agree on one.
+    """
+
+    generation: int
+    world: int
+    ranks: tuple[RankPlan, ...]
+    master_address: str
+    master_port: int
+    step: int = 0
+
+
+Change = Suspend | Resume | Checkpoint | Move | Resize
+
+
+class ChangeJob(Message, frozen=True, tag="change-job"):
+    """Change this node's part of a running attempt, by `deadline_ms` after it is taken.
+
+    Answered by a MemberChanged with the same order. A part takes one change after the other, by
+    their orders; the answer to the latest is told again whenever it is asked for again.
+    """
+
+    order: int
+    epoch: int
+    settled: int
+    node: str
+    identity: str
+    job: str
+    attempt: int
+    change: Change
+    deadline_ms: int
+    trace: str = ""
+
+
+Command = BindJob | StopJob | ChangeJob | RefuseNode | JoinAgain | ClearNode

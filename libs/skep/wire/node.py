@@ -94,6 +94,97 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     trace: str = ""
 
 
+class Tier(StrEnum):
+    """What Skep can do with a running job."""
+
+    OPAQUE = "opaque"
+    OBSERVED = "observed"
+    COOPERATIVE = "cooperative"
+
+
+class MemberKnown(Message, frozen=True, tag="member-known"):
+    """What every rank of this node's part can do, as the job's own side said: `can` are names.
+
+    suspend, release, checkpoint, migrate, resize, rebind (resume on other devices of the node).
+    """
+
+    node: str
+    identity: str
+    job: str
+    attempt: int
+    tier: Tier
+    can: tuple[str, ...]
+    at: Instant
+    trace: str = ""
+
+
+class Door(Message, frozen=True):
+    """Where a rank listens for the state of the one that it succeeds."""
+
+    rank: int
+    host: str
+    port: int
+
+
+class MemberReady(Message, frozen=True, tag="member-ready"):
+    """Every rank of a part that awaits its state has made everything else ready and listens."""
+
+    node: str
+    identity: str
+    job: str
+    attempt: int
+    doors: tuple[Door, ...]
+    at: Instant
+    trace: str = ""
+
+
+class MemberLoaded(Message, frozen=True, tag="member-loaded"):
+    """Every rank of a part that awaited its state has it, as of mini-batch `step`, and waits."""
+
+    node: str
+    identity: str
+    job: str
+    attempt: int
+    step: int
+    at: Instant
+    trace: str = ""
+
+
+class Manner(StrEnum):
+    """How a part came to be as it is after a change."""
+
+    BOUNDARY = "boundary"
+    """Between two mini-batches, by the job's own side."""
+    FROZEN = "frozen"
+    """Its processes were frozen where they were: no boundary was reached in time, or none is known.
+    Device memory stays."""
+    UNCHANGED = "unchanged"
+    """Nothing was changed, or everything was put back: the job goes on as before."""
+
+
+class MemberChanged(Message, frozen=True, tag="member-changed"):
+    """This node's part of an attempt took the change of this order, or (unchanged) did not.
+
+    `step` is the mini-batch after which the slowest rank stopped or changed, `moved` the bytes that
+    left devices or were written or sent, `residue` the bytes still on devices (-1: not known),
+    `pause_ns` how long training stood still where it is known.
+    """
+
+    node: str
+    identity: str
+    job: str
+    attempt: int
+    order: int
+    manner: Manner
+    at: Instant
+    step: int = 0
+    moved: int = 0
+    residue: int = -1
+    pause_ns: int = 0
+    detail: str = ""
+    trace: str = ""
+
+
 class NodeCleared(Message, frozen=True, tag="node-cleared"):
     """Nothing that an order up to `order` began runs on the node, and nothing of it will begin."""
 
@@ -102,4 +193,14 @@ class NodeCleared(Message, frozen=True, tag="node-cleared"):
     order: int
 
 
-NodeEvent = NodeJoined | MemberStarted | MemberStepped | MemberExited | NodeCleared
+NodeEvent = (
+    NodeJoined
+    | MemberStarted
+    | MemberStepped
+    | MemberKnown
+    | MemberReady
+    | MemberLoaded
+    | MemberChanged
+    | MemberExited
+    | NodeCleared
+)

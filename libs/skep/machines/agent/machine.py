@@ -35,7 +35,7 @@ from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Unreadable
-from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode, StopJob
+from skep.wire.commands import BindJob, ChangeJob, ClearNode, JoinAgain, RefuseNode, StopJob
 from skep.wire.facts import (
     AgentFact,
     AgentStarted,
@@ -130,7 +130,7 @@ class AgentMachine:
             case JoinAgain():
                 if event.identity == self.joined.identity and self.join_event in self.told:
                     self._join()
-            case Unreadable():
+            case ChangeJob() | Unreadable():
                 pass
             case _:
                 text = f"an agent does not take {event!r}"

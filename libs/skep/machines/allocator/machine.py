@@ -62,7 +62,11 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.node import (
+    MemberChanged,
     MemberExited,
+    MemberKnown,
+    MemberLoaded,
+    MemberReady,
     MemberStarted,
     MemberStepped,
     NodeCleared,
@@ -139,7 +143,9 @@ class AllocatorMachine:
                 dispatch.tick(self, now)
             case Restarted():
                 dispatch.restarted(self, now)
-            case MemberStepped() | Unreadable():
+            case MemberStepped() | MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
+                return []
+            case Unreadable():
                 return []
             case _:
                 text = f"the allocator does not take {event!r}"
