@@ -357,7 +357,7 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
             _wait(machine, job)
             continue
         machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
-        why = Reason.REQUESTED if job.asked is not None else Reason.CELLS_RESERVED
+        why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
 
 
