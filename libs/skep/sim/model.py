@@ -167,8 +167,8 @@ class AllocatorModel:
     """What the allocator's log says.
 
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
-    are alive there; `cleared` before a machine that has its name anew counts as clean; `stands` before
-    the GPUs of a suspended attempt count as free.
+    are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
+    before the GPUs of a suspended attempt count as free.
     """
 
     admission: AdmissionModel
@@ -256,12 +256,8 @@ class AllocatorModel:
                     self._ended(fact)
                 case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
                     self._change(fact)
-                case AskTaken():
-                    require(fact.number not in self.asked, "I12", f"{fact} was taken before")
-                    self.asked[fact.number] = None
-                case AskOver():
-                    require(fact.number not in self.answered, "I12", f"{fact} was answered before")
-                    self.asked[fact.number] = self.answered[fact.number] = None
+                case AskTaken() | AskOver():
+                    self._asked(fact)
                 case _:
                     pass  # Why a job waits changes nothing.
 
@@ -456,6 +452,11 @@ class AllocatorModel:
                 for gpu in (gpu for member in members for gpu in _gpus(member)):
                     require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
                     self.gpus[gpu] = name, fact.attempt
+
+    def _asked(self, fact: AskTaken | AskOver) -> None:
+        known = self.answered if isinstance(fact, AskOver) else self.asked
+        require(fact.number not in known, "I12", f"{fact} was said before")
+        self.asked[fact.number] = known[fact.number] = None
 
     def _changed(self, job: ModelJob, fact: JobChanged, members: list[Member]) -> None:
         told = [job.answers.get(member.node) for member in members]

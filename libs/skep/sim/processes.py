@@ -6,8 +6,8 @@ What a process does is written in its command line, so that a job behaves alike 
 
 `ok` exits with 0 after about so long, `fail` with 1, `flaky` with either, `signal` is killed by
 one, `stubborn` is `ok` but ignores SIGTERM, `polite` exits with 0 on SIGTERM, `endless` does not
-end by itself, `absent` does not exist. `played` tells what a TIER can do. Requests of one agent are carried out in order; answers come
-when they come.
+end by itself, `absent` does not exist. `played` tells what a TIER can do. Requests of one agent are
+carried out in order; answers come when they come.
 """
 
 from __future__ import annotations

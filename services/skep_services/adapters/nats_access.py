@@ -200,7 +200,7 @@ def node_grants(node: str) -> Grants:
 
 
 def vc_grants(vc: str) -> Grants:
-    """Return what a tenant may do: submit, cancel and ask for changes in its VC, and hear the verdicts."""
+    """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
     return _inbox(vc_identity(vc)) + Grants(
         (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc)),
         (f"{subjects.PREFIX}.reply.{vc}.>",),

@@ -22,7 +22,7 @@ from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.changes import ChangeAsked, ChangeMessage
+from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -309,7 +309,7 @@ class Fold:
             case _:
                 job = self._job(fact.job)
                 if job is not None:
-                    if isinstance(fact, ChangeMessage):
+                    if isinstance(fact, ChangeFact):
                         changes.apply(self, job, fact)
                     else:
                         self._job_fact(job, fact)

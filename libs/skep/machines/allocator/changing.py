@@ -368,8 +368,9 @@ def _wants_back(job: JobState) -> bool:
 
 
 def _wait(machine: AllocatorMachine, job: JobState) -> None:
-    parts = (f"{name}:{','.join(str(device) for devices in job.members[name].devices for device in devices)}"
-             for name in job.live)  # fmt: skip
-    needs = " ".join(parts)
+    needs = " ".join(
+        f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
+        for name in job.live
+    )
     if job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs):
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))
