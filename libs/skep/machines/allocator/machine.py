@@ -21,7 +21,15 @@ from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import cellwork, changes, changing, dispatch, schedule
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    changing,
+    dispatch,
+    moves,
+    moving,
+    schedule,
+)
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
@@ -61,6 +69,7 @@ from skep.wire.facts import (
     NodeLost,
     ReservationDropped,
 )
+from skep.wire.moves import MoveMessage
 from skep.wire.node import (
     MemberChanged,
     MemberExited,
@@ -110,6 +119,8 @@ class AllocatorMachine:
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.key = b""
+        """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
@@ -140,7 +151,7 @@ class AllocatorMachine:
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
             case QuarantineGpu():
-                self._quarantine(event)
+                cellwork.quarantine(self, event)
             case QueueAdvice():
                 schedule.advised(self, event, now)
             case Tick():
@@ -188,7 +199,7 @@ class AllocatorMachine:
             return
         self.record(CancelAsked(job=name))
         if job.state is State.RESERVED:
-            self.record(ReservationDropped(job=name, attempt=job.attempt + 1,
+            self.record(ReservationDropped(job=name, attempt=job.following,
                                            why=Reason.CANCELLED))  # fmt: skip
         if job.state is State.QUEUED:
             self._end(job, End.CANCELLED, Reason.CANCELLED, now)
@@ -217,6 +228,8 @@ class AllocatorMachine:
             return
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
+            if job is not None:
+                moving.exited(self, job, event, now)
             return
         if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
             return
@@ -224,13 +237,6 @@ class AllocatorMachine:
                                outcome=event.outcome, detail=event.detail, steps=event.steps,
                                step_ns=event.step_ns))  # fmt: skip
         self.settle(job, now)
-
-    def _quarantine(self, event: QuarantineGpu) -> None:
-        node = self.nodes.get(event.node)
-        if node is not None and (event.device in node.quarantined) is not event.quarantine:
-            self.record(GpuQuarantined(node=event.node, device=event.device,
-                                       quarantine=event.quarantine,
-                                       why=Reason.ASKED_FOR))  # fmt: skip
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -249,7 +255,7 @@ class AllocatorMachine:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
             changing.conclude(self, job, now)
             return
-        changes.overtake(self, job, now)
+        dispatch.abandon(self, job, now)
         self.soft.call_off(("", job.job, job.attempt))
         verdict = judge(job)
         if verdict.end is not None:
@@ -258,6 +264,10 @@ class AllocatorMachine:
         self.record(JobRequeued(job=job.job, attempt=job.attempt, why=verdict.why, at=now,
                                 counted=verdict.counted, detail=verdict.detail,
                                 trace=job.trace))  # fmt: skip
+
+    def give_up_move(self, job: JobState, now: Instant, detail: str) -> None:
+        """Have a job go on where it is, instead of moving."""
+        moving.undo(self, job, now, Reason.NOT_TAKEN, detail)
 
     def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
         steps = min((gone.steps for gone in job.gone), default=0)
@@ -319,6 +329,8 @@ class AllocatorMachine:
                 self.jobs[fact.job].cancelled = True
             case ChangeMessage():
                 changes.apply(self, fact)
+            case MoveMessage():
+                moves.apply(self, fact)
             case _:
                 restore(self, fact)
 
@@ -345,7 +357,7 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
-        for name, node, device in self._uncovered():
+        for name, node, device in cellwork.uncovered(self):
             self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
@@ -356,17 +368,6 @@ class AllocatorMachine:
             elif job is not None:
                 self.note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
-
-    def _uncovered(self) -> list[tuple[str, str, int]]:
-        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
-        cells = self.cells
-        return [
-            (name, node.joined.node, device)
-            for node in self.nodes.values()
-            for attempt, holding in node.holdings.items()
-            for device in holding.devices
-            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
-        ]
 
     def note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -492,9 +493,9 @@ class AllocatorMachine:
             if part is not Part.GONE:
                 self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
         # Whoever comes next may plan with its VC's cells, on these GPUs or on others.
-        self._give_back(cellwork.holder(fact.job, fact.attempt))
+        self.give_back(cellwork.holder(fact.job, fact.attempt))
 
-    def _give_back(self, name: str) -> None:
+    def give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
         hold = self.cells.holds.get(name)
         if hold is not None and hold.guaranteed and not self.cells.claimers(name):
@@ -512,7 +513,7 @@ class AllocatorMachine:
         else:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
-            self._give_back(cellwork.holder(*attempt))
+            self.give_back(cellwork.holder(*attempt))
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
@@ -575,6 +576,9 @@ class AllocatorMachine:
             for name, part in job.parts.items():
                 if part is not Part.GONE:
                     held[name][job.job, job.attempt] = 0
+            for name in job.successor.members if job.successor is not None else ():
+                assert job.change is not None, job
+                held[name][job.job, job.following - 1] = 0
         assert waiting == sum(len(queue) for queue in self.queues.values())
         for name, node in self.nodes.items():
             node.check()
@@ -582,9 +586,9 @@ class AllocatorMachine:
             for attempt in node.open_orders:
                 assert attempt in node.holdings, (name, attempt)
         held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
-        claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
+        claims = {cellwork.holder(job.job, job.following) for job in self.reserved.values()}
         assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
-        assert not self._uncovered()
+        assert not cellwork.uncovered(self)
         check_cells(self.cells)
 
 
