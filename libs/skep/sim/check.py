@@ -14,8 +14,8 @@
     I10 once faults end, everything ends within a bounded time
     I12 every change of a running job that is begun ends, with all parts in one state, and every
         request for one comes to one end; who is suspended without GPUs does not train
-    I13 a moved job trains at one place at a time: its successor after it was recorded to be the job,
-        with the whole state, and what it succeeds never again
+    I13 a moved job trains at one place at a time: its successor once it was recorded to be the
+        job, with the whole state, and what it succeeds never again
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

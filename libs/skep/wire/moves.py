@@ -1,6 +1,7 @@
 """The facts about an attempt that goes on elsewhere: its successor is the next attempt.
 
-    SuccessorBound --SuccessorReady of every node--> (Move) --SuccessorLoaded of every node--> JobMoved
+    SuccessorBound --SuccessorReady of every node--> (Move)
+                   --SuccessorLoaded of every node--> JobMoved
                    --SuccessorDropped, at any time before
 
 Before JobMoved the attempt that runs is the job, and its successor is nothing but a preparation;

@@ -17,7 +17,7 @@ from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.wire.facts import CellsSet, JobBound
+from skep.wire.facts import CellsSet, JobBound, Member
 from skep_services.gateway.rows import PLACED, Job, Taken
 
 if TYPE_CHECKING:
@@ -60,15 +60,26 @@ class Holdings:
 
     def take(self, job: Job, fact: JobBound) -> None:
         """Give a job what it was bound to."""
+        self.give(job, fact.attempt, fact.members)
+        self.own(job, fact.attempt)
+
+    def give(self, job: Job, attempt: int, members: Sequence[Member]) -> None:
+        """Give an attempt its GPUs."""
         self.changed()
-        for member in fact.members:
+        for member in members:
             node = self._fold.node(member.node)
             levels = member.levels or (0,) * len(member.devices)
             for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
                 rank = member.first_rank + offset
-                taken = Taken(fact.job, job.row.vc, fact.attempt, rank, level)
+                taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
                 node.taken.update(dict.fromkeys(devices, taken))
-        owns = any(level for member in fact.members for level in member.levels)
+
+    def own(self, job: Job, attempt: int) -> None:
+        """Have a job hold its GPUs by the right by which its attempt has them."""
+        mine = [taken for part in job.attempt(attempt).members
+                for taken in self._fold.node(part.node).taken.values()
+                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
+        owns = any(taken.level for taken in mine)
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
 
     def regain(self, job: Job, number: int) -> None:

@@ -172,7 +172,7 @@ def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:
 
 
 def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
-    """Record that a GPU is to count as bad, or no longer, if that is new."""
+    """Record that a GPU is to count as bad, or as good again, if that is news."""
     node = machine.nodes.get(event.node)
     if node is not None and (event.device in node.quarantined) is not event.quarantine:
         machine.record(GpuQuarantined(node=event.node, device=event.device, why=Reason.ASKED_FOR,

@@ -19,7 +19,7 @@ from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changes, dispatch
 from skep.machines.allocator.jobs import JobState, Successor
 from skep.units import Instant, after, seconds
-from skep.wire.changes import Goal, JobChanging, MemberLearned, Result
+from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
 from skep.wire.commands import Move, Resume, Target
 from skep.wire.facts import GhostGone
 from skep.wire.moves import (
@@ -149,8 +149,7 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     if change is None or successor is None or not isinstance(change.change, Move):
         return
     answers = change.answers
-    refused = [name for name, one in answers.items()
-               if one is not None and one.manner is Manner.UNCHANGED]  # fmt: skip
+    refused = [name for name, one in answers.items() if _refused(one)]
     if refused:
         first = answers[refused[0]]
         assert first is not None
@@ -178,12 +177,16 @@ def undo(
     change = job.change
     assert change is not None, job
     dispatch.drop(machine, job, now, why, detail)
-    stood = tuple(name for name in job.live if name in change.answers and not (
-        (answer := change.answers[name]) is not None and answer.manner is Manner.UNCHANGED))  # fmt: skip
+    stood = tuple(name for name in job.live
+                  if name in change.answers and not _refused(change.answers[name]))  # fmt: skip
     if stood:
         _tell(machine, job, Resume(), now, stood, undoing=True, detail=detail)
     else:
         changes.close(machine, job, Result.UNDONE, why, now, detail=detail)
+
+
+def _refused(answer: MemberAnswered | None) -> bool:
+    return answer is not None and answer.manner is Manner.UNCHANGED
 
 
 def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: Instant) -> None:
