@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from skep_job import accelerator
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
 from skep_job.settings import Unobserved, read
@@ -42,6 +43,12 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     hooks = TorchHooks(tally)
     _active = Observation(tally, hooks, reporter)
     hooks.install()
+    try:
+        accelerator.attach(environ)
+    except (OSError, ValueError, accelerator.OutOfMemoryError) as error:
+        # What a script would say that finds its GPU full, or broken.
+        msg = f"skep_job: {error}"
+        raise SystemExit(msg) from error
     os.register_at_fork(after_in_child=reporter.abandon)
     atexit.register(reporter.close)  # First in, last out: the script's own handlers run before.
     reporter.start()
