@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.check import check as check_cells
 from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import OPPORTUNISTIC, Request, Spot
 from skep.cells.keep import reconfigure
@@ -21,7 +20,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import cellwork, dispatch, schedule
+from skep.machines.allocator import cellwork, dispatch, invariants, schedule, watch
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
@@ -35,6 +34,7 @@ from skep.wire.facts import (
     Admitted,
     AllocatorFact,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     ClusterRefused,
@@ -103,6 +103,8 @@ class AllocatorMachine:
         self.borrowed: dict[str, JobState] = {}
         """Guaranteed jobs that run opportunistically for now."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.alarms: dict[watch.Place, CellsAlarm] = {}
+        """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
@@ -152,6 +154,7 @@ class AllocatorMachine:
                 raise AssertionError(text)
         if not isinstance(event, Heartbeat) or self.effects:
             schedule.schedule(self, now)
+        watch.look(self, now)
         return self.effects
 
     def wake_at(self) -> Instant | None:
@@ -162,6 +165,7 @@ class AllocatorMachine:
         """Apply a fact and ask for it to be made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
+        self.soft.story.append(fact)
 
     # --- what others tell --------------------------------------------------------------------
 
@@ -270,6 +274,8 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case CellsSet():
                 self._apply_cells(fact)
+            case CellsAlarm():
+                watch.apply(self, fact)
             case ClusterRefused():
                 pass  # Told to whoever reads the log; nothing changed.
             case NodeAdded():
@@ -334,7 +340,7 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
-        for name, node, device in self._uncovered():
+        for name, node, device in self.uncovered():
             self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
@@ -346,7 +352,7 @@ class AllocatorMachine:
                 self._note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
 
-    def _uncovered(self) -> list[tuple[str, str, int]]:
+    def uncovered(self) -> list[tuple[str, str, int]]:
         """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
         cells = self.cells
         return [
@@ -565,33 +571,7 @@ class AllocatorMachine:
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
-        held = {name: dict(node.ghosts) for name, node in self.nodes.items()}
-        waiting = 0
-        for job in self.jobs.values():
-            idle = job.state in (State.QUEUED, State.RESERVED)
-            assert idle == (not job.members), job
-            assert idle == (job.job not in self.placed), job
-            assert (job.state is State.RESERVED) == (job.job in self.reserved), job
-            if job.state is State.QUEUED:
-                assert self.queue(job).holds(job.entry) != (job.job in self.parked), job
-                waiting += job.job not in self.parked
-            if idle:
-                continue
-            assert not job.over, f"{job.job}: an attempt that is over was not judged"
-            for name, part in job.parts.items():
-                if part is not Part.GONE:
-                    held[name][job.job, job.attempt] = 0
-        assert waiting == sum(len(queue) for queue in self.queues.values())
-        for name, node in self.nodes.items():
-            node.check()
-            assert sorted(node.holdings) == sorted(held[name]), name
-            for attempt in node.open_orders:
-                assert attempt in node.holdings, (name, attempt)
-        held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
-        claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
-        assert not self._uncovered()
-        check_cells(self.cells)
+        invariants.check(self)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
