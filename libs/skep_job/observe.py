@@ -11,6 +11,7 @@ from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
 from skep_job.settings import Unobserved, read
+from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
 
@@ -43,7 +44,9 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     reporter = Reporter(settings, tally, memory_bytes, control)
     tally.wake = reporter.wake
     control.wake = reporter.wake_to_send
-    hooks = TorchHooks(tally, control)
+    suspender = Suspender(tally, control, settings.host_bytes)
+    suspender.install()
+    hooks = TorchHooks(tally, control, suspender.can)
     _active = Observation(tally, hooks, reporter, control)
     hooks.install()
     os.register_at_fork(after_in_child=reporter.abandon)
