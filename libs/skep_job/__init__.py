@@ -6,3 +6,15 @@ package meets the rest of Skep in a socket protocol (`skep_job.reporter`) and no
 
 Importing the package has no effect and imports nothing, so that it is safe everywhere.
 """
+
+TYPE_CHECKING = False  # As `typing` has it, which is not imported for the sake of one name.
+if TYPE_CHECKING:
+    from skep_job.observe import Observation
+
+
+def current() -> "Observation | None":
+    """Return what observes this process, or None outside Skep."""
+    import sys
+
+    observe = sys.modules.get("skep_job.observe")
+    return observe.current() if observe is not None else None

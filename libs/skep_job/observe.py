@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from skep_job import accelerator
+from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
 from skep_job.settings import Unobserved, read
+from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
 
@@ -21,6 +23,7 @@ class Observation(NamedTuple):
     tally: Tally
     hooks: TorchHooks
     reporter: Reporter
+    control: Control
 
 
 _active: Observation | None = None
@@ -38,10 +41,14 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     if isinstance(settings, Unobserved):
         return settings
     tally = Tally()
-    reporter = Reporter(settings, tally, memory_bytes)
+    control = Control(tally.reached)
+    reporter = Reporter(settings, tally, memory_bytes, control)
     tally.wake = reporter.wake
-    hooks = TorchHooks(tally)
-    _active = Observation(tally, hooks, reporter)
+    control.wake = reporter.wake_to_send
+    suspender = Suspender(tally, control, settings.host_bytes)
+    suspender.install()
+    hooks = TorchHooks(tally, control, suspender.can)
+    _active = Observation(tally, hooks, reporter, control)
     hooks.install()
     try:
         accelerator.attach(environ)
@@ -50,6 +57,12 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
         msg = f"skep_job: {error}"
         raise SystemExit(msg) from error
     os.register_at_fork(after_in_child=reporter.abandon)
+    os.register_at_fork(after_in_child=control.abandon)
     atexit.register(reporter.close)  # First in, last out: the script's own handlers run before.
     reporter.start()
     return _active
+
+
+def current() -> Observation | None:
+    """Return what observes this process, or None outside Skep and in a fork."""
+    return _active if _active is not None and _active.reporter.is_own() else None

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from skep_job.control import Control
+
 WINDOW = 64
 """Mini-batches whose median duration is reported: enough to pass over an evaluation in between."""
 
@@ -95,6 +97,16 @@ class Tally:
             self.wake()
             self.first_step()
 
+    def reached(self) -> int:
+        """Return the mini-batches completed, as `count` would."""
+        return self.steps or self.batches - self.batch_open
+
+    def pass_over(self, pause_ns: int) -> None:
+        """Take a pause that ends now out of the durations. For the thread that trains."""
+        later = [end + pause_ns for end in self.ends]
+        self.ends.clear()
+        self.ends.extend(later)
+
     def begin_batch(self) -> None:
         """Note that a data loader has handed out a batch, which ends the one before."""
         if self.batch_open:
@@ -142,11 +154,13 @@ class Tally:
         return Count(steps, _median_gap(ends), ends[-1] if ends else 0, source)
 
 
-def after_step(tally: Tally) -> AfterStep:
+def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     """Return the hook that torch is to call after each step of any optimizer.
 
-    It takes about 0.3 us, does no input or output except at the first step, and never raises.
+    It takes about 0.3 us and does no input or output except at the first step and when an order of
+    `control` is due. It raises only what a signal's handler raised while such an order was done.
     """
+    control = control or Control()
     levels = tally.levels
     append = tally.ends.append
     clock = time.monotonic_ns
@@ -155,9 +169,10 @@ def after_step(tally: Tally) -> AfterStep:
         try:
             level = levels[id(optimizer)]
             level.steps = steps = level.steps + 1
-            if steps > tally.steps:
-                tally.steps = steps
-                append(clock())
+            if steps <= tally.steps:
+                return
+            tally.steps = steps
+            append(clock())
         except KeyError:
             try:
                 tally.join(optimizer)
@@ -165,6 +180,8 @@ def after_step(tally: Tally) -> AfterStep:
                 tally.fail("optimizer hook", error)
         except Exception as error:
             tally.fail("optimizer hook", error)
+        if control.due:
+            control.boundary(tally.steps)
 
     # torch.compile calls the hook instead of tracing into it, where it would warn about the clock.
     count_step._torchdynamo_disable = True  # type: ignore[attr-defined]
