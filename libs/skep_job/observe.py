@@ -10,7 +10,7 @@ from typing import NamedTuple
 from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
-from skep_job.settings import Unobserved, read
+from skep_job.settings import Settings, Unobserved, read
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
@@ -23,6 +23,7 @@ class Observation(NamedTuple):
     hooks: TorchHooks
     reporter: Reporter
     control: Control
+    settings: Settings
 
 
 _active: Observation | None = None
@@ -47,7 +48,7 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     suspender = Suspender(tally, control, settings.host_bytes)
     suspender.install()
     hooks = TorchHooks(tally, control, suspender.can)
-    _active = Observation(tally, hooks, reporter, control)
+    _active = Observation(tally, hooks, reporter, control, settings)
     hooks.install()
     os.register_at_fork(after_in_child=reporter.abandon)
     os.register_at_fork(after_in_child=control.abandon)
