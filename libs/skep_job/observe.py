@@ -11,7 +11,7 @@ from skep_job import accelerator
 from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
-from skep_job.settings import Unobserved, read
+from skep_job.settings import Settings, Unobserved, read
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
@@ -24,6 +24,7 @@ class Observation(NamedTuple):
     hooks: TorchHooks
     reporter: Reporter
     control: Control
+    settings: Settings
 
 
 _active: Observation | None = None
@@ -48,7 +49,7 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     suspender = Suspender(tally, control, settings.host_bytes)
     suspender.install()
     hooks = TorchHooks(tally, control, suspender.can)
-    _active = Observation(tally, hooks, reporter, control)
+    _active = Observation(tally, hooks, reporter, control, settings)
     hooks.install()
     try:
         accelerator.attach(environ)
