@@ -34,6 +34,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     asked: Cluster
     queues: tuple[tuple[str, bool], ...]
     alarms: tuple[CellsAlarm, ...] = ()
+    last_asked: int = 0
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -63,6 +64,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     parked: tuple[str, ...]
     reserved: tuple[str, ...]
     borrowed: tuple[str, ...]
+    away: tuple[str, ...] = ()
 
 
 Kept = AllocatorKept | CellsKept | NodeKept | JobKept | PlacedKept
@@ -77,6 +79,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         asked=machine.asked,
         queues=tuple(machine.queues),
         alarms=tuple(machine.alarms.values()),
+        last_asked=machine.last_asked,
     )
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
@@ -85,7 +88,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         yield JobKept(job)
     yield PlacedKept(jobs=tuple(machine.placed), parked=tuple(machine.parked),
                      reserved=tuple(machine.reserved),
-                     borrowed=tuple(machine.borrowed))  # fmt: skip
+                     borrowed=tuple(machine.borrowed), away=tuple(machine.away))  # fmt: skip
 
 
 def _node(node: NodeState) -> NodeKept:
@@ -108,6 +111,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
         case AllocatorKept():
             machine.epoch, machine.order = kept.epoch, kept.order
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
+            machine.last_asked = kept.last_asked
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
             for alarm in kept.alarms:
@@ -128,6 +132,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
                 machine.queue(job).remove(job.entry)
             machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
             machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
+            machine.away = {name: machine.jobs[name] for name in kept.away}
 
 
 def _restored(kept: NodeKept) -> NodeState:
