@@ -41,6 +41,7 @@ class Successor:
         self._changing = threading.Lock()  # Held while state comes in, and to begin training.
         self._place: dict[str, Any] | None = None
         self._stopped_at = 0
+        self._trains = False
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
 
@@ -66,7 +67,8 @@ class Successor:
                     self._changing.release()
                     control.fail(message, "no state has arrived")
                     continue
-                # The lock stays held: nothing that still comes in may touch what trains.
+                self._trains = True  # Nothing that still comes in may touch it.
+                self._changing.release()
                 self._listener.close()
                 pause_ns = max(time.time_ns() - self._stopped_at, 0)
                 return self._place, message, pause_ns
@@ -79,17 +81,19 @@ class Successor:
             except OSError:
                 return  # Closed: the training has begun.
             with peer:
-                if not self._changing.acquire(blocking=False):
-                    return
-                try:
-                    step, moved = self._receive(transfer.Wire(peer))
-                except Exception as error:  # The next one may do better.
-                    complain(f"the state has not arrived: {describe(error)}")
-                    self._control.say("ready", port=self.port)
-                else:
-                    self._control.say("loaded", step=step, bytes=moved)
-                finally:
-                    self._changing.release()
+                with self._changing:
+                    if self._trains:
+                        return
+                    self._receive_one(peer)
+
+    def _receive_one(self, peer: socket.socket) -> None:
+        try:
+            step, moved = self._receive(transfer.Wire(peer))
+        except Exception as error:  # The next one may do better.
+            complain(f"the state has not arrived: {describe(error)}")
+            self._control.say("ready", port=self.port)
+        else:
+            self._control.say("loaded", step=step, bytes=moved)
 
     def _receive(self, wire: transfer.Wire) -> tuple[int, int]:
         """Take the state in; return its mini-batch and bytes. Raises whatever goes wrong."""

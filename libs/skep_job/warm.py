@@ -93,7 +93,9 @@ def _example() -> Any:
     dataloader = sys.modules.get("torch.utils.data.dataloader")
     if dataloader is None:
         return None
-    loaders = [each for each in gc.get_objects() if isinstance(each, dataloader.DataLoader)]
+    # By type: to ask an instance for its class makes some modules warn, or import.
+    kind = dataloader.DataLoader
+    loaders = [each for each in gc.get_objects() if issubclass(type(each), kind)]
     loaders = [each for each in loaders if hasattr(each.dataset, "__getitem__")]
     # Whoever shuffles trains; among those the first.
     loaders.sort(key=lambda each: type(each.sampler).__name__ == "SequentialSampler")
