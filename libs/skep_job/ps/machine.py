@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from skep_job.ps.assign import moves, spread
 from skep_job.ps.members import (
@@ -190,7 +190,7 @@ class Coordinator:
             self._refuse(link, "its parameters or options differ from the other workers'")
             return
         known = next((m for m in self.members.values() if m.process == process), None)
-        if known is not None:
+        if known:
             known.link, known.lost_at = link, None
             known.generation, known.pending = generation, int(message["pending"])
             self._welcome(known, now)
@@ -351,11 +351,10 @@ class Coordinator:
         )
 
     def _gather_due(self) -> int:
-        patient = not (self._recovering and any(m.generation for m in self.members.values()))
-        return self._since + (self._ns("wait_s") if patient else self._recover_ns())
+        hurried = self._recovering and any(m.generation for m in self.members.values())
+        return self._since + (self._recover_ns() if hurried else self._ns("wait_s"))
 
     def _recover_ns(self) -> int:
-        """Return how long a coordinator that is back waits for those who were there before."""
         return 2 * self._ns("lost_s")
 
     # --- one scaling ------------------------------------------------------------------------------
@@ -370,7 +369,7 @@ class Coordinator:
 
     def _request(self, request: Request) -> None:
         if len(self.queue) >= QUEUE_MAX:
-            self._tell(request, outcome(f"{QUEUE_MAX} changes wait already"))
+            self._send(request.asker, outcome(f"{QUEUE_MAX} changes wait already"))
         elif not any(each.who == request.who for each in self.queue):
             self.queue.append(request)
 
@@ -385,7 +384,7 @@ class Coordinator:
             at = newcomer.at if newcomer else ("", 0)
             placement = changed(self.placement, self.spec, request, at)
             if isinstance(placement, str):
-                self._tell(request, outcome(placement))
+                self._send(request.asker, outcome(placement))
                 continue
             self._generation += 1
             self._prepare(request, placement._replace(generation=self._generation), now)
@@ -500,7 +499,7 @@ class Coordinator:
         record = scaling.outcome(now, loads(self.placement, self.spec))
         self.history = [*self.history, record][-HISTORY_MAX:]
         self._note(f"generation {scaling.placement.generation} is in force")
-        self._tell(scaling.request, record)
+        self._send(scaling.request.asker, record)
 
     def _call_off(self, why: str, now: int, *, again: bool) -> None:
         """Undo a change that is not decided: everybody goes on with the old placement."""
@@ -517,7 +516,7 @@ class Coordinator:
             return
         self.history = [*self.history, {**outcome(why), "kind": request.kind,
                                         "who": name_of(request.who)}][-HISTORY_MAX:]  # fmt: skip
-        self._tell(request, outcome(why))
+        self._send(request.asker, outcome(why))
         newcomer = self.members.get(request.who)
         if newcomer is not None and not self._belongs(newcomer):
             self.members.pop(newcomer.key)
@@ -584,24 +583,19 @@ class Coordinator:
                 self._to(member, message)
 
     def _to(self, member: Member, message: Message) -> None:
-        if member.link is not None:
-            self._send(member.link, message)
-
-    def _tell(self, request: Request, outcome: Message) -> None:
-        if request.asker is not None:
-            self._send(request.asker, outcome)
+        self._send(member.link, message)
 
     def _refuse(self, link: int, why: str) -> None:
         self._note(f"refused: {why}")
         self._send(link, {"type": "fail", "why": why})
         self._effects.append(Close(link))
 
-    def _send(self, link: int, message: Message) -> None:
-        self._effects.append(Send(link, message))
+    def _send(self, link: int | None, message: Message) -> None:
+        if link is not None:
+            self._effects.append(Send(link, message))
 
     def _note(self, text: str) -> None:
         self._effects.append(Note(text))
 
     def _ns(self, name: str) -> int:
-        seconds: Any = getattr(self.wanted, name)
-        return int(seconds * SECOND)
+        return int(getattr(self.wanted, name) * SECOND)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from skep_job.ps.assign import Chunk, Segment, chunk_elements
 from skep_job.ps.errors import ParameterServerError
-from skep_job.ps.placement import Spec
+from skep_job.ps.placement import Placement, Spec
 from skep_job.ps.store import DTYPES, view
 from skep_job.ps.wire import Settings, settings
 from skep_job.ps.worker import Exchange, Pause, Worker
@@ -86,6 +86,7 @@ class SGD(Optimizer):
         if rank is None and own_rank.isdecimal():
             rank = int(own_rank)
         self._link = Worker(where or settings(dict(os.environ)), self._spec, rank)
+        self._link.lay_out = self._lay_out
         atexit.register(self.close)
         self._puts = 0
         if self._link.is_newcomer:
@@ -310,12 +311,21 @@ class SGD(Optimizer):
     def _layout(self) -> dict[int, list[list[Piece]]]:
         """Return, for each server, the pieces of each of its chunks."""
         placement = self._worker.placement
-        if placement.generation not in self._layouts:
-            layout = {server: [self._pieces(self._chunks[chunk])
-                               for chunk in placement.of_server(server)]
-                      for server in placement.servers}  # fmt: skip
-            self._layouts = {placement.generation: layout}
-        return self._layouts[placement.generation]
+        known = self._layouts.get(placement.generation)
+        self._layouts = {
+            generation: layout
+            for generation, layout in self._layouts.copy().items()
+            if generation >= placement.generation
+        }
+        return known or self._lay_out(placement)
+
+    def _lay_out(self, placement: Placement) -> dict[int, list[list[Piece]]]:
+        layout = {
+            server: [self._pieces(self._chunks[chunk]) for chunk in placement.of_server(server)]
+            for server in placement.servers
+        }
+        self._layouts[placement.generation] = layout
+        return layout
 
     def _pieces(self, chunk: Chunk) -> list[Piece]:
         pieces, at = [], 0

@@ -130,6 +130,8 @@ class Worker:
         self.pauses: list[Pause] = []
         self.step_ns = 0
         self.is_newcomer = False
+        self.lay_out: Callable[[Placement], object] | None = None
+        """Called with a placement to come, so that nothing is left to compute when it does."""
         self.placement: Placement
         self._settings = where
         self._rank = rank
@@ -276,6 +278,8 @@ class Worker:
                     return False
                 lane.start()
                 self._lanes[server] = lane
+        if self.lay_out is not None:
+            self.lay_out(placement)
         self._next = placement
         return True
 

@@ -1,4 +1,4 @@
-"""Starts parameter-server processes for the tests: real ones, forked after PyTorch is imported.
+"""Starts processes of parameter-server jobs: real ones, forked after PyTorch is imported.
 
 Reads one JSON object a line: {"name", "role", "environment", "arguments", "log"}; role is
 coordinator, server, or the path of a training script. Prints {"name", "pid"} when a process has
