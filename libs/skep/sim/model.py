@@ -26,6 +26,7 @@ from skep.wire.commands import BindJob
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     End,
@@ -224,6 +225,8 @@ class AllocatorModel:
                             self.jobs[fate.job].guaranteed = False
                     for vc in self.quotas:
                         self._within_quota(vc)
+                case CellsAlarm():
+                    require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
                 case JobWaits():
                     if fact.aside:
                         self.hopeless[fact.job] = None

@@ -184,6 +184,23 @@ class JobPromoted(Message, frozen=True, tag="job-promoted"):
     levels: tuple[int, ...]
 
 
+class CellsAlarm(Message, frozen=True, tag="cells-alarm"):
+    """An invariant of the cells does not hold (`over`: it holds again): a bug, or bad memory.
+
+    `where` is a cell, a node, a level or a VC of `chain`, `vcs` whom it concerns. `story` are the
+    latest facts about any of them, oldest first, each cut short.
+    """
+
+    rule: Reason
+    chain: str
+    where: str
+    vcs: tuple[str, ...]
+    text: str
+    at: Instant
+    story: tuple[str, ...] = ()
+    over: bool = False
+
+
 class GpuQuarantined(Message, frozen=True, tag="gpu-quarantined"):
     """A GPU counts as bad until somebody says otherwise (`quarantine` false)."""
 
@@ -359,6 +376,7 @@ AllocatorFact = (
     | ReservationDropped
     | JobDemoted
     | JobPromoted
+    | CellsAlarm
     | GpuQuarantined
     | NodeAdded
     | NodeDrained

@@ -95,6 +95,11 @@ class Reason(StrEnum):
     ASKED_FOR = "asked-for"
     RETRIES_USED_UP = "retries-used-up"
 
+    # What the watch over the cells found broken.
+    CELLS_UNSAFE = "cells-unsafe"
+    CELLS_MISCOUNTED = "cells-miscounted"
+    GPUS_HELD_WRONGLY = "gpus-held-wrongly"
+
     # How the advisor ordered the queue.
     PREDICTED_SHORTEST = "predicted-shortest"
     ARRIVAL = "arrival"
@@ -176,6 +181,9 @@ TEXT: dict[Reason, str] = {
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
+    Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
+    Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
+    Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",
 }

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
@@ -26,6 +28,7 @@ from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     ClusterRefused,
@@ -303,6 +306,9 @@ class Fold:
             case CellsSet():
                 self._cells_set(fact)
                 self.note(fact, at, describe(fact), None)
+            case CellsAlarm():
+                self._alarm(fact)
+                self.note(fact, at, describe(fact), None)
             case EpochBegan() | ClusterRefused():
                 self.note(fact, at, describe(fact), None)
             case CancelAsked():
@@ -329,7 +335,19 @@ class Fold:
             job = self._job(name)
             if job is not None:
                 job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
-        self.clusters = self._clusters = Clusters(fact.asked, fact.cluster)
+        self.clusters = self._clusters = msgspec.structs.replace(
+            self.clusters, asked=fact.asked, resolved=fact.cluster
+        )
+
+    def _alarm(self, fact: CellsAlarm) -> None:
+        known = self.clusters
+        place = fact.rule, fact.chain, fact.where
+        others = [each for each in known.alarms if (each.rule, each.chain, each.where) != place]
+        self.clusters = self._clusters = msgspec.structs.replace(
+            known,
+            alarms=tuple(others) if fact.over else (*others, fact),
+            alarms_raised=known.alarms_raised + (not fact.over),
+        )
 
     def _job_fact(self, job: Job, fact: JobFact) -> None:
         row = job.row

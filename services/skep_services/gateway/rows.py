@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from skep.wire.cluster import Cluster
-from skep.wire.facts import Member
+from skep.wire.facts import CellsAlarm, Member
 from skep.wire.node import NodeJoined, RankExit
 from skep.wire.spec import Problem
 
@@ -267,6 +267,10 @@ class Clusters(msgspec.Struct, frozen=True):
 
     asked: Cluster = Cluster()
     resolved: Cluster = Cluster()
+    alarms: tuple[CellsAlarm, ...] = ()
+    """Invariants of the cells that the allocator found broken, and not in order since."""
+    alarms_raised: int = 0
+    """How many there have ever been."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

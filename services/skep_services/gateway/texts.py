@@ -119,6 +119,9 @@ def _about_cells(fact: Any) -> Line | None:
             state = "counts as bad" if quarantine else "is good again"
             return Line(f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on,
                         reason=why)  # fmt: skip
+        case facts.CellsAlarm(rule=rule):
+            state = "ALARM over" if fact.over else "ALARM"
+            return Line(f"{state}: {alarm_text(fact)}", reason=rule)
         case facts.CellsSet(cluster=cluster, fates=fates):
             owned = "; ".join(f"{vc} {cells_text(one)}"
                               for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
@@ -128,6 +131,13 @@ def _about_cells(fact: Any) -> Line | None:
             return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
         case _:
             return None
+
+
+def alarm_text(alarm: facts.CellsAlarm) -> str:
+    """Return what of the cells is broken, where, and whom it concerns."""
+    whom = f", concerns {' '.join(alarm.vcs)}" if alarm.vcs else ""
+    where = ", ".join(part for part in (alarm.chain, alarm.where) if part)
+    return f"{TEXT[alarm.rule]} ({where}: {alarm.text}{whom})"
 
 
 def cells_text(vc: VirtualCluster) -> str:

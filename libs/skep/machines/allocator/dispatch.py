@@ -7,11 +7,13 @@ what a crash may forget: timers, heartbeats and advice.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from skep.cells.nodes import Attempt, NodeState
+from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork, changes
+from skep.machines.allocator import cellwork, changes, watch
 from skep.machines.allocator.jobs import JobState, Part, State, Successor
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
@@ -89,6 +91,13 @@ class Soft:
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
         """The cells with nothing on them, for telling what can never be placed on them."""
+        self.story: deque[Any] = deque(maxlen=watch.STORY_KEPT)
+        """The latest facts, for whoever has to find out how something came about."""
+        self.patrol: Patrol | None = None
+        self.patrol_at = Instant(0)
+        """When the watch next goes on with its round."""
+        self.seen: dict[watch.Place, None] = {}
+        """What was found broken in this round."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
@@ -170,6 +179,7 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, NODE_CHECK_EVERY)
         _look_for_lost_nodes(machine, now)
+        watch.go_round(machine, now)
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:

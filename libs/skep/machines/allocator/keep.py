@@ -15,8 +15,10 @@ from skep.cells.keep import CellsKept
 from skep.cells.keep import keep as keep_cells
 from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
+from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.wire.cluster import Cluster
+from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     last_queued: int
     asked: Cluster
     queues: tuple[tuple[str, bool], ...]
+    alarms: tuple[CellsAlarm, ...] = ()
     last_asked: int = 0
 
 
@@ -75,6 +78,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         last_queued=machine.last_queued,
         asked=machine.asked,
         queues=tuple(machine.queues),
+        alarms=tuple(machine.alarms.values()),
         last_asked=machine.last_asked,
     )
     yield keep_cells(machine.cells)
@@ -110,6 +114,8 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.last_asked = kept.last_asked
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
+            for alarm in kept.alarms:
+                watch.apply(machine, alarm)
         case CellsKept():
             machine.cells = restore_cells(kept)
         case NodeKept():

@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.check import check as check_cells
 from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import Spot
 from skep.cells.keep import reconfigure
@@ -26,9 +25,11 @@ from skep.machines.allocator import (
     changes,
     changing,
     dispatch,
+    invariants,
     moves,
     moving,
     schedule,
+    watch,
 )
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
@@ -44,6 +45,7 @@ from skep.wire.facts import (
     Admitted,
     AllocatorFact,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     ClusterRefused,
@@ -116,6 +118,8 @@ class AllocatorMachine:
         self.last_asked = 0
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.alarms: dict[watch.Place, CellsAlarm] = {}
+        """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
@@ -167,6 +171,7 @@ class AllocatorMachine:
                 raise AssertionError(text)
         if not isinstance(event, Heartbeat) or self.effects:
             schedule.schedule(self, now)
+        watch.look(self, now)
         return self.effects
 
     def wake_at(self) -> Instant | None:
@@ -177,6 +182,7 @@ class AllocatorMachine:
         """Apply a fact and ask for it to be made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
+        self.soft.story.append(fact)
 
     # --- what others tell --------------------------------------------------------------------
 
@@ -289,6 +295,8 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case CellsSet():
                 self._apply_cells(fact)
+            case CellsAlarm():
+                watch.apply(self, fact)
             case ClusterRefused():
                 pass  # Told to whoever reads the log; nothing changed.
             case NodeAdded():
@@ -556,40 +564,7 @@ class AllocatorMachine:
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
-        held = {name: dict(node.ghosts) for name, node in self.nodes.items()}
-        waiting = 0
-        for job in self.jobs.values():
-            idle = job.state in (State.QUEUED, State.RESERVED)
-            assert idle == (not job.members), job
-            assert idle == (job.job not in self.placed), job
-            assert (job.state is State.RESERVED) == (job.job in self.reserved), job
-            if job.state is State.QUEUED:
-                assert self.queue(job).holds(job.entry) != (job.job in self.parked), job
-                waiting += job.job not in self.parked
-            assert job.change is None or job.state in (State.RUNNING, State.SUSPENDED), job
-            away = job.released and job.state is State.SUSPENDED
-            assert away == (job.job in self.away), job
-            assert not away or cellwork.holder(job.job, job.attempt) not in self.cells.holds, job
-            if idle:
-                continue
-            assert not job.over, f"{job.job}: an attempt that is over was not judged"
-            for name, part in job.parts.items():
-                if part is not Part.GONE:
-                    held[name][job.job, job.attempt] = 0
-            for name in job.successor.members if job.successor is not None else ():
-                assert job.change is not None, job
-                held[name][job.job, job.following - 1] = 0
-        assert waiting == sum(len(queue) for queue in self.queues.values())
-        for name, node in self.nodes.items():
-            node.check()
-            assert sorted(node.holdings) == sorted(held[name]), name
-            for attempt in node.open_orders:
-                assert attempt in node.holdings, (name, attempt)
-        held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
-        claims = {cellwork.holder(job.job, job.following) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
-        assert not cellwork.uncovered(self)
-        check_cells(self.cells)
+        invariants.check(self)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
