@@ -39,7 +39,16 @@ from skep.wire.node import Outcome
 SOFT = {
     "AdmissionMachine": ("_effects",),
     "AllocatorMachine": ("soft", "effects"),
-    "AgentMachine": ("_effects", "progress", "settled", "told", "unsure", "clearing", "report_at"),
+    "AgentMachine": (
+        "_effects",
+        "progress",
+        "settled",
+        "told",
+        "unsure",
+        "clearing",
+        "report_at",
+        "changes",
+    ),
 }
 """What each machine may forget in a crash."""
 

@@ -25,6 +25,14 @@ class DeviceError(Exception):
     """The devices asked for are not there: the text says what is, and what to do."""
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """A process that holds memory of a device; `bytes` 0 where only that it does is known."""
+
+    device: int
+    pid: int
+    bytes: int
+
+
 class Devices(Protocol):
     """What the agent needs to know of its GPUs."""
 
@@ -46,6 +54,10 @@ class Devices(Protocol):
 
     def utilisation(self) -> Mapping[int, int]:
         """Return thousandths of each device in use over the last moment; empty if unknown."""
+        ...
+
+    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
+        """Return which processes hold memory of these devices; nothing if that is not known."""
         ...
 
 
@@ -79,6 +91,10 @@ class CpuSlots:
     def utilisation(self) -> Mapping[int, int]:
         """Return nothing: a slot is not a device that could tell."""
         return {}
+
+    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
+        """Return nothing: a slot has no memory of its own."""
+        return ()
 
 
 class _Handle(msgspec.Struct, frozen=True):
@@ -145,6 +161,13 @@ class NvmlGpus:
         """Return what the driver sampled: time with any kernel running, not how full it was."""
         rates = self._nvml.nvmlDeviceGetUtilizationRates
         return {one.index: int(rates(one.handle).gpu) * 10 for one in self._handles}
+
+    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
+        """Return what the driver lists of compute contexts."""
+        listed = self._nvml.nvmlDeviceGetComputeRunningProcesses
+        wanted = [one for one in self._handles if one.index in devices]
+        return tuple(Holder(one.index, int(each.pid), int(each.usedGpuMemory or 0))
+                     for one in wanted for each in listed(one.handle))  # fmt: skip
 
 
 def open_devices(environment: Mapping[str, str]) -> Devices:
