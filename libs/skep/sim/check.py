@@ -43,8 +43,7 @@ from skep.wire.node import Outcome
 SOFT = {
     "AdmissionMachine": ("_effects",),
     "AllocatorMachine": ("soft", "effects", "key"),
-    "PlayedAgent": (
-        "host",
+    "AgentMachine": (
         "_effects",
         "progress",
         "settled",
@@ -52,6 +51,8 @@ SOFT = {
         "unsure",
         "clearing",
         "report_at",
+        "changes",
+        "used",
     ),
 }
 """What each machine may forget in a crash."""

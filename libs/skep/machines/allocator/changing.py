@@ -164,7 +164,8 @@ def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now:
     machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=event.node,
                                   order=event.order, manner=event.manner, step=event.step,
                                   moved=event.moved, residue=event.residue,
-                                  pause_ns=event.pause_ns, detail=event.detail))  # fmt: skip
+                                  pause_ns=event.pause_ns, detail=event.detail,
+                                  released=event.released))  # fmt: skip
     conclude(machine, job, now)
 
 
@@ -211,7 +212,7 @@ def _suspended(
     elif refused:
         _again(machine, job, change, now, "; ".join(refused.values()))
     else:
-        whole = all(answer.manner is Manner.BOUNDARY for answer in told.values())
+        whole = all(answer.released for answer in told.values())
         why = change.why
         changes.close(machine, job, Result.DONE, why, now, released=release and whole,
                       detail=change.detail)  # fmt: skip
