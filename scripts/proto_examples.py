@@ -10,6 +10,7 @@ from skep.units import Duration, Instant
 from skep.wire import (
     admin,
     advice,
+    changes,
     commands,
     facts,
     findings,
@@ -201,6 +202,12 @@ ADMIN: tuple[msgspec.Struct, ...] = (
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
 )
+ASKS: tuple[msgspec.Struct, ...] = (
+    changes.AskSuspend(job="j17", release=True),
+    changes.AskResume(job="j17"),
+    changes.AskCheckpoint(job="j17"),
+    changes.AskMigrate(job="j17", to="node-2"),
+)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
     facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
@@ -212,12 +219,16 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
     facts.CancelAsked(job="j17"),
     facts.JobOver(job="j17"),
+    changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
 )  # fmt: skip
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
                    fates=(facts.JobFate(job="j16", fate="demoted"),)),
     facts.ClusterRefused(problems=(PROBLEM,)),
+    facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
+                     text="1 cells of level node are owed and not there", at=LATER,
+                     story=('{"type":"job-ended","job":"j16"}',)),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
     facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
                         at=AT, why=Reason.BEST_FIT_ONE_NODE),
@@ -242,6 +253,21 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.GhostGone(job="j17", attempt=1, node="node-1"),
     facts.JobRequeued(job="j17", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=LATER,
                       detail="node-1: rank 1: exit status 3", trace=TRACE),
+    changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
+    changes.AskOver(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True),
+                    result=changes.Result.UNDONE, why=Reason.NOT_TAKEN, detail="node-1", at=LATER),
+    changes.MemberLearned(job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED,
+                          can=("suspend", "release")),
+    changes.JobChanging(job="j17", attempt=1, order=44, goal=changes.Goal.SUSPEND,
+                        change=commands.Suspend(release=True), nodes=("node-1",),
+                        why=Reason.REQUESTED, at=AT, ask=21, trace=TRACE),
+    changes.MemberAnswered(job="j17", attempt=1, node="node-1", order=44,
+                           manner=node.Manner.BOUNDARY, step=120, moved=104_857_600,
+                           residue=524_288_000, pause_ns=140_000_000),
+    changes.JobChanged(job="j17", attempt=1, goal=changes.Goal.SUSPEND,
+                       result=changes.Result.DONE, why=Reason.REQUESTED, at=LATER, released=True,
+                       step=120, trace=TRACE),
+    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip
@@ -312,6 +338,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "advice": ADVICE,
     "admin": ADMIN,
     "verdict": VERDICTS,
+    "asks": ASKS,
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
     "agent-facts": AGENT_FACTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
+from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.message import Message
@@ -107,6 +108,7 @@ AdmissionFact = (
     | Repeated
     | CancelAsked
     | JobOver
+    | ChangeAsked
 )
 
 # --- allocator -----------------------------------------------------------------------------
@@ -201,6 +203,23 @@ class JobPromoted(Message, frozen=True, tag="job-promoted"):
     job: str
     attempt: int
     levels: tuple[int, ...]
+
+
+class CellsAlarm(Message, frozen=True, tag="cells-alarm"):
+    """An invariant of the cells does not hold (`over`: it holds again): a bug, or bad memory.
+
+    `where` is a cell, a node, a level or a VC of `chain`, `vcs` whom it concerns. `story` are the
+    latest facts about any of them, oldest first, each cut short.
+    """
+
+    rule: Reason
+    chain: str
+    where: str
+    vcs: tuple[str, ...]
+    text: str
+    at: Instant
+    story: tuple[str, ...] = ()
+    over: bool = False
 
 
 class GpuQuarantined(Message, frozen=True, tag="gpu-quarantined"):
@@ -378,6 +397,7 @@ AllocatorFact = (
     | ReservationDropped
     | JobDemoted
     | JobPromoted
+    | CellsAlarm
     | GpuQuarantined
     | NodeAdded
     | NodeDrained
@@ -395,6 +415,7 @@ AllocatorFact = (
     | JobRequeued
     | JobEnded
     | CancelAsked
+    | ChangeFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

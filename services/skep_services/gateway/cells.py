@@ -17,9 +17,11 @@ from skep.cells.pools import VCell
 from skep.cells.propose import resolve
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, VirtualCluster
+from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.holdings import job_of
 from skep_services.gateway.rows import PLACED, State
+from skep_services.gateway.texts import alarm_text
 
 Plain = dict[str, Any]
 HIDDEN = "?"
@@ -116,6 +118,26 @@ class _Tree:
 
 def _shown(owner: str, vc: str, text: str) -> str:
     return text if vc in {"", owner} else HIDDEN
+
+
+def alarms_view(fold: Fold, vc: str) -> list[Plain]:
+    """Return what the allocator found broken in the cells and not in order since.
+
+    A tenant is told what concerns it, and not the story, which names others' jobs.
+    """
+    return [
+        {
+            "rule": alarm.rule,
+            "chain": alarm.chain,
+            "where": alarm.where,
+            "vcs": list(alarm.vcs) if not vc else [vc],
+            "at": alarm.at,
+            "text": alarm_text(alarm) if not vc else TEXT[alarm.rule],
+            "story": list(alarm.story) if not vc else [],
+        }
+        for alarm in fold.clusters.alarms
+        if not vc or vc in alarm.vcs
+    ]
 
 
 # --- tenants -------------------------------------------------------------------------------------

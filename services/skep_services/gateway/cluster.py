@@ -13,7 +13,7 @@ from skep.wire.cluster import Chain, Pin, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response
-from skep_services.gateway.cells import cells_view, plan_view, usage_view, vcs_view
+from skep_services.gateway.cells import alarms_view, cells_view, plan_view, usage_view, vcs_view
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
@@ -125,7 +125,8 @@ class Cluster:
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""
-        return json_response({"vcs": vcs_view(self._indexer.fold, caller_of(request).vc)})
+        fold, vc = self._indexer.fold, caller_of(request).vc
+        return json_response({"vcs": vcs_view(fold, vc), "alarms": alarms_view(fold, vc)})
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
         """Answer one virtual cluster's cells: where they are and who is inside."""
@@ -137,11 +138,13 @@ class Cluster:
 
     async def usages(self, request: web.Request) -> web.StreamResponse:
         """Answer every virtual cluster's cells."""
-        return json_response({"vcs": usage_view(self._indexer.fold, caller_of(request).vc)})
+        fold, vc = self._indexer.fold, caller_of(request).vc
+        return json_response({"vcs": usage_view(fold, vc), "alarms": alarms_view(fold, vc)})
 
     async def cells(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells."""
-        return json_response({"chains": self._tree(request)})
+        alarms = alarms_view(self._indexer.fold, caller_of(request).vc)
+        return json_response({"chains": self._tree(request), "alarms": alarms})
 
     async def picture(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells as a picture."""

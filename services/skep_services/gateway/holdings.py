@@ -71,6 +71,16 @@ class Holdings:
         owns = any(level for member in fact.members for level in member.levels)
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
 
+    def regain(self, job: Job, number: int) -> None:
+        """Give an attempt that had given its GPUs back the same ones again, borrowed."""
+        self.changed()
+        for part in job.attempt(number).members:
+            node = self._fold.node(part.node)
+            for offset, devices in enumerate(part.devices if part.outcome is None else ()):
+                taken = Taken(job.row.job, job.row.vc, number, part.first_rank + offset, 0)
+                node.taken.update(dict.fromkeys(devices, taken))
+        job.row.class_in_force = OPPORTUNISTIC_CLASS
+
     def regrade(self, job: Job, attempt: int, levels: Sequence[int]) -> None:
         """Have an attempt hold its GPUs by another right.
 

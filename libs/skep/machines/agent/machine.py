@@ -18,6 +18,7 @@ from skep.machines.agent.changes import Changes
 from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
+    DevicesSeen,
     ExitProcess,
     ForgetRun,
     ListRuns,
@@ -113,6 +114,8 @@ class AgentMachine:
         self.unsure: dict[str, None] = {}
         """Ranks that may have ended or never begun while no agent was there: soft, as every restart
         asks the runtime. Ranks started since are not among them: the list may be older."""
+        self.used: dict[int, int] = {}
+        """Utilisation by device, in thousandths: soft."""
         self.serial = 0
         """Numbers the tries to change a part: what ranks are told is fenced by it."""
         self.host_budget = joined.memory // HOST_SHARE
@@ -146,6 +149,8 @@ class AgentMachine:
                 self.changes.said(event.message, now)
             case RankStats():
                 self._stats(event, now)
+            case DevicesSeen():
+                self.used = {each.index: each.utilisation for each in event.devices}
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -330,7 +335,7 @@ class AgentMachine:
         self.progress.pop(key, None)
         self.changes.forget(key)
         used = sorted(device for rank in part.ranks.values() for device in rank.plan.devices)
-        if any(gpu.uuid for gpu in self.joined.gpus if gpu.index in used):
+        if any(device in self.used for device in used):
             self._effects.append(Call(SweepDevices(key[0], key[1], tuple(used))))
         self._answer_clear()
 
@@ -413,7 +418,8 @@ class AgentMachine:
             part = self.parts[key]
             assert part.command is not None, key
             over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
-            alive = tuple(told for rank, told in ranks.items() if rank not in over)
+            alive = tuple(self._with_use(part, told) for rank, told in ranks.items()
+                          if rank not in over)  # fmt: skip
             if alive:
                 jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
                                         ranks=alive, trace=part.command.trace))  # fmt: skip
@@ -421,6 +427,15 @@ class AgentMachine:
             report = NodeReport(node=node, at=now, jobs=tuple(jobs))
             self._effects.append(Send(subjects.report(node), report))
         self.report_at = after(now, REPORT_EVERY)
+
+    def _with_use(self, part: PartState, told: RankProgress) -> RankProgress:
+        """Return a rank's progress with the utilisation of its devices, where they tell it."""
+        plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
+        used = [self.used.get(device, -1) for plan in plans for device in plan.devices]
+        known = [each for each in used if each >= 0]
+        if not known:
+            return told
+        return msgspec.structs.replace(told, utilisation=sum(known) // len(known))
 
     # --- facts ---------------------------------------------------------------------------------
 

@@ -7,18 +7,21 @@ what a crash may forget: timers, heartbeats and advice.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from skep.cells.nodes import Attempt, NodeState
+from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, changes, watch
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.base import Send
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
+    ChangeJob,
     ClearNode,
     JoinAgain,
     RankPlan,
@@ -85,6 +88,13 @@ class Soft:
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
         """The cells with nothing on them, for telling what can never be placed on them."""
+        self.story: deque[Any] = deque(maxlen=watch.STORY_KEPT)
+        """The latest facts, for whoever has to find out how something came about."""
+        self.patrol: Patrol | None = None
+        self.patrol_at = Instant(0)
+        """When the watch next goes on with its round."""
+        self.seen: dict[watch.Place, None] = {}
+        """What was found broken in this round."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
@@ -160,13 +170,16 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, NODE_CHECK_EVERY)
         _look_for_lost_nodes(machine, now)
+        watch.go_round(machine, now)
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Arm the time limit of an attempt that runs."""
+    """Arm the time limit of an attempt that runs; what it was suspended for does not count."""
     if isinstance(job.spec.limits.time, int):
         # A clock that was set back since would make the limit as much longer.
-        ends_at = after(min(job.ran_at, now), seconds(job.spec.limits.time))
+        ends_at = after(
+            min(job.ran_at, now), Duration(seconds(job.spec.limits.time) + job.suspended_ns)
+        )
         machine.soft.remind(ends_at, ("", job.job, job.attempt))
 
 
@@ -286,7 +299,8 @@ def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
 def stop(
     machine: AllocatorMachine, job: JobState, why: Reason, now: Instant, detail: str = ""
 ) -> None:
-    """End an attempt: told to every node that still has a part of it."""
+    """End an attempt, and what was to be changed of it: told to every node with a part of it."""
+    changes.overtake(machine, job, now)
     machine.record(JobStopping(job=job.job, attempt=job.attempt, order=machine.order + 1, why=why,
                                at=now, detail=detail, trace=job.trace))  # fmt: skip
     for name in job.parts:
@@ -323,7 +337,9 @@ def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
     return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
 
 
-def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob | StopJob | None:
+def _owed(
+    machine: AllocatorMachine, node: NodeState, key: Attempt
+) -> BindJob | StopJob | ChangeJob | None:
     """Return the command a node has not answered about an attempt, or None."""
     name = node.joined.node
     if key in node.ghosts:
@@ -334,7 +350,9 @@ def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob |
     if job.state is State.STOPPING:
         grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
         return _stop_command(machine, node, key, job.order, grace_s)
-    return _bind_command(machine, job, name) if job.parts[name] is Part.BOUND else None
+    if job.parts[name] is Part.BOUND:
+        return _bind_command(machine, job, name)
+    return changes.owed(machine, job, node, machine.epoch)
 
 
 def _stop_command(
