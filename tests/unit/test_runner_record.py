@@ -60,7 +60,22 @@ def test_pids_of_another_boot_mean_nothing(path: str) -> None:
     record.frozen(known, "/group")
     record.close()
     record = Record(path, "later")
-    expected = ("a", 7, "/logs/a", 10, 0, 18, 19, None, 0, False, 0, False, "", [])
+    expected: tuple[object, ...] = (
+        "a",
+        7,
+        "/logs/a",
+        10,
+        0,
+        18,
+        19,
+        None,
+        0,
+        False,
+        0,
+        False,
+        "",
+        [],
+    )
     assert facts(record) == [expected]
     record.close()
     assert written(path)[0] == {"boot": "later"}

@@ -50,14 +50,6 @@ class DeviceState(msgspec.Struct, frozen=True):
     trouble: tuple[str, ...] = ()
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """A process that holds memory of a device; `bytes` 0 where only that it does is known."""
-
-    device: int
-    pid: int
-    bytes: int
-
-
 class Devices(Protocol):
     """What the agent needs to know of its GPUs."""
 
@@ -79,10 +71,6 @@ class Devices(Protocol):
 
     def look(self) -> tuple[DeviceState, ...]:
         """Return the state of each device that can tell; takes some milliseconds at most."""
-        ...
-
-    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
-        """Return which processes hold memory of these devices; nothing if that is not known."""
         ...
 
 
@@ -115,10 +103,6 @@ class CpuSlots:
 
     def look(self) -> tuple[DeviceState, ...]:
         """Return nothing: a slot is not a device that could tell."""
-        return ()
-
-    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
-        """Return nothing: a slot has no memory of its own."""
         return ()
 
 
@@ -172,10 +156,6 @@ class FakeGpus:
             memory=sum(process.memory for process in seen.processes),
             processes=tuple(DeviceProcess(*process) for process in seen.processes),
         )
-
-    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
-        """Return nothing: a slot has no memory of its own."""
-        return ()
 
 
 class _Handle(msgspec.Struct, frozen=True):
@@ -267,13 +247,6 @@ class NvmlGpus:
                             for process in running),
             trouble=tuple(dict.fromkeys(trouble)),
         )  # fmt: skip
-
-    def holders(self, devices: Sequence[int]) -> tuple[Holder, ...]:
-        """Return what the driver lists of compute contexts."""
-        listed = self._nvml.nvmlDeviceGetComputeRunningProcesses
-        wanted = [one for one in self._handles if one.index in devices]
-        return tuple(Holder(one.index, int(each.pid), int(each.usedGpuMemory or 0))
-                     for one in wanted for each in listed(one.handle))  # fmt: skip
 
 
 def open_devices(environment: Mapping[str, str], state: Path) -> Devices:

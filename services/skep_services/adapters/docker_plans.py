@@ -1,4 +1,4 @@
-"""What keeps a plan from being a container, and why one said nothing: in words, without an engine."""
+"""What keeps a plan from being a container, and why one said nothing: in words, no engine asked."""
 
 from __future__ import annotations
 

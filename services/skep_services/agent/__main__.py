@@ -120,11 +120,10 @@ async def main(chosen: Settings, log: Any) -> None:
         part = machine.parts.get((job, attempt))
         return part is not None and part.over is None
 
-    watching: list[asyncio.Task[None]] = []
-
     def job_lives(job: str) -> bool:
         return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
+    watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
 
     async def watch_devices(shell: Any) -> None:

@@ -144,8 +144,8 @@ class AgentCalls:
 
     async def _sweep(self, command: machine.SweepDevices) -> None:
         """Name who still holds memory of devices that a part has left."""
-        held = await asyncio.to_thread(self._devices.holders, command.devices)
-        for text in leaks(held, command.job, command.attempt):
+        seen = await asyncio.to_thread(self._devices.look)
+        for text in leaks(seen, command.devices, command.job, command.attempt):
             log.warning("after %s attempt %d: %s", command.job, command.attempt, text)
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:

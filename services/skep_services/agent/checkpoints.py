@@ -1,6 +1,6 @@
 """The folders in which jobs keep durable checkpoints: where they are, and when they go.
 
-    STATE/checkpoints/<job>/              unless SKEP_CHECKPOINTS_DIR names another place for `<job>`
+    STATE/checkpoints/<job>/       unless SKEP_CHECKPOINTS_DIR names another place for `<job>`
 
 What is in them is the job's own (`skep_job`). A later attempt finds the newest complete checkpoint
 there, so a folder outlives the attempt. It goes with the job's success where one node has all of

@@ -16,7 +16,7 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
                                                      | {"id": 8, "trouble": "what would not"}
     {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
     a request that makes no sense                   -> {"id": 7, "error": "why"}
-    to every client, when a run ends                -> {"exited": {token, code, leftovers, left, at}}
+    to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
 
 It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
 it end with its last run. It is not to be trusted with anything it cannot write to STATE: what it

@@ -250,14 +250,14 @@ class Changes:
     def _fail(self, key: PartKey, why: str, now: Instant) -> None:
         """Put everything back, and say why."""
         drive, part = self.soft.drives[key], self._part(key)
-        drive.detail = drive.detail or why
         if drive.manner is Manner.UNCHANGED:
             self._next(key, now)
             return
-        drive.manner = Manner.UNCHANGED
+        drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
             case Suspend():
-                drive.phases = [Phase.THAW, Phase.UNDO]
+                speaks = "suspend" in self.abilities.can(part)
+                drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
             case Resume():
                 drive.refreeze = part.stands_frozen
                 drive.phases = [Phase.FREEZE] if drive.refreeze else []

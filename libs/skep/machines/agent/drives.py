@@ -1,4 +1,4 @@
-"""A change of a part on its way: which phase it is in, whose answers are missing, what they said."""
+"""A change of a part on its way: its phase, whose answers are missing, and what was said."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ class Abilities:
     def __init__(self, agent: AgentMachine, soft: Soft) -> None:
         """Share what `agent` knows, and what is soft."""
         self._agent, self._soft = agent, soft
+        self.listens = True
+        """Whether ranks are heard at all; a simulation may know by itself what they can."""
 
     def can(self, part: PartState) -> tuple[str, ...]:
         """Return what every rank can do, as far as it is known, also from before a restart."""
@@ -40,7 +42,7 @@ class Abilities:
     def expect(self, key: PartKey, now: Instant) -> None:
         """Wait for what a running part has to say."""
         part = self._agent.parts[key]
-        if part.known is None and part.started is not None:
+        if self.listens and part.known is None and part.started is not None:
             self._soft.known_by[key] = after(now, KNOWN_AFTER)
 
     def learn(self, key: PartKey, part: PartState, token: str, said: Can, now: Instant) -> None:

@@ -335,7 +335,7 @@ class AgentMachine:
         self.progress.pop(key, None)
         self.changes.forget(key)
         used = sorted(device for rank in part.ranks.values() for device in rank.plan.devices)
-        if any(gpu.uuid for gpu in self.joined.gpus if gpu.index in used):
+        if any(device in self.used for device in used):
             self._effects.append(Call(SweepDevices(key[0], key[1], tuple(used))))
         self._answer_clear()
 

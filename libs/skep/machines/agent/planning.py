@@ -189,7 +189,8 @@ def _regrouped(part: PartState, change: Resize) -> dict[str, Rank]:
     for token, plan in tokens.items():
         known = part.ranks.get(token)
         gang[token] = _as_planned(known, plan) if known is not None else Rank(plan)
-    rest = {token: rank for token, rank in part.ranks.items() if token not in tokens}
+    rest = {token: rank for token, rank in part.ranks.items()
+            if token not in tokens and rank.down is None}  # fmt: skip
     for rank in rest.values():
         rank.out = True
     return {**gang, **rest}
