@@ -83,6 +83,10 @@ def of(effects: list[Effect], kind: type) -> list[Any]:
     return [fact for fact in facts_of(effects) if isinstance(fact, kind)]
 
 
+def state(decide: Driver[AllocatorMachine]) -> State:
+    return decide.machine.jobs["j1"].state
+
+
 def running(
     *nodes: str, gpus: int = 4, can: tuple[str, ...] = EVERYTHING, **changes: Any
 ) -> Driver[AllocatorMachine]:
@@ -116,13 +120,13 @@ def test_a_job_is_suspended_and_resumed() -> None:
     effects = decide(changed(command, step=7), 15)
     assert over(effects) == [(2, Result.DONE, None)]
     assert decide(changed(command), 16) == []
-    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    assert state(decide) is State.SUSPENDED
     assert len(decide.machine.placed) == 1
 
     (command,) = told(decide(ask(3, AskResume(job="j1")), 40))
     assert command.change == Resume()
     assert ends(decide(changed(command), 41)) == [(Goal.RESUME, Result.DONE)]
-    assert decide.machine.jobs["j1"].state is State.RUNNING
+    assert state(decide) is State.RUNNING
 
 
 def test_a_request_is_taken_once() -> None:
