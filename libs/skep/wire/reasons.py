@@ -83,6 +83,7 @@ class Reason(StrEnum):
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
     ASKED_FOR = "asked-for"
+    REPEATED_FAILURES = "repeated-failures"
     RETRIES_USED_UP = "retries-used-up"
 
     # What the watch over the cells found broken.
@@ -147,6 +148,7 @@ TEXT: dict[Reason, str] = {
     Reason.FITS_NO_CELL: "no cell could hold it even if nothing else ran: change one or the other",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
+    Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from skep.cells.clustercheck import cluster_problems
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.cluster import Chain, Pin, VirtualCluster
+from skep.wire.cluster import Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.api import ApiError, caller_of, json_response
@@ -35,6 +35,7 @@ class VcsBody(msgspec.Struct, forbid_unknown_fields=True):
     vcs: dict[str, VirtualCluster]
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
+    quarantine: QuarantineRule = QuarantineRule()
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,7 +196,8 @@ class Cluster:
 
 def _sound(body: VcsBody) -> SetVcs:
     """Return what an operator wants if it can be. Raises ApiError."""
-    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins)
+    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins,
+                  quarantine=body.quarantine)  # fmt: skip
     problems = tuple(cluster_problems(wish.cluster))
     if problems:
         raise ApiError(422, problems[0].reason, problems[0].text, problems)

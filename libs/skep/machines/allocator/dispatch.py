@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork, watch
+from skep.machines.allocator import cellwork, suspects, watch
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.base import Send
 from skep.units import Instant, after, seconds
@@ -169,6 +169,7 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, NODE_CHECK_EVERY)
         _look_for_lost_nodes(machine, now)
+        suspects.convict(machine, now)
         watch.go_round(machine, now)
 
 

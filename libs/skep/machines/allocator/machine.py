@@ -20,7 +20,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import cellwork, dispatch, invariants, schedule, watch
+from skep.machines.allocator import cellwork, dispatch, invariants, schedule, suspects, watch
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
@@ -103,6 +103,7 @@ class AllocatorMachine:
         self.borrowed: dict[str, JobState] = {}
         """Guaranteed jobs that run opportunistically for now."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.suspicion = suspects.Suspicion()
         self.alarms: dict[watch.Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
@@ -389,6 +390,8 @@ class AllocatorMachine:
                 node.quarantined[fact.device] = None
             case GpuQuarantined():
                 node.quarantined.pop(fact.device, None)
+        if isinstance(fact, GpuQuarantined):
+            suspects.quarantined(self, fact)
         self._changed(fact.node)
 
     def _apply_hold(
@@ -515,6 +518,7 @@ class AllocatorMachine:
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
+        suspects.over(self, job, fact)
         job.move("JobRequeued")
         job.retries_used += fact.counted
         job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
@@ -526,6 +530,7 @@ class AllocatorMachine:
 
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
+        suspects.over(self, job, fact)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)

@@ -16,7 +16,7 @@ from skep.cells.fair import place_yielding
 from skep.cells.holds import Placement, Request
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, suspects
 from skep.machines.allocator.dispatch import command, stop
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.policies.queue import Entry, Head
@@ -150,10 +150,10 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         return 0
     attempt = job.attempt + 1
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
-    where = machine.cells.place(asked, machine.loss(now), _limit(machine, job, asked.priority))
+    where = suspects.place(machine, job, asked, _limit(machine, job, asked.priority), now)
     if where is None and cellwork.borrows(job):
         spare = cellwork.request(job, attempt, guaranteed=False)
-        where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
+        where = suspects.place(machine, job, spare, _limit(machine, job, spare.priority), now)
     if where is None and job.spec.opportunistic:
         where = _yielding(machine, job, asked, now)
     made = cellwork.members(machine, where) if where is not None else ()
