@@ -120,7 +120,15 @@ def people_grants() -> dict[str, Grants]:
         + says((*_everything_asked(), LOOK_UP), (f"{subjects.PREFIX}.>",))
         + functools.reduce(Grants.__add__, (_follows(OPERATOR, name) for name in subjects.STREAMS)),
         BOOTSTRAP: _inbox(BOOTSTRAP)
-        + says(("$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.CREATE.*")),
+        + says(
+            (
+                "$JS.API.INFO",
+                "$JS.API.STREAM.INFO.*",
+                "$JS.API.STREAM.CREATE.*",
+                # Which virtual clusters were asked for: their people need users here.
+                f"$JS.API.STREAM.MSG.GET.{ADMIN}",
+            )
+        ),
     }
 
 
