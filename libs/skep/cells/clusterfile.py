@@ -41,6 +41,7 @@ from skep.cells.clustercheck import (
 from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
 from skep.wire.cluster import (
     JOBS_MAX,
+    QUARANTINE,
     Chain,
     Cluster,
     Level,
@@ -184,7 +185,7 @@ class _Reader:
 
     def quarantine(self, value: Any) -> QuarantineRule:
         """Return when GPUs are quarantined by rule; what is not given has its default."""
-        path, usual = "$.quarantine", QuarantineRule()
+        path, usual = "$.quarantine", QUARANTINE
         tree = self.mapping(value, path, "an object")
         self.keys(tree, QUARANTINE_KEYS, path)
         numbers = {key: self.number(tree.get(key, getattr(usual, key)), f"{path}.{key}")
@@ -196,10 +197,12 @@ class _Reader:
         if not isinstance(signs, list) or not all(isinstance(one, str) for one in signs):
             self.wrong_type(f"{path}.signs", f"a list of {', '.join(SIGNS)}", signs)
             signs = []
-        return QuarantineRule(
+        rule = QuarantineRule(
             **{key: getattr(usual, key) if told is None else told for key, told in numbers.items()},
-            share=float(share), signs=tuple(signs),
-        )  # fmt: skip
+            share=float(share),
+            signs=tuple(signs),
+        )
+        return usual if rule == usual else rule
 
     # --- chains -----------------------------------------------------------------------------------
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skep.ids import is_token
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, QuarantineRule, VirtualCluster
+from skep.wire.cluster import (
+    JOBS_MAX,
+    QUARANTINE,
+    Chain,
+    Cluster,
+    Pin,
+    QuarantineRule,
+    VirtualCluster,
+)
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
@@ -23,7 +31,7 @@ class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
     vcs: dict[str, VirtualCluster]
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
-    quarantine: QuarantineRule = QuarantineRule()
+    quarantine: QuarantineRule = QUARANTINE
 
     @property
     def cluster(self) -> Cluster:

@@ -100,6 +100,10 @@ class QuarantineRule(_Part, frozen=True):
     signs: tuple[str, ...] = ("signal", "not-started")
 
 
+QUARANTINE = QuarantineRule()
+"""What holds unless it is said otherwise: one object, so that messages leave it out."""
+
+
 class Cluster(_Part, frozen=True):
     """The whole: chains and pins by name, virtual clusters by name.
 
@@ -109,4 +113,4 @@ class Cluster(_Part, frozen=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     vcs: dict[str, VirtualCluster] = {}
-    quarantine: QuarantineRule = QuarantineRule()
+    quarantine: QuarantineRule = QUARANTINE

@@ -17,7 +17,7 @@ from skep.cells.clusterfile import parse_cluster
 from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
 from skep.wire.admin import QUOTA_MAX, vcs_problems
-from skep.wire.cluster import Chain, Pin, QuarantineRule, VirtualCluster
+from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
 from skep_services.supervisor.home import CLUSTER_VERSION
 
@@ -96,7 +96,7 @@ class Cluster(msgspec.Struct, kw_only=True):
     chains: dict[str, Chain] = {}
     """What the cells are made of; without any the nodes make them up."""
     pins: dict[str, Pin] = {}
-    quarantine: QuarantineRule = QuarantineRule()
+    quarantine: QuarantineRule = QUARANTINE
     tenants: list[str] = []
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
     supervisor: Running = msgspec.field(default_factory=Running)
@@ -131,7 +131,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     vcs: dict[str, VirtualCluster] | None = None
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
-    quarantine: QuarantineRule = QuarantineRule()
+    quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
@@ -230,7 +230,7 @@ def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
         vcs=vcs,
         chains=cells.chains if cells is not None else {},
         pins=cells.pins if cells is not None else {},
-        quarantine=cells.quarantine if cells is not None else QuarantineRule(),
+        quarantine=cells.quarantine if cells is not None else QUARANTINE,
     )
 
 
