@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from skep.units import Duration, Instant
-from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
+from skep.wire import admin, advice, changes, commands, facts, findings, node, reports, verdict
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
@@ -172,6 +172,12 @@ ADMIN: tuple[msgspec.Struct, ...] = (
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
 )
+ASKS: tuple[msgspec.Struct, ...] = (
+    changes.AskSuspend(job="j17", release=True),
+    changes.AskResume(job="j17"),
+    changes.AskCheckpoint(job="j17"),
+    changes.AskMigrate(job="j17", to="node-2"),
+)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
     facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
@@ -183,6 +189,7 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
     facts.CancelAsked(job="j17"),
     facts.JobOver(job="j17"),
+    changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
 )  # fmt: skip
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
@@ -216,6 +223,21 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.GhostGone(job="j17", attempt=1, node="node-1"),
     facts.JobRequeued(job="j17", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=LATER,
                       detail="node-1: rank 1: exit status 3", trace=TRACE),
+    changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
+    changes.AskOver(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True),
+                    result=changes.Result.UNDONE, why=Reason.NOT_TAKEN, detail="node-1", at=LATER),
+    changes.MemberLearned(job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED,
+                          can=("suspend", "release")),
+    changes.JobChanging(job="j17", attempt=1, order=44, goal=changes.Goal.SUSPEND,
+                        change=commands.Suspend(release=True), nodes=("node-1",),
+                        why=Reason.REQUESTED, at=AT, ask=21, trace=TRACE),
+    changes.MemberAnswered(job="j17", attempt=1, node="node-1", order=44,
+                           manner=node.Manner.BOUNDARY, step=120, moved=104_857_600,
+                           residue=524_288_000, pause_ns=140_000_000),
+    changes.JobChanged(job="j17", attempt=1, goal=changes.Goal.SUSPEND,
+                       result=changes.Result.DONE, why=Reason.REQUESTED, at=LATER, released=True,
+                       step=120, trace=TRACE),
+    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip
@@ -240,6 +262,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "advice": ADVICE,
     "admin": ADMIN,
     "verdict": VERDICTS,
+    "asks": ASKS,
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
     "agent-facts": AGENT_FACTS,

@@ -42,9 +42,9 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         on_import = self._watched.get(fullname)
         if on_import is None:
             return None
-        for finder in list(sys.meta_path):
-            if finder is self:
-                continue
+        finders = list(sys.meta_path)
+        # Those before this one had their turn; another watcher among them would ask this one again.
+        for finder in finders[finders.index(self) + 1 :] if self in finders else finders:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
             if spec is None:

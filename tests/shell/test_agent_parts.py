@@ -62,7 +62,7 @@ class TestDevices:
         assert slots.visible((1, 2)) == {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": "1,2"}
         assert slots.in_container((1, 2)) == slots.visible((1, 2))
         assert slots.names((1, 2)) == ()
-        assert slots.utilisation() == {}
+        assert slots.look() == ()
 
     def test_a_containers_memory_is_its_limit(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,21 +80,24 @@ class TestDevices:
             ({"SKEP_GPUS": "many"}, "must be a number"),
             ({"SKEP_GPUS": "0"}, "ask for 1 to"),
             ({"SKEP_GPUS": "1000"}, "ask for 1 to"),
-            ({"SKEP_DEVICE": "tpu"}, "must be `cpu` or `cuda`"),
+            ({"SKEP_DEVICE": "fake", "SKEP_GPU_MEMORY": "lots"}, "number of bytes"),
+            ({"SKEP_DEVICE": "tpu"}, "must be `cpu`, `fake` or `cuda`"),
         ],
     )
-    def test_wishes_that_cannot_be(self, wish: dict[str, str], text: str) -> None:
+    def test_wishes_that_cannot_be(self, wish: dict[str, str], text: str, tmp_path: Path) -> None:
         with pytest.raises(devices.DeviceError, match=text):
-            devices.open_devices(wish)
+            devices.open_devices(wish, tmp_path)
 
-    def test_slots_by_default(self) -> None:
-        found = devices.open_devices({"SKEP_GPUS": "2", "SKEP_GPU_TYPE": "slot"})
+    def test_slots_by_default(self, tmp_path: Path) -> None:
+        found = devices.open_devices({"SKEP_GPUS": "2", "SKEP_GPU_TYPE": "slot"}, tmp_path)
         assert [gpu.type for gpu in found.gpus()] == ["slot", "slot"]
 
-    def test_without_bindings_it_says_what_to_install(self, monkeypatch: Any) -> None:
+    def test_without_bindings_it_says_what_to_install(
+        self, monkeypatch: Any, tmp_path: Path
+    ) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         with pytest.raises(devices.DeviceError, match="install the `cuda` extra"):
-            devices.open_devices({"SKEP_DEVICE": "cuda"})
+            devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
 
     def test_nvml_without_a_driver_or_gpu(self, monkeypatch: Any) -> None:
         class NVMLError(Exception):
@@ -112,23 +115,43 @@ class TestDevices:
         with pytest.raises(devices.DeviceError, match="sees no GPU"):
             devices.NvmlGpus()
 
-    def test_nvml_inventory(self, monkeypatch: Any) -> None:
+    def test_nvml_inventory(self, monkeypatch: Any, tmp_path: Path) -> None:
+        class NVMLError(Exception):
+            value = 15
+
+        def processes(handle: int) -> list[Any]:
+            if handle:
+                raise NVMLError
+            return [SimpleNamespace(pid=7, usedGpuMemory=9),
+                    SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
+
         library = SimpleNamespace(
-            NVMLError=Exception,
+            NVMLError=NVMLError,
+            NVML_ERROR_GPU_IS_LOST=15,
             nvmlInit=lambda: None,
             nvmlDeviceGetCount=lambda: 2,
+            nvmlDeviceGetComputeRunningProcesses=processes,
+            nvmlDeviceGetRemappedRows=lambda handle: (0, 1, 0, handle),
             nvmlDeviceGetHandleByIndex=lambda index: index,
             nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle else "NVIDIA H200",
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=150_000_000_000 + handle),
+            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+                total=150_000_000_000 + handle, used=10 + handle
+            ),
             nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
             nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50 + handle),
         )
         monkeypatch.setitem(sys.modules, "pynvml", library)
-        found = devices.open_devices({"SKEP_DEVICE": "cuda"})
+        found = devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
         assert [(gpu.type, gpu.uuid) for gpu in found.gpus()] == [
             ("nvidia-h200", "GPU-0"), ("nvidia-h200", "GPU-1"),
         ]  # fmt: skip
-        assert found.utilisation() == {0: 500, 1: 510}
+        first, second = found.look()
+        assert first.processes == (devices.DeviceProcess(7, 9), devices.DeviceProcess(8, -1))
+        assert (first.utilisation, first.memory, first.trouble) == (500, 10, ())
+        assert (second.utilisation, second.memory, second.processes) == (510, 11, ())
+        assert second.trouble == (
+            "the driver lost the device", "remapping a row of its memory failed",
+        )  # fmt: skip
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
         assert found.names((1,)) == ("GPU-1",)
         # A container sees the devices it was given, and counts them from 0.

@@ -9,6 +9,18 @@ import msgspec
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.sim.processes import Run
+from skep.wire.changes import (
+    AskOver,
+    AskTaken,
+    ChangeAsked,
+    Goal,
+    GpusRegained,
+    JobChanged,
+    JobChanging,
+    MemberAnswered,
+    Result,
+)
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.facts import (
@@ -43,7 +55,7 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
-from skep.wire.node import Outcome
+from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
@@ -74,6 +86,7 @@ class AdmissionModel:
         self.answers: dict[str, Admitted | Refused | Repeated] = {}
         self.cancelled: dict[str, None] = {}
         self.over: dict[str, None] = {}
+        self.asks: dict[int, ChangeAsked] = {}
         self.nodes: dict[str, NodeSeen] = {}
         self.vcs: dict[str, VirtualCluster] = {}
         self.keys: dict[tuple[str, str], str] = {}
@@ -90,6 +103,9 @@ class AdmissionModel:
                     require(admitted, "I1", f"{fact.job} is cancelled but was not admitted")
                     require(fact.job not in self.cancelled, "I1", f"{fact.job} cancelled twice")
                     self.cancelled[fact.job] = None
+                case ChangeAsked():
+                    require(fact.number not in self.asks, "I1", f"{fact} is asked twice")
+                    self.asks[fact.number] = fact
                 case JobOver():
                     require(fact.job in self._allocator.ended, "I1", f"{fact.job} is not over")
                     require(fact.job not in self.over, "I1", f"{fact.job} is over twice")
@@ -134,6 +150,9 @@ class ModelJob(msgspec.Struct):
     stopping: Reason | None = None
     claims: bool = False
     guaranteed: bool = False
+    suspended: bool = False
+    changing: JobChanging | None = None
+    answers: dict[str, MemberAnswered] = {}
 
 
 class ModelNode(msgspec.Struct):
@@ -149,14 +168,18 @@ class AllocatorModel:
     """What the allocator's log says.
 
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
-    are alive there; `cleared` before a machine that has its name anew counts as clean.
+    are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
+    before the GPUs of a suspended attempt count as free.
     """
 
     admission: AdmissionModel
     """What was admitted."""
 
     def __init__(
-        self, freed: Callable[[Member, str, int], None], cleared: Callable[[str], None]
+        self,
+        freed: Callable[[Member, str, int], None],
+        cleared: Callable[[str], None],
+        stands: Callable[[Member, str, int], None],
     ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
@@ -170,10 +193,16 @@ class AllocatorModel:
         """Machines whose name was given to another, until it is theirs again and they are clean."""
         self.hopeless: dict[str, None] = {}
         """Jobs that no cell can hold as things are: somebody has to cancel them."""
+        self.released: dict[Key, None] = {}
+        """Attempts that, suspended, hold no GPUs."""
+        self.asked: dict[int, None] = {}
+        """Requests for changes that were taken, by number."""
+        self.answered: dict[int, None] = {}
         self.order = 0
         self.attempts = 0
         self._freed = freed
         self._cleared = cleared
+        self._stands = stands
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
@@ -228,6 +257,10 @@ class AllocatorModel:
                     self._over(fact).queued = True
                 case JobEnded():
                     self._ended(fact)
+                case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
+                    self._change(fact)
+                case AskTaken() | AskOver():
+                    self._asked(fact)
                 case _:
                     pass  # Why a job waits changes nothing.
 
@@ -294,6 +327,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
+        job.suspended = False
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)
@@ -340,6 +374,7 @@ class AllocatorModel:
         job = self._attempt(fact.job, fact.attempt)
         require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
         self._next_order(fact.order)
+        require(job.changing is None, "I12", f"{fact.job} is stopped in the middle of a change")
         job.stopping = fact.why
         job.guaranteed = False  # Its cells are its VC's again; whoever gets them waits for it.
         if fact.why is Reason.TIME_LIMIT:
@@ -367,7 +402,7 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in _gpus(member):
+        for gpu in () if (job, attempt) in self.released else _gpus(member):
             require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
             del self.gpus[gpu]
         if member.identity not in self.disowned:
@@ -377,6 +412,7 @@ class AllocatorModel:
         job = self._job(fact.job)
         left = [node for node in job.members if node not in job.gone]
         require(job.queued or not left, "I3", f"{fact.job} is over but for {left}")
+        require(job.changing is None, "I12", f"{fact.job} is over in the middle of a change")
         return job
 
     def _ended(self, fact: JobEnded) -> None:
@@ -389,6 +425,66 @@ class AllocatorModel:
         self.ended[fact.job] = fact
         del self.jobs[fact.job]
         self.hopeless.pop(fact.job, None)
+
+    def _change(self, fact: JobChanging | MemberAnswered | JobChanged | GpusRegained) -> None:
+        job, name = self._attempt(fact.job, fact.attempt), fact.job
+        require(job.stopping is None, "I12", f"{name} is changed while it is stopped")
+        members = [member for node, member in job.members.items() if node not in job.gone]
+        match fact:
+            case JobChanging(goal=goal):
+                same = job.changing is None or job.changing.goal is goal
+                require(same, "I12", f"{name}: two changes are open")
+                held = (
+                    job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
+                )
+                require(not held, "I12", f"{name} is resumed without GPUs")
+                self._next_order(fact.order)
+                job.changing, job.answers = fact, {}
+            case MemberAnswered(node=node):
+                open_change = job.changing is not None and job.changing.order == fact.order
+                require(open_change and node not in job.answers, "I12", f"{name}: {fact}")
+                job.answers[node] = fact
+            case JobChanged():
+                require(job.changing is not None, "I12", f"{name}: no change was open")
+                if fact.result is Result.DONE:
+                    self._changed(job, fact, members)
+                job.changing = None
+            case GpusRegained():
+                require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
+                del self.released[name, fact.attempt]
+                for gpu in (gpu for member in members for gpu in _gpus(member)):
+                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
+                    self.gpus[gpu] = name, fact.attempt
+
+    def _asked(self, fact: AskTaken | AskOver) -> None:
+        known = self.answered if isinstance(fact, AskOver) else self.asked
+        require(fact.number not in known, "I12", f"{fact} was said before")
+        self.asked[fact.number] = known[fact.number] = None
+
+    def _changed(self, job: ModelJob, fact: JobChanged, members: list[Member]) -> None:
+        told = [job.answers.get(member.node) for member in members]
+        whole = all(one is not None and one.manner is not Manner.UNCHANGED for one in told)
+        undone = job.changing is not None and job.changing.undoing
+        require(whole and not undone, "I12", f"{fact.job}: {fact.goal} is done without {told}")
+        if fact.goal is Goal.SUSPEND:
+            steps = {one.step for one in told if one is not None and one.manner is Manner.BOUNDARY}
+            common = len(steps) <= 1 or job.suspended
+            require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
+            job.suspended = True
+            if fact.released:
+                for member in members:
+                    self._stands(member, fact.job, fact.attempt)
+                    for gpu in _gpus(member):
+                        del self.gpus[gpu]
+                self.released[fact.job, fact.attempt] = None
+                job.guaranteed = False
+        elif fact.goal is Goal.RESUME:
+            job.suspended = False
+
+    def has(self, identity: str, run: Run) -> bool:
+        """Return whether a run's attempt holds its GPUs."""
+        key = run.job, run.attempt
+        return all(self.gpus.get((identity, device)) == key for device in run.devices)
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""

@@ -21,6 +21,7 @@ from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
 from skep.sim.model import require
 from skep.sim.network import Network
+from skep.sim.played import serve
 from skep.sim.processes import Host
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
@@ -112,7 +113,7 @@ class World:
         """Add a machine that calls itself `node`, and start its agent."""
         identity = f"{node}-{len(self.hosts) + 1}"
         host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
-        host.skew = skew
+        host.skew, host.others = skew, serve
         self.hosts[identity] = host
         log = FactLog("agent", self.watch.log_of(identity), fenced=True)
         self.start(self._add(Role(f"agent:{identity}", log, self.patience, host)))
@@ -233,11 +234,18 @@ class World:
                 return f"{job} has no verdict"
         for job, answer in answers.items():
             if isinstance(answer, Admitted) and job not in ended:
-                for each in watch.allocator.hopeless:
-                    self.people.give_up(each, watch.allocator.jobs[each].spec.vc)
+                for hopeless in watch.allocator.hopeless:
+                    self.people.give_up(hopeless, watch.allocator.jobs[hopeless].spec.vc)
+                for name, each in watch.allocator.jobs.items():
+                    if each.suspended:
+                        self.people.wake(name, each.spec.vc)
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
+        lost = [number for number in watch.admission.asks
+                if number not in watch.allocator.answered]  # fmt: skip
+        if lost:
+            return f"requests without an end: {lost}"
         if watch.allocator.gpus:
             return f"GPUs are held: {watch.allocator.gpus}"
         return self._nodes_pending()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
+from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.message import Message
@@ -98,6 +99,7 @@ AdmissionFact = (
     | Repeated
     | CancelAsked
     | JobOver
+    | ChangeAsked
 )
 
 # --- allocator -----------------------------------------------------------------------------
@@ -404,6 +406,7 @@ AllocatorFact = (
     | JobRequeued
     | JobEnded
     | CancelAsked
+    | ChangeFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

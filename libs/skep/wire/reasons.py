@@ -64,6 +64,16 @@ class Reason(StrEnum):
     WAITS_FOR_AFFINITY = "waits-for-affinity"
     FITS_NO_CELL = "fits-no-cell"
 
+    # Why a running job was not changed, or stands still.
+    NOT_RUNNING = "not-running"
+    CANNOT = "cannot"
+    NOT_TAKEN = "not-taken"
+    OVERTAKEN = "overtaken"
+    NO_ROOM = "no-room"
+    REQUESTED = "requested"
+    SUSPENDED = "suspended"
+    WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
+
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
@@ -146,6 +156,14 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_REPAIR: "bad hardware that its virtual cluster has to bear is in the way",
     Reason.WAITS_FOR_AFFINITY: "enough GPUs are idle, but not close enough to one another",
     Reason.FITS_NO_CELL: "no cell could hold it even if nothing else ran: change one or the other",
+    Reason.NOT_RUNNING: "the job does not run: there is nothing to change",
+    Reason.CANNOT: "the job's own side cannot do it",
+    Reason.NOT_TAKEN: "a part of the job did not take it, so everything was put back",
+    Reason.OVERTAKEN: "a later request, or the end of the attempt, came first",
+    Reason.NO_ROOM: "no free GPUs elsewhere would hold it",
+    Reason.REQUESTED: "its tenant asked for it",
+    Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
+    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
     Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",

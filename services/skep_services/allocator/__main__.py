@@ -6,6 +6,7 @@ from typing import Any
 
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.wire import subjects
+from skep.wire.changes import ChangeAsked
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
@@ -14,7 +15,7 @@ from skep_services.shell import Follow
 FOLLOW = (
     Follow(subjects.ADMIN),
     Follow(subjects.NODE),
-    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked)),
+    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked)),
 )
 LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
 

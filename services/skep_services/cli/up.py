@@ -34,7 +34,9 @@ def options_up(parser: ArgumentParser) -> None:
         "--gpus", metavar="N", help="GPUs of each node (default 4), or auto with --device cuda"
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="cpu: slots without GPUs (default); cuda: NVML"
+        "--device",
+        choices=("cpu", "fake", "cuda"),
+        help="cpu: slots without GPUs (default); fake: slots that behave like GPUs; cuda: NVML",
     )
     parser.add_argument("--gpu-type", metavar="TYPE", help="what to call the GPUs")
     parser.add_argument(

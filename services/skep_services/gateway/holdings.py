@@ -65,21 +65,13 @@ class Holdings:
                 node.taken.update(dict.fromkeys(devices, taken))
         owns = any(level for member in fact.members for level in member.levels)
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
-        self.mirror.follow(lambda cells: self._enter(cells, job, fact))
+        self.mirror.follow(lambda cells: self._enter(cells, (fact.job, fact.attempt), _ranks(fact)))
 
-    def _enter(self, cells: Cells, job: Job, fact: JobBound) -> None:
-        name = _name(fact.job, fact.attempt)
-        if name in cells.holds:
-            cells.occupy(name)
-            return
-        ranks: dict[int, Rank] = {}
-        for member in fact.members:
-            levels = member.levels or (0,) * len(member.devices)
-            for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
-                gpus = [(member.node, device) for device in devices]
-                ranks[member.first_rank + offset] = Rank(gpus, level)
-        hold = self._hold(cells, (fact.job, fact.attempt), ranks)
-        if hold is not None:
+    def _enter(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> None:
+        """Give an attempt its GPUs, or what it had claimed."""
+        if _name(*name) in cells.holds:
+            cells.occupy(_name(*name))
+        elif (hold := self._hold(cells, name, ranks)) is not None:
             cells.enter(hold)
 
     def claimed(self, job: Job) -> None:
@@ -103,6 +95,18 @@ class Holdings:
     def health(self, node: Node) -> None:
         """Take over which GPUs of a node may be given to anybody."""
         self.mirror.follow(lambda cells: cells.set_health(node.node, node.bad))
+
+    def regain(self, job: Job, number: int) -> None:
+        """Give an attempt that had given its GPUs back the same ones again, borrowed."""
+        ranks: dict[int, Rank] = {}
+        for part in job.attempt(number).members:
+            node = self._fold.node(part.node)
+            for offset, devices in enumerate(part.devices if part.outcome is None else ()):
+                taken = Taken(job.row.job, job.row.vc, number, part.first_rank + offset, 0)
+                node.taken.update(dict.fromkeys(devices, taken))
+                ranks[taken.rank] = Rank([(part.node, device) for device in devices], 0)
+        job.row.class_in_force = OPPORTUNISTIC_CLASS
+        self.mirror.follow(lambda cells: self._enter(cells, (job.row.job, number), ranks))
 
     def regrade(self, job: Job, attempt: int, levels: Sequence[int]) -> None:
         """Have an attempt hold its GPUs by another right.
@@ -247,6 +251,16 @@ class Holdings:
             if not all(spot.level for spot in spots):
                 hold.priority = OPPORTUNISTIC
             yield hold
+
+
+def _ranks(fact: JobBound) -> dict[int, Rank]:
+    ranks: dict[int, Rank] = {}
+    for member in fact.members:
+        levels = member.levels or (0,) * len(member.devices)
+        for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
+            gpus = [(member.node, device) for device in devices]
+            ranks[member.first_rank + offset] = Rank(gpus, level)
+    return ranks
 
 
 def _regrade(cells: Cells, name: str, levels: Sequence[int]) -> None:

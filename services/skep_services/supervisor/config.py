@@ -57,7 +57,7 @@ class NodeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     gpus: int | Literal["auto"] = GPUS_DEFAULT
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "fake", "cuda"] = "cpu"
     gpu_type: str = "cpu"
     ports: tuple[int, int] = (0, 0)
 
@@ -126,7 +126,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
 
     nodes: int | None = None
     gpus: int | Literal["auto"] | None = None
-    device: Literal["cpu", "cuda"] | None = None
+    device: Literal["cpu", "fake", "cuda"] | None = None
     gpu_type: str | None = None
     vcs: dict[str, VirtualCluster] | None = None
     chains: dict[str, Chain] = {}

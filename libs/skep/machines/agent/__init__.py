@@ -4,6 +4,8 @@ from skep.machines.agent.machine import FORGET_AT_ONCE, AgentMachine
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
     PORT_BUSY,
+    DevicesSeen,
+    DeviceUse,
     ExitProcess,
     ForgetRun,
     ListRuns,
@@ -20,6 +22,8 @@ __all__ = [
     "PEER_GRACE_S",
     "PORT_BUSY",
     "AgentMachine",
+    "DeviceUse",
+    "DevicesSeen",
     "ExitProcess",
     "ForgetRun",
     "ListRuns",

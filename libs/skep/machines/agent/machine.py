@@ -16,6 +16,7 @@ import msgspec
 
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
+    DevicesSeen,
     ExitProcess,
     ForgetRun,
     ListRuns,
@@ -91,6 +92,8 @@ class AgentMachine:
         self.unsure: dict[str, None] = {}
         """Ranks that may have ended or never begun while no agent was there: soft, as every restart
         asks the runtime. Ranks started since are not among them: the list may be older."""
+        self.used: dict[int, int] = {}
+        """Utilisation by device, in thousandths: soft."""
         self.report_at: Instant | None = None
         self.forget_at_once = FORGET_AT_ONCE
         """Bound of the parts that wait to be forgotten; a simulation makes it small."""
@@ -115,6 +118,8 @@ class AgentMachine:
                 self._effects.append(Call(ForgetRun(event.token)))
             case RankStats():
                 self._stats(event, now)
+            case DevicesSeen():
+                self.used = {each.index: each.utilisation for each in event.devices}
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -367,7 +372,8 @@ class AgentMachine:
             part = self.parts[key]
             assert part.command is not None, key
             over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
-            alive = tuple(told for rank, told in ranks.items() if rank not in over)
+            alive = tuple(self._with_use(part, told) for rank, told in ranks.items()
+                          if rank not in over)  # fmt: skip
             if alive:
                 jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
                                         ranks=alive, trace=part.command.trace))  # fmt: skip
@@ -375,6 +381,15 @@ class AgentMachine:
             report = NodeReport(node=node, at=now, jobs=tuple(jobs))
             self._effects.append(Send(subjects.report(node), report))
         self.report_at = after(now, REPORT_EVERY)
+
+    def _with_use(self, part: PartState, told: RankProgress) -> RankProgress:
+        """Return a rank's progress with the utilisation of its devices, where they tell it."""
+        plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
+        used = [self.used.get(device, -1) for plan in plans for device in plan.devices]
+        known = [each for each in used if each >= 0]
+        if not known:
+            return told
+        return msgspec.structs.replace(told, utilisation=sum(known) // len(known))
 
     # --- facts ---------------------------------------------------------------------------------
 

@@ -86,6 +86,19 @@ class RankStats(msgspec.Struct, frozen=True):
     progress: RankProgress
 
 
+class DeviceUse(msgspec.Struct, frozen=True):
+    """A device's utilisation in thousandths, -1 if unknown."""
+
+    index: int
+    utilisation: int
+
+
+class DevicesSeen(msgspec.Struct, frozen=True):
+    """What the devices said about themselves just now."""
+
+    devices: tuple[DeviceUse, ...]
+
+
 class Rank(msgspec.Struct):
     """One process of a part."""
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork, suspects, watch
+from skep.machines.allocator import cellwork, changes, suspects, watch
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.base import Send
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
+    ChangeJob,
     ClearNode,
     JoinAgain,
     RankPlan,
@@ -174,10 +175,12 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Arm the time limit of an attempt that runs."""
+    """Arm the time limit of an attempt that runs; what it was suspended for does not count."""
     if isinstance(job.spec.limits.time, int):
         # A clock that was set back since would make the limit as much longer.
-        ends_at = after(min(job.ran_at, now), seconds(job.spec.limits.time))
+        ends_at = after(
+            min(job.ran_at, now), Duration(seconds(job.spec.limits.time) + job.suspended_ns)
+        )
         machine.soft.remind(ends_at, ("", job.job, job.attempt))
 
 
@@ -297,7 +300,8 @@ def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
 def stop(
     machine: AllocatorMachine, job: JobState, why: Reason, now: Instant, detail: str = ""
 ) -> None:
-    """End an attempt: told to every node that still has a part of it."""
+    """End an attempt, and what was to be changed of it: told to every node with a part of it."""
+    changes.overtake(machine, job, now)
     machine.record(JobStopping(job=job.job, attempt=job.attempt, order=machine.order + 1, why=why,
                                at=now, detail=detail, trace=job.trace))  # fmt: skip
     for name in job.parts:
@@ -334,7 +338,9 @@ def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
     return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
 
 
-def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob | StopJob | None:
+def _owed(
+    machine: AllocatorMachine, node: NodeState, key: Attempt
+) -> BindJob | StopJob | ChangeJob | None:
     """Return the command a node has not answered about an attempt, or None."""
     name = node.joined.node
     if key in node.ghosts:
@@ -345,7 +351,9 @@ def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob |
     if job.state is State.STOPPING:
         grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
         return _stop_command(machine, node, key, job.order, grace_s)
-    return _bind_command(machine, job, name) if job.parts[name] is Part.BOUND else None
+    if job.parts[name] is Part.BOUND:
+        return _bind_command(machine, job, name)
+    return changes.owed(machine, job, node, machine.epoch)
 
 
 def _stop_command(

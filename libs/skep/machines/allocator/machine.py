@@ -14,13 +14,22 @@ from itertools import islice
 from typing import Any
 
 from skep.cells.clustercheck import cluster_problems
-from skep.cells.holds import OPPORTUNISTIC, Request, Spot
+from skep.cells.holds import Spot
 from skep.cells.keep import reconfigure
-from skep.cells.nodes import Holding, NodeState
+from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import cellwork, dispatch, invariants, schedule, suspects, watch
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    changing,
+    dispatch,
+    invariants,
+    schedule,
+    suspects,
+    watch,
+)
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
@@ -28,6 +37,7 @@ from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import QueueAdvice
+from skep.wire.changes import ChangeAsked, ChangeMessage
 from skep.wire.cluster import Cluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
@@ -51,7 +61,6 @@ from skep.wire.facts import (
     JobRequeued,
     JobStopping,
     JobWaits,
-    Member,
     MemberGone,
     MemberRan,
     NodeAdded,
@@ -102,6 +111,10 @@ class AllocatorMachine:
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}
         """Guaranteed jobs that run opportunistically for now."""
+        self.away: dict[str, JobState] = {}
+        """Suspended jobs that have given back their GPUs."""
+        self.last_asked = 0
+        """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
         self.suspicion = suspects.Suspicion()
         self.alarms: dict[watch.Place, CellsAlarm] = {}
@@ -146,9 +159,9 @@ class AllocatorMachine:
                 dispatch.tick(self, now)
             case Restarted():
                 dispatch.restarted(self, now)
-            case MemberStepped() | MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
-                return []
-            case Unreadable():
+            case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
+                changing.heard(self, event, now)
+            case MemberStepped() | Unreadable():
                 return []
             case _:
                 text = f"the allocator does not take {event!r}"
@@ -178,6 +191,8 @@ class AllocatorMachine:
                                           submitted_at=fact.submitted_at))  # fmt: skip
             case CancelAsked():
                 self._cancel(fact.job, now)
+            case ChangeAsked():
+                changing.ask(self, fact, now)
             case _:
                 pass  # Refusals, keys and admission's own views are not placement.
 
@@ -206,6 +221,7 @@ class AllocatorMachine:
         if job.state is State.BOUND and Part.BOUND not in job.parts.values():
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
+            changing.follow(self, job, now)
 
     def _member_exited(self, event: MemberExited, now: Instant) -> None:
         attempt = event.job, event.attempt
@@ -245,7 +261,9 @@ class AllocatorMachine:
             failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
             if failed and job.state is not State.STOPPING:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
+            changing.conclude(self, job, now)
             return
+        changes.overtake(self, job, now)
         self.soft.call_off(("", job.job, job.attempt))
         verdict = judge(job)
         if verdict.end is not None:
@@ -315,6 +333,8 @@ class AllocatorMachine:
                 self._apply_ended(fact)
             case CancelAsked():
                 self.jobs[fact.job].cancelled = True
+            case ChangeMessage():
+                changes.apply(self, fact)
             case _:
                 restore(self, fact)
 
@@ -350,7 +370,7 @@ class AllocatorMachine:
                 del self.reserved[job.job]
                 self.queue(job).add(job.entry)
             elif job is not None:
-                self._note_borrowed(job)
+                self.note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
 
     def uncovered(self) -> list[tuple[str, str, int]]:
@@ -364,7 +384,7 @@ class AllocatorMachine:
             if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
         ]
 
-    def _note_borrowed(self, job: JobState) -> None:
+    def note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
         hold = self.cells.holds.get(cellwork.holder(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
@@ -414,12 +434,12 @@ class AllocatorMachine:
                 self.queue(job).add(job.entry)
             case JobDemoted():
                 self.cells.demote(name)
-                self._note_borrowed(job)
+                self.note_borrowed(job)
             case JobPromoted():
                 spots = self.cells.holds[name].spots
                 pairs = zip(spots, fact.levels, strict=True)
                 self.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
-                self._note_borrowed(job)
+                self.note_borrowed(job)
         self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
@@ -463,31 +483,27 @@ class AllocatorMachine:
             self.cells.occupy(name)
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
+        job.chain = fact.chain
         job.bound_at, job.ran_at = fact.at, Instant(0)
         job.members = {member.node: member for member in fact.members}
         job.parts = dict.fromkeys(job.members, Part.BOUND)
         job.gone, job.waits, job.stopped_why = [], None, None
         job.stopped_detail = ""
+        changes.forget(self, job)
         self.order = fact.order
         attempt = fact.job, fact.attempt
         for member in fact.members:
             port = fact.master_port if member.first_rank == 0 else 0
             node = self.nodes[member.node]
-            node.take(attempt, self._holding(job, member, port))
+            node.take(attempt, cellwork.holding(job, member, port))
             node.open_orders[attempt] = fact.order
         self.placed[job.job] = job
-        self._note_borrowed(job)
-
-    @staticmethod
-    def _holding(job: JobState, member: Member, port: int) -> Holding:
-        workers = len(member.devices)
-        wanted = job.spec.resources
-        return Holding(member=member, cpus=wanted.cpus * workers, port=port,
-                       memory=int(wanted.memory) * workers)  # fmt: skip
+        self.note_borrowed(job)
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
         job.move("JobStopping")
+        self.away.pop(job.job, None)
         job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
         self.order = fact.order
         for name, part in job.parts.items():
@@ -524,6 +540,7 @@ class AllocatorMachine:
         job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
+        changes.forget(self, job)
         del self.placed[job.job]
         self.borrowed.pop(job.job, None)
         self.queue(job).add(job.entry)
@@ -537,6 +554,7 @@ class AllocatorMachine:
         else:
             del self.placed[job.job]
             self.borrowed.pop(job.job, None)
+            self.away.pop(job.job, None)
 
     # --- for decisions -----------------------------------------------------------------------
 
@@ -554,25 +572,6 @@ class AllocatorMachine:
     def borrowed_gpus(self, vc: str) -> int:
         """Return how many GPUs a VC's jobs use beyond its cells."""
         return self.cells.borrowed.get(vc, 0)
-
-    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
-        """Return why a job that could not be placed waits, for what, and whether aside.
-
-        What no cell could hold even if nothing else ran holds up nobody behind it.
-        """
-        wanted = job.spec.resources
-        kinds = wanted.gpu_type or "any type"
-        needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
-        if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
-            self.soft.vacant = Cells(self.cells.cluster)
-        vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
-        if asked.guaranteed and vacant.place(asked) is not None:
-            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
-        if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
-            return Reason.WAITS_FOR_GPUS, needs, False
-        if cellwork.short(self, job.spec.vc):
-            return Reason.WAITS_FOR_NODES, needs, True
-        return Reason.FITS_NO_CELL, needs, True
 
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""

@@ -16,8 +16,8 @@ from skep.cells.fair import place_yielding
 from skep.cells.holds import Placement, Request
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork, suspects
-from skep.machines.allocator.dispatch import command, stop
+from skep.machines.allocator import cellwork, changing, suspects
+from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
@@ -65,6 +65,8 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             queue.advise(())
     bound = _finish(machine, now)
     for opportunistic in (False, True):
+        if opportunistic:
+            changing.come_back(machine, now)
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
                  if kind is opportunistic and (head := queue.head()) is not None]  # fmt: skip
@@ -158,7 +160,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         where = _yielding(machine, job, asked, now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        why, needs, aside = machine.why_not(job, asked)
+        why, needs, aside = cellwork.why_not(machine, job, asked)
         _wait(machine, job, why, needs, aside=aside)
         if not aside:
             soft.failed[job.queue] = tried
@@ -284,12 +286,13 @@ def _stop_all(
     return stopped
 
 
-def _stop_victim(machine: AllocatorMachine, name: str, job: JobState, now: Instant) -> bool:
+def _stop_victim(
+    machine: AllocatorMachine, name: str, job: JobState, now: Instant, *, memory: bool = False
+) -> bool:
     victim = machine.jobs.get(cellwork.job_of(name))
     current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
-    if victim is not None and current and victim.state in (State.BOUND, State.RUNNING):
-        stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
-        return True
+    if victim is not None and current:
+        return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
     return False
 
 
@@ -362,7 +365,9 @@ def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
 
 def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
     hold = machine.cells.holds.get(cellwork.holder(job, attempt))
-    return hold is not None and not hold.guaranteed
+    if hold is None:
+        return job in machine.away and machine.away[job].attempt == attempt
+    return not hold.guaranteed
 
 
 def _room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
@@ -385,7 +390,7 @@ def _more_victims(
                 break
             other = machine.jobs.get(cellwork.job_of(name))
             if other is not None and _yields(machine, other.job, other.attempt):
-                _stop_victim(machine, name, job, now)
+                _stop_victim(machine, name, job, now, memory=True)
                 coming = _coming(machine, node)
 
 

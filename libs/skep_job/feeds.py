@@ -1,0 +1,161 @@
+"""Where in its data a pass is, and how a later process gets there again without reading it twice.
+
+A pass over a map-style DataLoader continues by its sampler: the generators are set to what they were
+when the pass began, the loader makes its iterator, the sampler passes over the batches that are
+done, and then the generators are set to what they were at the checkpoint (`chance.AfterSkip`). The
+order of samples is the same with workers; what workers draw for augmentation is not, since they
+begin anew. Loaders and datasets with `state_dict` and `load_state_dict` continue by these;
+sequences by their index; anything else is read again and thrown away, with a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skep_job import chance
+
+Notice = Callable[[str], None]
+
+
+class Feed:
+    """One pass over `source`, beginning at its first batch or where `saved` says."""
+
+    def __init__(self, source: Any, notice: Notice, saved: dict[str, Any] | None = None) -> None:
+        self.source = source
+        self.consumed = 0 if saved is None else int(saved["consumed"])
+        self._notice = notice
+        self._loader = is_loader(source)
+        self._generators = _generators(source) if self._loader else []
+        self._stateful = _stateful(source, self._loader)
+        self._saved = saved
+        self._begin: chance.State = {}
+        self._iteration = getattr(source, "iteration", None) if self._loader else None
+
+    def position(self) -> dict[str, Any]:
+        """Return what a later process needs; `own` is for the tree encoder, the rest is JSON."""
+        return {
+            "consumed": self.consumed,
+            "begin": self._begin,
+            "now": [chance.text(generator.get_state()) for generator in self._generators],
+            "iteration": self._iteration if isinstance(self._iteration, int) else None,
+            "own": self._stateful.state_dict() if self._stateful is not None else None,
+        }
+
+    def batches(self, now: chance.State | None) -> Iterator[Any]:
+        """Yield the batches that are left; `now` are the generators at the saved moment.
+
+        `consumed` is the caller's to count.
+        """
+        saved = self._saved
+        if saved is None or now is None:
+            self._begin = chance.capture(self._generators)
+            yield from self.source
+            return
+        self._begin = saved["begin"]
+        chance.restore(self._begin, self._generators)
+        if saved["iteration"] is not None and isinstance(self._iteration, int):
+            self.source.iteration = self._iteration = saved["iteration"]
+        state = {**now, "own": saved["now"]}
+        yield from self._rest(saved, lambda: chance.restore(state, self._generators))
+
+    def _rest(self, saved: dict[str, Any], arrive: Callable[[], None]) -> Iterator[Any]:
+        skip = self.consumed
+        if self._stateful is not None and saved["own"] is not None:
+            self._stateful.load_state_dict(saved["own"])
+            iterator = iter(self.source)
+            arrive()
+            yield from iterator
+        elif self._loader and _is_map_style(self.source):
+            yield from _from_sampler(self.source, skip, lambda done: self._arrive(done, arrive))
+        elif not self._loader and _is_sequence(self.source):
+            arrive()
+            yield from (self.source[index] for index in range(skip, len(self.source)))
+        else:
+            self._notice(
+                f"reading {skip} batches again to get back to where the data was; give the "
+                "dataset state_dict() and load_state_dict() to avoid it (num_workers=0), or use "
+                "torchdata's StatefulDataLoader"
+            )
+            iterator = iter(self.source)
+            done = sum(1 for _ in itertools.islice(iterator, skip))
+            self._arrive(done, arrive)
+            yield from iterator
+
+    def _arrive(self, skipped: int, arrive: Callable[[], None]) -> None:
+        if skipped < self.consumed:
+            self._notice(
+                f"the data ended after {skipped} batches where {self.consumed} had been used: "
+                "it is not what it was, and this pass ends here"
+            )
+        arrive()
+
+
+def is_loader(source: Any) -> bool:
+    """Return whether `source` is a DataLoader of torch, or derived from one."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    return module is not None and isinstance(source, module.DataLoader)
+
+
+def _is_map_style(loader: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return not isinstance(loader.dataset, IterableDataset)
+
+
+def _is_sequence(source: Any) -> bool:
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_dict(source)
+
+
+def _is_dict(source: Any) -> bool:
+    return hasattr(source, "keys")
+
+
+def _stateful(source: Any, loader: bool) -> Any:
+    """Return what can say where it is: the loader or its dataset, or None."""
+    if _has_state(source):
+        return source
+    if loader and not source.num_workers and _has_state(source.dataset):
+        # Only an iterable dataset's state is a position.
+        return None if _is_map_style(source) else source.dataset
+    return None
+
+
+def _has_state(source: Any) -> bool:
+    return callable(getattr(source, "state_dict", None)) and callable(
+        getattr(source, "load_state_dict", None)
+    )
+
+
+def _generators(loader: Any) -> list[Any]:
+    """Return the torch generators that the loader and its samplers draw from, each once."""
+    import torch
+
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    found: dict[int, Any] = {}
+    for holder in holders:
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found.setdefault(id(generator), generator)
+    return list(found.values())
+
+
+def _from_sampler(loader: Any, skip: int, then: Callable[[int], None]) -> Iterator[Any]:
+    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+    attributes = vars(loader)  # The loader itself refuses to have them set.
+    sampler = attributes[name]
+    attributes[name] = chance.AfterSkip(sampler, skip, then)
+    try:
+        # Until the first batch is there: a loader may be a generator that begins only then.
+        iterator = iter(loader)
+        try:
+            first = next(iterator)
+        except StopIteration:
+            return
+    finally:
+        attributes[name] = sampler
+    yield first
+    yield from iterator
