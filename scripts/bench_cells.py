@@ -21,8 +21,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from skep.cells.fair import place_yielding
 from skep.cells.forest import Draft
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
@@ -249,6 +250,24 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
     return clock.summary()
 
 
+def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
+    """Return the cost of finding who yields to a gang where one tenant's jobs are everywhere."""
+    state, clock, rng = Cells(wanted), Clock(), random.Random(SEED)
+    chain, shape = state.chains["v100"], state.chains["v100"].topology
+    losses: dict[str, float] = {}
+    for leaf in range(0, shape.leaves, 2):
+        request = Request(f"o{leaf}", "vc0", OPPORTUNISTIC, ((1, 2),))
+        state.hold(request, Placement("v100", (Spot((leaf, leaf + 1)),)))
+        losses[request.job] = rng.random()
+    shares = {"vc0": (shape.leaves, 1.0), "vc1": (0, 1.0)}
+    for workers in (2, 16, nodes):
+        request = Request("gang", "vc1", OPPORTUNISTIC, ((workers, GPUS),))
+        found = clock(f"{workers} x {GPUS}", place_yielding, chain, state.holds, request, shares,
+                      losses.__getitem__, None, lambda _: True)  # fmt: skip
+        assert found is not None, workers
+    return clock.summary()
+
+
 def watch(wanted: Cluster, count: int) -> dict[str, Any]:
     """Return the cost of what the watch over the cells looks at each second, half of them used."""
     bench, rng, clock = Bench(wanted), random.Random(SEED), Clock()
@@ -293,6 +312,7 @@ def main() -> int:
         lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0))  # fmt: skip
     row("gang", lambda: gangs(cluster(nodes, node_cells(nodes)), nodes))
     row("node", lambda: node_events(cluster(nodes, node_cells(nodes)), 1000))
+    row("yields", lambda: yields(cluster(nodes, node_cells(nodes)), nodes))
     row("watch", lambda: watch(cluster(nodes, all_levels(nodes)), nodes * RACKS))
     row("start_s", lambda: {name: round(Bench(cluster(nodes, owned(nodes))).start_s, 2)
                             for name, owned in tenants.items()})  # fmt: skip
