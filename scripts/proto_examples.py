@@ -5,7 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from skep.units import Duration, Instant
-from skep.wire import admin, advice, changes, commands, facts, findings, node, reports, verdict
+from skep.wire import (
+    admin,
+    advice,
+    changes,
+    commands,
+    facts,
+    findings,
+    moves,
+    node,
+    reports,
+    verdict,
+)
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
@@ -196,9 +207,6 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
                    fates=(facts.JobFate(job="j16", fate="demoted"),)),
     facts.ClusterRefused(problems=(PROBLEM,)),
-    facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
-                     text="1 cells of level node are owed and not there", at=LATER,
-                     story=('{"type":"job-ended","job":"j16"}',)),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
     facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
                         at=AT, why=Reason.BEST_FIT_ONE_NODE),
@@ -237,6 +245,14 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     changes.JobChanged(job="j17", attempt=1, goal=changes.Goal.SUSPEND,
                        result=changes.Result.DONE, why=Reason.REQUESTED, at=LATER, released=True,
                        step=120, trace=TRACE),
+    moves.SuccessorBound(job="j17", attempt=2, order=45, members=(OWNED,), master_port=20001,
+                         at=AT, chain="cpux4", secret="5d1c", trace=TRACE),  # noqa: S106
+    moves.SuccessorReady(job="j17", attempt=2, node="node-1",
+                         doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),)),
+    moves.SuccessorLoaded(job="j17", attempt=2, node="node-1", step=120),
+    moves.JobMoved(job="j17", attempt=2, source=1, order=47, at=LATER, step=120, trace=TRACE),
+    moves.SuccessorDropped(job="j17", attempt=2, order=47, why=Reason.NOT_TAKEN, at=LATER,
+                           detail="the successor took too long"),
     changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
