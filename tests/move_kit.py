@@ -14,7 +14,7 @@ from skep_job.frames import encode
 from tests.job_agent import DEADLINE_S, JobAgent, environment
 
 SCRIPT = Path(__file__).parent / "e2e" / "jobs" / "movable.py"
-TOKEN = "sesame"  # noqa: S105
+TOKEN = "sesame"
 
 
 class Job:

@@ -52,6 +52,7 @@ SOFT = {
         "unsure",
         "clearing",
         "report_at",
+        "changes",
     ),
 }
 """What each machine may forget in a crash."""

@@ -68,6 +68,7 @@ class PlayedAgent(AgentMachine):
         """Start on a machine."""
         super().__init__(joined)
         self.host = host
+        self.changes.abilities.listens = False
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
         """Return what follows from an event."""

@@ -21,11 +21,17 @@ import msgspec
 from skep.machines.agent import (
     PORT_BUSY,
     ForgetRun,
+    FreezeRun,
     ListRuns,
     RankStats,
+    RunFrozen,
     RunsListed,
+    RunThawed,
     StartRank,
     StopRun,
+    SweepDevices,
+    TellRank,
+    ThawRun,
 )
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
@@ -220,6 +226,12 @@ class Host:
                 run = self.runs.get(command.token)
                 if run is not None and not run.live:
                     del self.runs[command.token]
+            case FreezeRun():
+                self._answer(agent, RunFrozen(command.token))
+            case ThawRun():
+                self._answer(agent, RunThawed(command.token))
+            case TellRank() | SweepDevices():
+                pass  # These jobs say nothing but their counts, and leave nothing.
             case ListRuns():
                 runs = tuple(self._started(run) if run.live else self._exited(run)
                              for run in self.runs.values())  # fmt: skip

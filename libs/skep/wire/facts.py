@@ -12,6 +12,15 @@ from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads f
 from skep.wire.message import Message
 from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, NodeJoined, Outcome
+from skep.wire.part_facts import (
+    ChangeTaken,
+    ChangeTried,
+    PartChanged,
+    PartKnown,
+    PartLoaded,
+    PartReady,
+    RankJoins,
+)
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
 
@@ -443,6 +452,7 @@ class RankDown(Message, frozen=True, tag="rank-down"):
     started: bool = True
     detail: str = ""
     stopped: bool = False
+    left: tuple[str, ...] = ()
 
 
 class PartStarted(Message, frozen=True, tag="part-started"):
@@ -473,14 +483,15 @@ class PartOver(Message, frozen=True, tag="part-over"):
 class FloorRaised(Message, frozen=True, tag="floor-raised"):
     """Orders up to `order` are settled for this node, and these attempts are forgotten.
 
-    `event` and `epoch` keep the event counter and the epoch floor, which the forgotten attempts
-    may have been the last to carry.
+    `event`, `epoch` and `serial` keep the event counter, the epoch floor and the number of the
+    latest try, which the forgotten attempts may have been the last to carry.
     """
 
     order: int
     event: int
     epoch: int
     forgotten: tuple[tuple[str, int], ...] = ()
+    serial: int = 0
 
 
 class ClearDone(Message, frozen=True, tag="clear-done"):
@@ -502,4 +513,11 @@ AgentFact = (
     | PartOver
     | FloorRaised
     | ClearDone
+    | PartKnown
+    | PartReady
+    | PartLoaded
+    | ChangeTaken
+    | ChangeTried
+    | RankJoins
+    | PartChanged
 )
