@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 Message = dict[str, object]
-Handler = Callable[[Message], None]
+Handler = Callable[[Message], object]
 """Runs on the training thread; what it raises is told to the agent as `failed`."""
 AtOnce = Callable[[Message], object]
 """Runs on the reporter's thread; returning False leaves the message to the training thread."""
@@ -234,6 +234,10 @@ class Control:
             self.due = bool(self._pending)
         for message in clocked:
             self.say("past", order=message["order"], step=self._reached())
+
+    def let_pass(self, error: BaseException) -> None:
+        """Let `error`, which a signal's handler raised, through to the script."""
+        self._thrown = error
 
     # --- inside --------------------------------------------------------------------------------
 
