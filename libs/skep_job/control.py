@@ -226,6 +226,10 @@ class Control:
         self._outbox.clear()
         self.due = False
 
+    def adopt(self) -> None:
+        """Belong to this process from here on: it may be a fork of the one that made it."""
+        self._pid = os.getpid()
+
     def move_clock(self) -> None:
         """Answer `past` to every order with a step: from here on steps are counted otherwise."""
         with self._changed:
