@@ -1,8 +1,6 @@
 """Where in its data a pass is, and how a later process gets there again without reading it twice.
 
-A pass over a map-style DataLoader continues by its sampler: the generators are set to what they were
-when the pass began, the loader makes its iterator, the sampler passes over the batches that are
-done, and then the generators are set to what they were at the checkpoint (`chance.AfterSkip`). The
+A pass over a map-style DataLoader continues by its sampler (`skep_job.samplers`). The
 order of samples is the same with workers; what workers draw for augmentation is not, since they
 begin anew. Loaders and datasets with `state_dict` and `load_state_dict` continue by these;
 sequences by their index; anything else is read again and thrown away, with a warning.
@@ -15,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skep_job import chance
+from skep_job import chance, samplers
+from skep_job.samplers import Plan
 
 Notice = Callable[[str], None]
 
@@ -31,7 +30,8 @@ class Feed:
         self._generators = _generators(source) if self._loader else []
         self._stateful = _stateful(source, self._loader)
         self._saved = saved
-        self._begin: chance.State = {}
+        self._begin: list[chance.State] = []  # at the moments of skep_job.samplers
+        self._by_sampler = self._loader and self._stateful is None and _is_map_style(source)
         self._iteration = getattr(source, "iteration", None) if self._loader else None
 
     def position(self) -> dict[str, Any]:
@@ -51,11 +51,14 @@ class Feed:
         """
         saved = self._saved
         if saved is None or now is None:
-            self._begin = chance.capture(self._generators)
-            yield from self.source
+            if self._by_sampler:
+                yield from samplers.batches(self.source, Plan(self._remember, 0, None))
+            else:
+                self._remember(0)
+                yield from self.source
             return
         self._begin = saved["begin"]
-        chance.restore(self._begin, self._generators)
+        self._recall(0)
         if saved["iteration"] is not None and isinstance(self._iteration, int):
             self.source.iteration = self._iteration = saved["iteration"]
         state = {**now, "own": saved["now"]}
@@ -68,8 +71,9 @@ class Feed:
             iterator = iter(self.source)
             arrive()
             yield from iterator
-        elif self._loader and _is_map_style(self.source):
-            yield from _from_sampler(self.source, skip, lambda done: self._arrive(done, arrive))
+        elif self._by_sampler:
+            plan = Plan(self._recall, skip, lambda done: self._arrive(done, arrive))
+            yield from samplers.batches(self.source, plan)
         elif not self._loader and _is_sequence(self.source):
             arrive()
             yield from (self.source[index] for index in range(skip, len(self.source)))
@@ -83,6 +87,13 @@ class Feed:
             done = sum(1 for _ in itertools.islice(iterator, skip))
             self._arrive(done, arrive)
             yield from iterator
+
+    def _remember(self, moment: int) -> None:
+        del self._begin[moment:]
+        self._begin.append(chance.capture(self._generators))
+
+    def _recall(self, moment: int) -> None:
+        chance.restore(self._begin[moment], self._generators)
 
     def _arrive(self, skipped: int, arrive: Callable[[], None]) -> None:
         if skipped < self.consumed:
@@ -141,21 +152,3 @@ def _generators(loader: Any) -> list[Any]:
         if isinstance(generator, torch.Generator):
             found.setdefault(id(generator), generator)
     return list(found.values())
-
-
-def _from_sampler(loader: Any, skip: int, then: Callable[[int], None]) -> Iterator[Any]:
-    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    attributes = vars(loader)  # The loader itself refuses to have them set.
-    sampler = attributes[name]
-    attributes[name] = chance.AfterSkip(sampler, skip, then)
-    try:
-        # Until the first batch is there: a loader may be a generator that begins only then.
-        iterator = iter(loader)
-        try:
-            first = next(iterator)
-        except StopIteration:
-            return
-    finally:
-        attributes[name] = sampler
-    yield first
-    yield from iterator

@@ -108,12 +108,13 @@ def main() -> None:
                     held.copy_(tensor if tensor.dtype == torch.int64 else (held + tensor) / 2)
             run.report(loss=loss, samples=len(x))
             step = run.steps + 1
-            print(f"loss {step} {epoch} {loss.item().hex()}", flush=True)
+            print(f"loss {step} {epoch} {float(loss.item()).hex()}", flush=True)
             if step in arguments.hold:
                 hold(step)
         with torch.no_grad():
-            total = sum((nn.functional.cross_entropy(model(x), y).item() for x, y in check), 0.0)
-        run.state["best"] = min(run.state["best"], total)
+            losses = [nn.functional.cross_entropy(model(x), y).item() for x, y in check]
+            total = float(sum(losses))
+        run.state["best"] = min(float(run.state["best"]), total)
         print(f"check {epoch} {total.hex()} {run.state['best'].hex()}", flush=True)
     digest = hashlib.sha256()
     states = (model.state_dict(), run.state["average"])
