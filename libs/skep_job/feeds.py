@@ -19,6 +19,48 @@ from skep_job.samplers import Plan
 Notice = Callable[[str], None]
 
 
+class Generators:
+    """The torch generators that loaders draw from, by where in the script their passes are.
+
+    A loader other than the one at work has one too, which a later process has to set when it gets
+    there. It does so if the generator is then as the first process found it: one that the script
+    made anew meanwhile, with a seed of its own for each epoch, is left as it is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[Any, str]]] = {}  # with what each was at first
+        self._saved: dict[str, list[list[str]]] = {}
+
+    def load(self, saved: dict[str, list[list[str]]]) -> None:
+        """Take over what `save` returned in an earlier process."""
+        self._saved = saved
+
+    def save(self) -> dict[str, list[list[str]]]:
+        """Return, as JSON, what every generator was at first and is."""
+        known = {
+            where: [[first, chance.text(each.get_state())] for each, first in generators]
+            for where, generators in self._known.items()
+        }
+        return self._saved | known
+
+    def meet(self, where: str, source: Any) -> None:
+        """Note the generators of a loader at the beginning of a pass, and set them if need be."""
+        if not is_loader(source):
+            return
+        saved = self._saved.pop(where, [])
+        known = {id(each): first for met in self._known.values() for each, first in met}
+        now = []
+        for number, generator in enumerate(_generators(source)):
+            first = known.get(id(generator))
+            if first is None:
+                first = chance.text(generator.get_state())
+                if number < len(saved) and saved[number][0] == first:
+                    generator.set_state(chance.tensor(saved[number][1]))
+            now.append((generator, first))
+        if now:
+            self._known[where] = now
+
+
 class Feed:
     """One pass over `source`, beginning at its first batch or where `saved` says."""
 

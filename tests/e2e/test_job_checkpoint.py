@@ -121,5 +121,6 @@ def test_a_checkpoint_is_a_file_of_a_known_format(tmp_path: Path) -> None:
     spans = sorted(entry["data_offsets"] for entry in header.values())
     assert [begin for begin, _ in spans] == [0, *(end for _, end in spans[:-1])]
     assert spans[-1][1] == len(content) - 8 - length
-    assert header["model.0.weight"] == {"dtype": "F32", "shape": [8, 6], "data_offsets": [0, 192]}
+    weight = header["model.0.weight"]
+    assert (weight["dtype"], weight["shape"]) == ("F32", [8, 6])
     assert "model.5.weight" not in header  # Tied: its tensor is there once.
