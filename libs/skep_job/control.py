@@ -58,6 +58,8 @@ class Control:
         """Called when there is something to send. Must not raise, must not block."""
         self.cooperative = False
         """Whether the script says itself where its boundaries are: then hooks see none."""
+        self.held: Message | None = None
+        """An order that waits until every rank of the gang has it (`skep_job.together`)."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached
@@ -176,6 +178,16 @@ class Control:
                 self._do(message)
             finally:
                 self._leave()
+
+    def perform(self, message: Message, step: int) -> None:
+        """Do an order that was held back, at a boundary of the script."""
+        with self._changed:
+            self.step = step
+            self._standing += 1
+        try:
+            self._do(message)
+        finally:
+            self._leave()
 
     def take(self, message: Message) -> None:
         """Take in what the agent sent. For the reporter's thread; never raises."""
