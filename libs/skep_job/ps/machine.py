@@ -341,10 +341,8 @@ class Coordinator:
             if self.state != "gathering":
                 return
         found = ", ".join(sorted(name_of(key) for key in self.members)) or "nobody"
-        self._fail(
-            f"not all are there: {self.wanted.servers} servers and {self.wanted.workers} workers "
-            f"are wanted, and there is {found}"
-        )
+        wanted = f"{self.wanted.servers} servers and {self.wanted.workers} workers"
+        self._fail(f"not all are there: {wanted} are wanted, and there is {found}")
 
     def _gather_due(self) -> int:
         hurried = self._recovering and any(m.generation for m in self.members.values())
@@ -410,21 +408,7 @@ class Coordinator:
             scaling.held[member.key] = int(message["version"])
         if kind not in ANSWERS[scaling.phase] or member.key not in scaling.waiting:
             return
-        member.version = int(message.get("version", member.version))
-        member.step_ns = int(message.get("step_ns", member.step_ns))
-        if kind == "probed":
-            scaling.round_trip_ns = max(scaling.round_trip_ns, now - scaling.since)
-        elif kind == "late":
-            scaling.late = True
-        elif kind == "moved":
-            scaling.bytes += int(message["bytes"])
-            scaling.copy_ns = max(scaling.copy_ns, int(message["copy_ns"]))
-            scaling.version = max(scaling.version, member.version)
-            scaling.puts = max(scaling.puts, int(message["puts"]))
-        elif kind == "switched":
-            member.generation = scaling.placement.generation
-            if member.role == "worker":
-                scaling.pauses_ns[str(member.id)] = int(message["pause_ns"])
+        scaling.take(member, message, now)
         self._done_with(member, now)
 
     def _done_with(self, member: Member, now: int) -> None:
@@ -446,8 +430,8 @@ class Coordinator:
         elif phase == "clock":
             self._enter("move", self._keys_moving(scaling))
             for server in self._servers_before():
-                move = {"type": "move", "generation": scaling.placement.generation}
-                self._to(self.members[server], move)
+                generation = scaling.placement.generation
+                self._to(self.members[server], {"type": "move", "generation": generation})
         elif phase == "move":
             self._decide(scaling)
         else:
@@ -525,16 +509,18 @@ class Coordinator:
     # --- ends -------------------------------------------------------------------------------------
 
     def _fail(self, why: str) -> None:
-        self.state = "failed"
-        self._note(f"failed: {why}")
-        self._to_all({"type": "fail", "why": why})
-        self._effects.append(Finish(1))
+        self._end("failed", f"failed: {why}", {"type": "fail", "why": why}, 1)
 
     def _finish_well(self) -> None:
-        self.state = "over"
-        self._note("over: every worker is done")
-        self._to_all({"type": "over"})
-        self._effects.append(Finish(0))
+        self._end("over", "over: every worker is done", {"type": "over"}, 0)
+
+    def _end(
+        self, state: Literal["over", "failed"], note: str, message: Message, code: int
+    ) -> None:
+        self.state = state
+        self._note(note)
+        self._to_all(message)
+        self._effects.append(Finish(code))
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -120,6 +120,27 @@ class Scaling:
     pauses_ns: dict[str, int] = field(default_factory=dict)
     copy_ns: int = 0
 
+    def take(self, member: Member, message: Message, now: int) -> None:
+        """Note what a member answers in the present phase."""
+        member.version = int(message.get("version", member.version))
+        member.step_ns = int(message.get("step_ns", member.step_ns))
+        match message["type"]:
+            case "probed":
+                self.round_trip_ns = max(self.round_trip_ns, now - self.since)
+            case "late":
+                self.late = True
+            case "moved":
+                self.bytes += int(message["bytes"])
+                self.copy_ns = max(self.copy_ns, int(message["copy_ns"]))
+                self.version = max(self.version, member.version)
+                self.puts = max(self.puts, int(message["puts"]))
+            case "switched":
+                member.generation = self.placement.generation
+                if member.role == "worker":
+                    self.pauses_ns[str(member.id)] = int(message["pause_ns"])
+            case _:
+                pass
+
     def text(self) -> str:
         """Return what is being done, and how far it is."""
         return f"{self.request.kind} {name_of(self.request.who)}: {self.phase}"
