@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.proto_examples import GROUPS, SPEC
 from skep import __version__
-from skep.wire import facts, subjects
+from skep.wire import facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import QueueAdvice
 from skep.wire.changes import Ask
@@ -44,6 +44,8 @@ UNIONS: dict[str, Any] = {
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
     "agent-facts": facts.AgentFact,
+    "job-says": talk.Said,
+    "job-hears": talk.Told,
 }
 """Every group of messages, by the name of its schema file."""
 

@@ -21,11 +21,17 @@ import msgspec
 from skep.machines.agent import (
     PORT_BUSY,
     ForgetRun,
+    FreezeRun,
     ListRuns,
     RankStats,
+    RunFrozen,
     RunsListed,
+    RunThawed,
     StartRank,
     StopRun,
+    SweepDevices,
+    TellRank,
+    ThawRun,
 )
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
@@ -49,6 +55,10 @@ class Keeper(Protocol):
 
     def resumed(self, host: Host, run: Run) -> None:
         """Raise if the run must not train here."""
+        ...
+
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
         ...
 
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
@@ -89,6 +99,10 @@ class Run(msgspec.Struct):
     """Whether the runtime that started it still lives: only that one sees exit codes."""
     suspended_at: int = 0
     released: bool = False
+    awaits: str = ""
+    """The secret of whoever may send it its state; it does not train before it is resumed."""
+    loaded: int = 0
+    """The mini-batch as of which it has its state."""
     due: int | None = None
     """The status with which it would have ended meanwhile."""
 
@@ -212,6 +226,12 @@ class Host:
                 run = self.runs.get(command.token)
                 if run is not None and not run.live:
                     del self.runs[command.token]
+            case FreezeRun():
+                self._answer(agent, RunFrozen(command.token))
+            case ThawRun():
+                self._answer(agent, RunThawed(command.token))
+            case TellRank() | SweepDevices():
+                pass  # These jobs say nothing but their counts, and leave nothing.
             case ListRuns():
                 runs = tuple(self._started(run) if run.live else self._exited(run)
                              for run in self.runs.values())  # fmt: skip
@@ -245,6 +265,15 @@ class Host:
             status, run.due = run.due, None
             self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
 
+    def behind(self, door: str) -> Host | None:
+        """Return the machine that has an identity, if it can be reached."""
+        return next((host for host in self._keeper.all_hosts()
+                     if host.identity == door and not host.gone), None)  # fmt: skip
+
+    def connected(self) -> Listener | None:
+        """Return the agent's process that is connected."""
+        return self._agent
+
     def tell(self, agent: Listener, event: Any) -> None:
         """Tell the agent something, if it still is the one that is connected."""
         if self._agent is agent:
@@ -277,6 +306,8 @@ class Host:
                   devices=plan.devices, pid=self._pids, boot=self.boot,
                   started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
+        if bind.awaits:
+            run.suspended_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))
