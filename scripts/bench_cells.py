@@ -252,7 +252,7 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
 
 
 def joins(nodes: int) -> dict[str, Any]:
-    """Return what it costs that nodes join a millisecond apart, and make up the cells themselves."""
+    """Return what it costs that nodes join a millisecond apart and make up the cells."""
     machine = AllocatorMachine()
     machine.apply(EpochBegan(epoch=1, owner="bench"))
     now = Instant(1_700_000_000_000_000_000)
