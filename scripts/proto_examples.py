@@ -347,7 +347,6 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "advice": ADVICE,
     "admin": ADMIN,
     "verdict": VERDICTS,
-    "asks": ASKS,
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
     "agent-facts": AGENT_FACTS,

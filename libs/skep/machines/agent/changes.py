@@ -288,6 +288,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
+            released=drive.released,
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -379,6 +380,9 @@ class Changes:
         drive.answers[token] = message
         match message:
             case Past():
+                if getattr(drive.command.change, "step", 0):
+                    # Whoever named the step counts the next one from here.
+                    drive.done_step = max(drive.done_step, message.step)
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
