@@ -133,7 +133,9 @@ class Rank:
                     self.say(talk.Checkpointed, bytes=10, path=message.path, **common)
                 case talk.RescaleRank():
                     self.say(talk.Rescaled, generation=message.generation, **common)
-                    return message.leaves
+                    return bool(message.leaves)
+                case _:
+                    raise AssertionError(message)
         return False
 
 
@@ -219,7 +221,7 @@ class World:
             for token, steps in before.items()
         )
 
-    # --- one thing at a time -----------------------------------------------------------------------
+    # --- one thing at a time ----------------------------------------------------------------------
 
     def turn(self, command: ChangeJob | None) -> None:
         self.turns += 1

@@ -373,7 +373,6 @@ class Changes:
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
-        part = self._part(key)
         del drive.waits[token]
         drive.answers[token] = message
         match message:
