@@ -21,6 +21,7 @@ from skep.wire.node import (
     Tier,
 )
 from skep.wire.part_facts import Stand
+from skep.wire.runs import RunStarted
 from tests.kit import stop
 from tests.live_node import LiveNode
 
@@ -168,7 +169,8 @@ async def test_a_rank_that_dies_while_its_part_is_suspended_ends_it(node: LiveNo
     await node.event(MemberKnown)
     await node.trains()
     assert (await node.changed(Suspend())).manner is Manner.BOUNDARY
-    victim = next(run.pid for run in await node.runtime.runs() if run.token == "j1.1.1")  # type: ignore[union-attr]
+    alive = [run for run in await node.runtime.runs() if isinstance(run, RunStarted)]
+    victim = next(run.pid for run in alive if run.token == "j1.1.1")
     os.kill(victim, signal.SIGKILL)
     over = await node.event(MemberExited)
     assert over.outcome is Outcome.SIGNALLED

@@ -35,8 +35,8 @@ def main() -> None:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            print_ = sum(float(p.detach().sum()) for p in model.parameters())
-            os.write(notes, f"{attempt} {run.steps + 1} {print_.hex()}\n".encode())
+            total = sum((float(each.detach().sum()) for each in model.parameters()), 0.0)
+            os.write(notes, f"{attempt} {run.steps + 1} {total}\n".encode())
             if os.path.exists(f"{path}.stop"):
                 return
             time.sleep(PAUSE_S)  # tidy: allow sleep because this is a job, and it paces itself
