@@ -184,6 +184,10 @@ class Job:
         """Return what the coordinator says."""
         return ask(self.where, {"type": "status"})
 
+    def begun(self) -> None:
+        """Wait until everybody is there that it begins with: who comes later is a newcomer."""
+        self._until(lambda: bool(self.status()["state"] == "running"), "the beginning")
+
     def reaches(self, phase: str) -> None:
         """Wait until the scaling in progress is in a phase."""
         self._until(lambda: self.status()["scaling"].endswith(phase), phase)

@@ -9,6 +9,7 @@ it survives the agent. What a job can do is written in its command line, as the 
     releases      and gives its device memory back
     stores        and writes checkpoints
     both          and both
+    moves         and goes on elsewhere, too
     fails         it says that it can, and mostly fails
 """
 
@@ -24,9 +25,18 @@ from skep.sim.processes import STEP, Host, Listener, Run
 from skep.sim.timeline import MILLISECOND
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.commands import ChangeJob, Checkpoint, Resume, Suspend
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resume, Suspend, Target
 from skep.wire.facts import PartStarted
-from skep.wire.node import Manner, MemberChanged, MemberKnown, NodeJoined, Tier
+from skep.wire.node import (
+    Door,
+    Manner,
+    MemberChanged,
+    MemberKnown,
+    MemberLoaded,
+    MemberReady,
+    NodeJoined,
+    Tier,
+)
 
 CAN: dict[str, tuple[str, ...]] = {
     "opaque": (),
@@ -34,7 +44,8 @@ CAN: dict[str, tuple[str, ...]] = {
     "releases": ("suspend", "release"),
     "stores": ("suspend", "checkpoint"),
     "both": ("suspend", "release", "checkpoint"),
-    "fails": ("suspend", "release", "checkpoint"),
+    "moves": ("suspend", "release", "checkpoint", "migrate"),
+    "fails": ("suspend", "release", "checkpoint", "migrate"),
 }
 
 
@@ -42,6 +53,12 @@ class RunsChanged(msgspec.Struct, frozen=True):
     """The runs of a part took a change, or did not."""
 
     changed: MemberChanged
+
+
+class RunsLoaded(msgspec.Struct, frozen=True):
+    """The runs of a part that awaited its state have it."""
+
+    loaded: MemberLoaded
 
 
 class PlayedAgent(AgentMachine):
@@ -59,13 +76,44 @@ class PlayedAgent(AgentMachine):
             return self._change(event)
         if isinstance(event, RunsChanged):
             return [self._tell(event.changed)]
+        if isinstance(event, RunsLoaded):
+            return [self._loaded(event.loaded)]
         effects = super().decide(event, now)
         facts = [effect.fact for effect in effects if isinstance(effect, Record)]
         fresh = [fact for fact in facts if isinstance(fact, PartStarted)]
         if isinstance(event, Restarted):
             fresh = [part.started for part in self.parts.values()
                      if part.started is not None and part.over is None]  # fmt: skip
-        return effects + [self._known(fact, now) for fact in fresh]
+        told = [self._known(fact, now) for fact in fresh]
+        for fact in fresh:
+            told += self._awaits(fact, now)
+        return effects + told
+
+    def _awaits(self, fact: PartStarted, now: Instant) -> list[Effect]:
+        """Say where a successor's ranks listen, and (again) that they have their state."""
+        part = self.parts[fact.job, fact.attempt]
+        command = part.command
+        if command is None or not command.awaits:
+            return []
+        node, identity = self.joined.node, self.joined.identity
+        doors = tuple(Door(rank=plan.rank, host=identity, port=command.order)
+                      for plan in command.ranks)  # fmt: skip
+        ready = MemberReady(node=node, identity=identity, job=fact.job, attempt=fact.attempt,
+                            doors=doors, at=now)  # fmt: skip
+        key = f"{identity}:ready:{fact.job}.{fact.attempt}"
+        told: list[Effect] = [
+            Call(PublishEvent(-1, subjects.node_event(node, "ready"), key, ready))
+        ]
+        runs = [run for run in self.host.live_runs()
+                if (run.job, run.attempt) == (fact.job, fact.attempt)]  # fmt: skip
+        if runs and all(run.loaded for run in runs):
+            told.append(self._loaded(loaded_of(self.host, runs, now)))
+        return told
+
+    def _loaded(self, loaded: MemberLoaded) -> Effect:
+        key = f"{self.joined.identity}:loaded:{loaded.job}.{loaded.attempt}"
+        subject = subjects.node_event(self.joined.node, "loaded")
+        return Call(PublishEvent(-1, subject, key, loaded))
 
     def _known(self, fact: PartStarted, now: Instant) -> Effect:
         part = self.parts[fact.job, fact.attempt]
@@ -163,8 +211,41 @@ def take(host: Host, command: ChangeJob, tier: str, now: int, roll: float) -> tu
         case Checkpoint():
             able = "checkpoint" in CAN[tier] and not (tier == "fails" and roll < 0.7)
             return quick + STEP, Manner.BOUNDARY if able else Manner.UNCHANGED
+        case Move(targets=targets):
+            broken = tier == "fails" and roll < 0.5
+            able = not broken and send(host, targets, here + 1)
+            return quick + STEP, Manner.BOUNDARY if able else Manner.UNCHANGED
         case _:
             return quick, Manner.UNCHANGED
+
+
+def send(host: Host, targets: tuple[Target, ...], step: int) -> bool:
+    """Give a part's successors their state, at their doors; return whether all have it."""
+    found: dict[str, list[Run]] = {}
+    for target in targets:
+        there = host.behind(target.host)
+        runs = there.live_runs() if there is not None else []
+        run = next((run for run in runs if run.awaits == target.token
+                    and run.token.endswith(f".{target.rank}")), None)  # fmt: skip
+        if run is None:
+            return False
+        found.setdefault(target.host, []).append(run)
+    for door, runs in found.items():
+        there = host.behind(door)
+        assert there is not None, door
+        for run in runs:
+            run.loaded = step
+        agent = there.connected()
+        if agent is not None:
+            there.tell(agent, RunsLoaded(loaded_of(there, runs, Instant(host.now))))
+    return True
+
+
+def loaded_of(host: Host, runs: list[Run], now: Instant) -> MemberLoaded:
+    """Return what an agent says of runs that have their state."""
+    return MemberLoaded(node=host.node, identity=host.identity, job=runs[0].job,
+                        attempt=runs[0].attempt, step=min(run.loaded for run in runs),
+                        at=now)  # fmt: skip
 
 
 def part_runs(host: Host, command: ChangeJob) -> list[Run]:
@@ -185,6 +266,8 @@ def carry_out(host: Host, command: ChangeJob, manner: Manner, now: int) -> Membe
                     host.suspend(run, release=release and manner is Manner.BOUNDARY)
                 case Resume():
                     host.resume(run)
+                case Move():
+                    host.suspend(run, release=False)
                 case _:
                     pass
     return MemberChanged(node=host.node, identity=host.identity, job=command.job,

@@ -57,6 +57,10 @@ class Keeper(Protocol):
         """Raise if the run must not train here."""
         ...
 
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
+        ...
+
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
         """Raise if the run must not be executed here."""
         ...
@@ -95,6 +99,10 @@ class Run(msgspec.Struct):
     """Whether the runtime that started it still lives: only that one sees exit codes."""
     suspended_at: int = 0
     released: bool = False
+    awaits: str = ""
+    """The secret of whoever may send it its state; it does not train before it is resumed."""
+    loaded: int = 0
+    """The mini-batch as of which it has its state."""
     due: int | None = None
     """The status with which it would have ended meanwhile."""
 
@@ -257,6 +265,15 @@ class Host:
             status, run.due = run.due, None
             self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
 
+    def behind(self, door: str) -> Host | None:
+        """Return the machine that has an identity, if it can be reached."""
+        return next((host for host in self._keeper.all_hosts()
+                     if host.identity == door and not host.gone), None)  # fmt: skip
+
+    def connected(self) -> Listener | None:
+        """Return the agent's process that is connected."""
+        return self._agent
+
     def tell(self, agent: Listener, event: Any) -> None:
         """Tell the agent something, if it still is the one that is connected."""
         if self._agent is agent:
@@ -289,6 +306,8 @@ class Host:
                   devices=plan.devices, pid=self._pids, boot=self.boot,
                   started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
+        if bind.awaits:
+            run.suspended_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))

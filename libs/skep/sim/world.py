@@ -71,6 +71,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
         self.people = People(self.network, self.timeline, rng, self.story, self.nodes)
+        self.people.running = self._running
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
@@ -126,6 +127,11 @@ class World:
     def agents(self) -> list[Role]:
         """Return the agents that should run."""
         return [role for role in self.roles.values() if role.host is not None and role.wanted]
+
+    def _running(self) -> list[tuple[str, str]]:
+        jobs = self.watch.allocator.jobs.items()
+        return [(name, job.spec.vc) for name, job in jobs
+                if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -246,6 +252,8 @@ class World:
                 if number not in watch.allocator.answered]  # fmt: skip
         if lost:
             return f"requests without an end: {lost}"
+        if watch.allocator.successors:
+            return f"successors wait: {list(watch.allocator.successors)}"
         if watch.allocator.gpus:
             return f"GPUs are held: {watch.allocator.gpus}"
         return self._nodes_pending()

@@ -8,7 +8,9 @@ from skep.units import Instant
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
+from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads facts finds it here
 from skep.wire.message import Message
+from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, NodeJoined, Outcome
 from skep.wire.part_facts import (
     ChangeTaken,
@@ -120,20 +122,6 @@ class End(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-
-
-class Member(Message, frozen=True):
-    """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`.
-
-    `levels[i]` is the level of the VC's cell that covers them (1 is one GPU); 0, or without
-    `levels`, none does: the rank runs opportunistically.
-    """
-
-    node: str
-    identity: str
-    first_rank: int
-    devices: tuple[tuple[int, ...], ...]
-    levels: tuple[int, ...] = ()
 
 
 class JobFate(Message, frozen=True):
@@ -416,6 +404,7 @@ AllocatorFact = (
     | JobEnded
     | CancelAsked
     | ChangeFact
+    | MoveFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

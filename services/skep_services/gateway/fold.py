@@ -55,6 +55,7 @@ from skep.wire.facts import (
     Repeated,
     ReservationDropped,
 )
+from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
@@ -317,6 +318,8 @@ class Fold:
                 if job is not None:
                     if isinstance(fact, ChangeFact):
                         changes.apply(self, job, fact)
+                    elif isinstance(fact, MoveFact):
+                        changes.move(self, job, fact)
                     else:
                         self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
@@ -380,9 +383,10 @@ class Fold:
             case CellsReserved():
                 job.claims, job.victims = fact.members, fact.victims
                 row.why = Reason.WAITS_FOR_VICTIMS
-                self.holdings.changed()
+                self.holdings.claimed(job)
             case ReservationDropped():
                 self._unclaimed(job)
+                self.holdings.unclaimed(fact)
             case JobDemoted():
                 self.holdings.regrade(job, fact.attempt, ())
             case JobPromoted():
@@ -410,7 +414,6 @@ class Fold:
         """Have a job wait as if nothing had been reserved for it."""
         job.claims = job.victims = ()
         job.row.why, job.row.needs = Reason.WAITS_BEHIND, ""
-        self.holdings.changed()
 
     def _gone(self, job: Job, fact: MemberGone) -> None:
         part = job.attempt(fact.attempt).part(fact.node)
@@ -458,7 +461,7 @@ class Fold:
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
 
     def _node_fact(self, fact: NodeFact) -> None:
-        self.holdings.changed()
+        name = fact.joined.node if isinstance(fact, NodeAdded) else fact.node
         match fact:
             case NodeAdded(joined=joined):
                 node = self.node(joined.node)
@@ -477,10 +480,11 @@ class Fold:
                 node = self.node(fact.node)
                 others = tuple(each for each in node.quarantined if each != fact.device)
                 node.quarantined = (*others, fact.device) if fact.quarantine else others
+        self.holdings.health(self.node(name))
 
     def free(self, name: str, job: str, attempt: int) -> None:
         """Take from an attempt the GPUs of a node."""
-        self.holdings.changed()
+        self.holdings.freed(name, job, attempt)
         node = self.node(name)
         node.taken = {
             index: taken

@@ -15,8 +15,16 @@ from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
 from skep.machines.allocator.jobs import JobState
+from skep.wire.admin import QuarantineGpu
 from skep.wire.cluster import Cluster
-from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobFate, Member
+from skep.wire.facts import (
+    CellsReserved,
+    CellsSet,
+    GpuQuarantined,
+    JobBound,
+    JobFate,
+    Member,
+)
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -31,6 +39,11 @@ def holder(job: str, attempt: int) -> str:
 def job_of(name: str) -> str:
     """Return the job whose attempt cells know under a name."""
     return name.rpartition(".")[0]
+
+
+def attempt_of(name: str) -> int:
+    """Return the number of the attempt that cells know under a name."""
+    return int(name.rpartition(".")[2])
 
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
@@ -145,6 +158,25 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
                   for change in changes
                   if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
+
+
+def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:
+    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+    return [
+        (name, node.joined.node, device)
+        for node in machine.nodes.values()
+        for attempt, held in node.holdings.items()
+        for device in held.devices
+        if not machine.cells.covers(name := holder(*attempt), node.joined.node, device)
+    ]
+
+
+def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
+    """Record that a GPU is to count as bad, or as good again, if that is news."""
+    node = machine.nodes.get(event.node)
+    if node is not None and (event.device in node.quarantined) is not event.quarantine:
+        machine.record(GpuQuarantined(node=event.node, device=event.device, why=Reason.ASKED_FOR,
+                                      quarantine=event.quarantine))  # fmt: skip
 
 
 def health(machine: AllocatorMachine, names: Sequence[str]) -> None:
