@@ -91,6 +91,8 @@ class Soft:
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.returned: dict[tuple[str, bool], None] = {}
+        """Queues that a job came back to in this decision, because its claim was cancelled."""
         self.ripe: dict[str, None] = {}
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
