@@ -56,6 +56,10 @@ class Control:
         """Whether an order waits for a boundary: all that the hook looks at."""
         self.wake: Callable[[], None] = _nothing
         """Called when there is something to send. Must not raise, must not block."""
+        self.cooperative = False
+        """Whether the script says itself where its boundaries are: then hooks see none."""
+        self.held: Message | None = None
+        """An order that waits until every rank of the gang has it (`skep_job.together`)."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached
@@ -116,6 +120,11 @@ class Control:
         """Whether the training thread stands at a boundary, or waits for its state."""
         return self._standing > 0
 
+    @property
+    def stands_already(self) -> bool:
+        """Whether the handler that asks was called while another one waited."""
+        return self._standing > 1
+
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
         """Keep what arrives for the `wait` inside. For the training thread.
@@ -149,14 +158,18 @@ class Control:
 
     # --- what the hooks and the reporter use ---------------------------------------------------
 
-    def boundary(self, step: int) -> None:
+    def boundary(self, step: int, *, cooperative: bool = False) -> None:
         """Do what is due after mini-batch `step`. Called by the training thread when `due`.
+
+        `cooperative` says that the script calls, and not a hook.
 
         Raises only what a signal's handler raised while a handler was waiting.
         """
         if os.getpid() != self._pid:
             self.due = False  # A fork is another process, of which the agent asked nothing.
             return
+        if cooperative != self.cooperative:
+            return  # Within a mini-batch, for a script that knows better.
         # A thread that Python did not start is the autograd engine's: its work is half done.
         if self._standing or isinstance(threading.current_thread(), threading._DummyThread):
             return
@@ -165,6 +178,16 @@ class Control:
                 self._do(message)
             finally:
                 self._leave()
+
+    def perform(self, message: Message, step: int) -> None:
+        """Do an order that was held back, at a boundary of the script."""
+        with self._changed:
+            self.step = step
+            self._standing += 1
+        try:
+            self._do(message)
+        finally:
+            self._leave()
 
     def take(self, message: Message) -> None:
         """Take in what the agent sent. For the reporter's thread; never raises."""

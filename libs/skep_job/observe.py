@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from skep_job import accelerator
 from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
@@ -24,6 +26,7 @@ class Observation(NamedTuple):
     hooks: TorchHooks
     reporter: Reporter
     control: Control
+    settings: Settings
 
 
 _active: Observation | None = None
@@ -72,6 +75,10 @@ class _Waiting:
         self.control = Control(self.tally.reached)
         self._suspender: Suspender | None = None
         self.hooks = TorchHooks(self.tally, self.control, self._can)
+        try:
+            accelerator.attach(environ)
+        except ValueError as error:
+            sys.exit(f"skep_job: {error}")
 
     def begin_once(self) -> None:
         """Begin, if this process reports for its rank. Called at the first mini-batch."""
@@ -92,7 +99,7 @@ class _Waiting:
         if alone:
             self._suspender = Suspender(tally, control, settings.host_bytes)
             self._suspender.install()
-        _active = Observation(tally, self.hooks, reporter, control)
+        _active = Observation(tally, self.hooks, reporter, control, settings)
         os.register_at_fork(after_in_child=reporter.abandon)
         os.register_at_fork(after_in_child=control.abandon)
         # First in, last out: the script's own handlers run before.

@@ -39,7 +39,7 @@ class Count(NamedTuple):
     steps: int  # mini-batches completed since the process started
     step_ns: int  # median duration of the last up to WINDOW mini-batches, 0 if unknown
     last_step_ns: int  # when the latest mini-batch ended, 0 if none has
-    source: str  # "optimizer", "dataloader", or "none"
+    source: str  # "optimizer", "dataloader", "cooperative", or "none"
 
 
 class _Level:
@@ -66,6 +66,7 @@ class Tally:
         """Called when there is something to report at once. Must not raise, must not block."""
         self.first_step: Callable[[], None] = _nothing
         """Called once, on the training thread, when the first optimizer has stepped."""
+        self.source = "optimizer"
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
         self.batches = 0  # handed out by data loaders
@@ -96,6 +97,22 @@ class Tally:
         if is_first:
             self.wake()
             self.first_step()
+
+    def hand_over(self) -> None:
+        """Count what `tick` is told from here on, and nothing else; go on from what is reached."""
+        if not self.steps:
+            self.ends.clear()
+        self.steps = self.reached()
+        self.source = "cooperative"
+        self.batches = 0
+        self.batch_open = False
+
+    def tick(self) -> None:
+        """Count a mini-batch that the script says is done."""
+        self.steps += 1
+        self.ends.append(time.monotonic_ns())
+        if self.steps == 1:
+            self.wake()
 
     def reached(self) -> int:
         """Return the mini-batches completed, as `count` would."""
@@ -144,7 +161,7 @@ class Tally:
         After a failure the source is "none" and `steps` is what had been counted by then.
         """
         ends = list(self.ends.copy())
-        steps, source = self.steps, "optimizer"
+        steps, source = self.steps, self.source
         if not steps:
             steps = self.batches - (self.batch_open and not ended)
             source = "dataloader"

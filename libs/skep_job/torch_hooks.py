@@ -29,6 +29,7 @@ class TorchHooks:
         self._can = can
         self._control = control or Control()
         self._after_step = after_step(tally, self._control)
+        self._optimizer_hook: Any = None
         self._loader_iterator: type | None = None
         self._original_next: object = None
         self._counting_next: object = None
@@ -46,9 +47,21 @@ class TorchHooks:
         self._watcher.remove()
         self._release_loaders()
 
+    def hand_over(self) -> None:
+        """Leave the counting to the script, which says itself when a mini-batch is done."""
+        self.remove()
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        self._tally.hand_over()
+
+    def can(self) -> list[str]:
+        """Return what can be done with this process without its help."""
+        return self._can()
+
     def _on_optimizers(self, module: ModuleType) -> None:
         try:
-            module.register_optimizer_step_post_hook(self._after_step)
+            self._optimizer_hook = module.register_optimizer_step_post_hook(self._after_step)
         except Exception as error:
             self._tally.fail(f"hooking into {OPTIMIZERS}", error)
 

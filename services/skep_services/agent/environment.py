@@ -15,7 +15,10 @@ from pathlib import Path
 from skep.machines.agent import StartRank
 from skep.wire.commands import AGENT_PYTHON
 from skep.wire.runs import RunPlan
-from skep_services.adapters.devices import Devices
+from skep_services.adapters.devices import Devices, host_memory
+from skep_services.agent.checkpoints import VARIABLE as CHECKPOINTS_DIR
+from skep_services.agent.checkpoints import Checkpoints
+from skep_services.agent.memory import host_budget
 from skep_services.agent.runner_log import LOG_BYTES_MIN
 from skep_services.service import ConfigurationError
 
@@ -78,6 +81,7 @@ def run_plan(
             **command.env,
             **library,
             **_rank_variables(start, state),
+            **_change_variables(start, state, inherited),
             **(devices.in_container if image else devices.visible)(plan.devices),
         },
         image=image,
@@ -86,6 +90,7 @@ def run_plan(
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
+        folders=(inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else (),
     )
 
 
@@ -176,3 +181,21 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_TOKEN": start.token,
         **({"TRACEPARENT": command.trace} if command.trace else {}),
     }
+
+
+def _change_variables(
+    start: StartRank, state: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a job needs to be suspended, stored and moved.
+
+    A successor listens at the node's address; `SKEP_AWAITS` is what its source has to know.
+    """
+    command = start.command
+    found = {
+        "SKEP_CHECKPOINTS": str(Checkpoints(state, inherited).path(command.job)),
+        "SKEP_HOST_BYTES": str(host_budget(inherited, host_memory()) // len(command.ranks)),
+    }
+    if command.awaits:
+        found["SKEP_AWAITS"] = command.awaits
+        found["SKEP_HOST"] = inherited.get("SKEP_ADDRESS", "127.0.0.1")
+    return found
