@@ -21,7 +21,7 @@ from skep_job.ps.wire import Late, Message, Settings, settings
 TRAINER = Path(__file__).parent / "trainer.py"
 TOKEN = "a token that is only for tests"  # noqa: S105
 WITHIN_S = 60.0
-LOOK_S = 0.01
+LOOK_S = 0.05
 
 T = TypeVar("T")
 

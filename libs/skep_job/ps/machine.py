@@ -332,8 +332,9 @@ class Coordinator:
         request = Request("add", ("server", min(placement.servers)))
         everyone = {m.key: None for m in self.members.values() if m.generation}
         self.scaling = Scaling(request, placement, "switch", now, now, everyone)
-        self._to_all(self._switch())
-        self._to_all(roster(self.placement))
+        for key in everyone:
+            self._to(self.members[key], self._switch())
+            self._to(self.members[key], roster(placement))
 
     def _stop_gathering(self, now: int) -> None:
         if self._recovering:

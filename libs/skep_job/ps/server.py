@@ -123,6 +123,10 @@ class Server:
     def _take(self, message: Message) -> None:
         match message["type"]:
             case "welcome":
+                if self._id is None:
+                    host, port = self._listener.getsockname()[:2]
+                    text = f"skep ps server {message['id']}: serves at {host}:{port}"
+                    print(text, file=sys.stderr, flush=True)
                 self._id = int(message["id"])
                 if self._leaving:
                     self._control.say("leave")
