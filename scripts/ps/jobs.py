@@ -192,6 +192,10 @@ class Job:
         """Wait until the scaling in progress is in a phase."""
         self._until(lambda: self.status()["scaling"].endswith(phase), phase)
 
+    def held(self, worker: int) -> None:
+        """Wait until a worker stands at the clock of the change in progress."""
+        self._until(lambda: worker in self.status()["held"], f"worker {worker} at the clock")
+
     def scaled(self, times: int) -> list[Message]:
         """Wait until as many changes are over; return them."""
         self._until(lambda: len(self.status()["history"]) >= times, f"{times} changes")

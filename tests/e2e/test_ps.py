@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,46 @@ def test_a_coordinator_that_comes_back_finds_its_job_again(new_job: NewJob) -> N
 
     plain = new_job()
     begin(plain, 1, 2, "--until", "40")
+    assert plain.result("w0")["sha"] == w0["sha"] == w1["sha"]
+
+
+def test_a_newcomer_that_dies_changes_nothing(new_job: NewJob) -> None:
+    job = new_job()
+    begin(job, 1, 2, "--gates", "10,20,30,40", "--until", "50")
+    job.at_gate(10, 0, 1)
+    job.server("s1")
+    job.reaches("move")
+    job.kill("s1")  # The clock is set; nobody is there yet.
+    job.scaled(1)
+    job.open_gate(10)
+
+    job.at_gate(20, 0, 1)
+    job.server("s2")
+    job.reaches("move")
+    job.kill("s2", signal.SIGSTOP)
+    job.open_gate(20)  # At the clock the first server copies, and is not answered.
+    for worker in (0, 1):
+        job.held(worker)
+    job.kill("s2")
+    job.scaled(2)
+
+    job.at_gate(30, 0, 1)
+    job.worker("w2", 2)
+    job.reaches("move")
+    job.kill("w2")
+    history = job.scaled(3)
+    job.open_gate(30)
+    assert [change["done"] for change in history] == [False] * 3
+
+    job.at_gate(40, 0, 1)
+    job.server("s3")
+    job.reaches("move")
+    job.open_gate(40)
+    w0, w1 = results(job, "w0", "w1")
+    assert "generation 5 is in force" in job.log("coordinator")
+
+    plain = new_job()
+    begin(plain, 1, 2, "--until", "50")
     assert plain.result("w0")["sha"] == w0["sha"] == w1["sha"]
 
 

@@ -142,4 +142,7 @@ def _leave_optimizers() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The script gets `__main__` for itself: what is still to be run afterwards must live elsewhere.
+    from skep_job.ps.launch import main as main_elsewhere
+
+    main_elsewhere()
