@@ -23,8 +23,10 @@ from typing import Any
 
 from skep.cells.forest import Draft
 from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.watch import ROUND_GPUS
 from skep.machines.base import Record, Restarted
 from skep.units import GIB, Instant
 from skep.wire.admin import SetVcs
@@ -247,6 +249,21 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
     return clock.summary()
 
 
+def watch(wanted: Cluster, count: int) -> dict[str, Any]:
+    """Return the cost of what the watch over the cells looks at each second, half of them used."""
+    bench, rng, clock = Bench(wanted), random.Random(SEED), Clock()
+    for _ in range(count):
+        idle, gpus = rng.random() < LOAD, rng.choice((1, 2, 4, 8))
+        bench.decide(bench.admitted(rng.choice(list(wanted.vcs)), gpus, idle=idle))
+    patrol = Patrol(bench.machine.cells)
+    gc.collect()
+    gc.freeze()
+    while not patrol.over:
+        clock("each second", lambda: list(patrol.step(ROUND_GPUS)))
+    gc.unfreeze()
+    return clock.summary()
+
+
 def main() -> int:
     """Measure, and print the JSON."""
     assert __doc__ is not None
@@ -276,6 +293,7 @@ def main() -> int:
         lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0))  # fmt: skip
     row("gang", lambda: gangs(cluster(nodes, node_cells(nodes)), nodes))
     row("node", lambda: node_events(cluster(nodes, node_cells(nodes)), 1000))
+    row("watch", lambda: watch(cluster(nodes, all_levels(nodes)), nodes * RACKS))
     row("start_s", lambda: {name: round(Bench(cluster(nodes, owned(nodes))).start_s, 2)
                             for name, owned in tenants.items()})  # fmt: skip
     report["max_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

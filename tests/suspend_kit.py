@@ -54,8 +54,22 @@ class Driver:
                     mine.setdefault(message["rank"], message)
             return mine
 
-        self.agent.wait_until(lambda agent: len(found(agent)) == self.ranks)
+        def over(agent: JobAgent) -> bool:
+            return len(found(agent)) == self.ranks or self._died(agent)
+
+        self.agent.wait_until(over)
+        if len(found(self.agent)) < self.ranks:
+            said = [process.communicate()[1] for process in self.processes]
+            raise AssertionError(f"a rank ended instead of answering: {said}")
         return [answer for _, answer in sorted(found(self.agent).items())]
+
+    def _died(self, agent: JobAgent) -> bool:
+        """Return whether a rank has ended: then its last connection has, too."""
+        return (
+            agent.accepted > 0
+            and agent.open_connections < self.ranks
+            and any(process.poll() is not None for process in self.processes)
+        )
 
     def suspend(self, after: int) -> list[Message]:
         """Suspend all ranks after the same mini-batch, at least the `after`-th: the two phases."""

@@ -133,6 +133,8 @@ class Cooperation:
         agreed = self._together.boundary(checkpoint=due, end=self._told_to_end)
         if agreed.end:
             self._end()
+        if agreed.order is not None:
+            self._control.perform(agreed.order, self._tally.steps)
         if agreed.checkpoint:
             self._checkpoint_on_time()
 

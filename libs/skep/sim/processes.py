@@ -2,12 +2,12 @@
 
 What a process does is written in its command line, so that a job behaves alike on every node:
 
-    job KIND MILLISECONDS
+    job KIND MILLISECONDS [TIER]
 
 `ok` exits with 0 after about so long, `fail` with 1, `flaky` with either, `signal` is killed by
 one, `stubborn` is `ok` but ignores SIGTERM, `polite` exits with 0 on SIGTERM, `endless` does not
-end by itself, `absent` does not exist. Requests of one agent are carried out in order; answers come
-when they come.
+end by itself, `absent` does not exist. `played` tells what a TIER can do. Requests of one agent are
+carried out in order; answers come when they come.
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ import msgspec
 from skep.machines.agent import (
     PORT_BUSY,
     ForgetRun,
+    FreezeRun,
     ListRuns,
     RankStats,
+    RunFrozen,
     RunsListed,
+    RunThawed,
     StartRank,
     StopRun,
+    SweepDevices,
+    TellRank,
+    ThawRun,
 )
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.units import Instant
-from skep.wire.node import Gpu, NodeJoined
+from skep.wire.node import Gpu, MemberChanged, NodeJoined
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
@@ -38,12 +44,22 @@ UNSYNCED = 5 * SECOND
 """How far back a power failure reaches: what the runtime noted since may be forgotten."""
 
 STATS_EVERY = 2 * SECOND
+STEP = 10 * MILLISECOND
+"""How long a mini-batch takes, of every job: they are counted from the beginning of time."""
 
 KINDS = ("ok", "fail", "flaky", "signal", "stubborn", "polite", "absent", "endless")
 
 
 class Keeper(Protocol):
-    """Who is asked before a process is executed, and told when one is gone."""
+    """Who is asked before a process is executed or goes on."""
+
+    def resumed(self, host: Host, run: Run) -> None:
+        """Raise if the run must not train here."""
+        ...
+
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
+        ...
 
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
         """Raise if the run must not be executed here."""
@@ -81,6 +97,23 @@ class Run(msgspec.Struct):
     asked: bool = False
     seen: bool = True
     """Whether the runtime that started it still lives: only that one sees exit codes."""
+    suspended_at: int = 0
+    released: bool = False
+    awaits: str = ""
+    """The secret of whoever may send it its state; it does not train before it is resumed."""
+    loaded: int = 0
+    """The mini-batch as of which it has its state."""
+    due: int | None = None
+    """The status with which it would have ended meanwhile."""
+
+    @property
+    def suspended(self) -> bool:
+        """Return whether it stands still."""
+        return self.suspended_at > 0
+
+    def step(self, now: int) -> int:
+        """Return the mini-batch after which it stands, or that it has just made."""
+        return (self.suspended_at or now) // STEP
 
     @property
     def live(self) -> bool:
@@ -105,11 +138,15 @@ class Host:
         self.node, self.identity = node, identity
         self.gpus = gpus
         self.runs: dict[str, Run] = {}
+        self.stands: dict[tuple[str, int], tuple[int, MemberChanged | None]] = {}
+        """By part: the order of its latest change, and what came of it."""
         self.skew = 0
         self.gone = False
         self.boot = 1
         self.slow_until = 0
         self._timeline, self._rng, self._story, self._keeper = timeline, rng, story, keeper
+        self.others: Callable[[Host, Listener, Any], None] = _unknown
+        """Carries out what is not about starting and ending processes."""
         self._agent: Listener | None = None
         self._told: dict[str, None] = {}
         self._free_at = 0
@@ -189,12 +226,65 @@ class Host:
                 run = self.runs.get(command.token)
                 if run is not None and not run.live:
                     del self.runs[command.token]
+            case FreezeRun():
+                self._answer(agent, RunFrozen(command.token))
+            case ThawRun():
+                self._answer(agent, RunThawed(command.token))
+            case TellRank() | SweepDevices():
+                pass  # These jobs say nothing but their counts, and leave nothing.
             case ListRuns():
                 runs = tuple(self._started(run) if run.live else self._exited(run)
                              for run in self.runs.values())  # fmt: skip
                 self._answer(agent, RunsListed(runs))
             case _:
-                raise AssertionError(command)
+                self.others(self, agent, command)
+
+    def later(self, delay: int, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something on this machine after a while."""
+        self._timeline.after(delay, do, *arguments)
+
+    @property
+    def now(self) -> int:
+        """Return the time."""
+        return self._timeline.now
+
+    def chance(self) -> float:
+        """Return a random number from 0 to 1."""
+        return self._rng.random()
+
+    def suspend(self, run: Run, *, release: bool) -> None:
+        """Have a run stand still; with `release` it gives its devices to others."""
+        run.suspended_at = run.suspended_at or self._timeline.now
+        run.released = run.released or release
+
+    def resume(self, run: Run) -> None:
+        """Have a run go on."""
+        self._keeper.resumed(self, run)
+        run.suspended_at, run.released = 0, False
+        if run.due is not None:
+            status, run.due = run.due, None
+            self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
+
+    def behind(self, door: str) -> Host | None:
+        """Return the machine that has an identity, if it can be reached."""
+        return next((host for host in self._keeper.all_hosts()
+                     if host.identity == door and not host.gone), None)  # fmt: skip
+
+    def connected(self) -> Listener | None:
+        """Return the agent's process that is connected."""
+        return self._agent
+
+    def tell(self, agent: Listener, event: Any) -> None:
+        """Tell the agent something, if it still is the one that is connected."""
+        if self._agent is agent:
+            self._answer(agent, event)
+
+    def _finishes(self, run: Run, code: int) -> None:
+        """End a run by itself, or once it goes on."""
+        if run.suspended:
+            run.due = code
+        else:
+            self._ends(run, code)
 
     def _answer(self, agent: Listener, event: Any) -> None:
         self._timeline.after(self._pause(), agent.enter, agent.put, event)
@@ -208,7 +298,7 @@ class Host:
         bind, plan = command.command, command.plan
         if plan.rank == 0 and bind.world > 1 and self._rng.random() < 0.03:
             return RunNotStarted(command.token, f"{PORT_BUSY}port {bind.master_port} is taken")
-        _, kind, milliseconds = bind.argv
+        _, kind, milliseconds, *_ = bind.argv
         if kind == "absent":
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1
@@ -216,11 +306,13 @@ class Host:
                   devices=plan.devices, pid=self._pids, boot=self.boot,
                   started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
+        if bind.awaits:
+            run.suspended_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))
         if kind != "endless":
-            self._timeline.after(length, self._ends, run, self._status(kind))
+            self._timeline.after(length, self._finishes, run, self._status(kind))
         if length > STATS_EVERY and plan.rank % 2 == 0:
             self._timeline.after(STATS_EVERY, self._stats, run, plan.rank, 1)
         return self._started(run)
@@ -280,3 +372,8 @@ class Host:
     def _exited(self, run: Run) -> RunExited:
         assert run.ended_at is not None, run.token
         return RunExited(run.token, run.code, Instant(run.ended_at + self.skew), asked=run.asked)
+
+
+def _unknown(host: Host, agent: Listener, command: Any) -> None:
+    del host, agent
+    raise AssertionError(command)

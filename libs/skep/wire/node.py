@@ -78,7 +78,8 @@ class MemberStepped(Message, frozen=True, tag="member-stepped"):
 class MemberExited(Message, frozen=True, tag="member-exited"):
     """Every process of this node's part of the attempt is gone: its GPUs are free.
 
-    `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen.
+    `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen. `leftovers` name
+    processes that outlived their rank and were killed: pid and command line.
     """
 
     node: str
@@ -92,6 +93,7 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     steps: int = 0
     step_ns: int = 0
     trace: str = ""
+    leftovers: tuple[str, ...] = ()
 
 
 class Tier(StrEnum):
