@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import svg
-from scripts.ps.jobs import TRAINER, Job, Zygote, until
+from scripts.ps.jobs import TRAINER, Job, Zygote
 from scripts.ps.trainer import CLASSES, DATA
 
 SIZES = (1_000_000, 25_000_000)
@@ -64,7 +64,10 @@ def hot(zygote: Zygote, folder: Path, hidden: int) -> dict[str, Any]:
             began = time.monotonic()
             change(job, name)
             outcome = job.scaled(number)[-1]
-            changes[name] = {**figures(outcome), "asked_to_done_s": round(time.monotonic() - began, 2)}
+            changes[name] = {
+                **figures(outcome),
+                "asked_to_done_s": round(time.monotonic() - began, 2),
+            }
         return {"changes": changes, "restart": restart(job, hidden)}
     finally:
         job.end()
