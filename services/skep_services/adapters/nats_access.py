@@ -125,6 +125,8 @@ def people_grants() -> dict[str, Grants]:
                 "$JS.API.INFO",
                 "$JS.API.STREAM.INFO.*",
                 "$JS.API.STREAM.CREATE.*",
+                # Which virtual clusters were asked for: their people need users here.
+                f"$JS.API.STREAM.MSG.GET.{ADMIN}",
                 f"$JS.API.STREAM.UPDATE.{SUBMIT}",
             )
         ),

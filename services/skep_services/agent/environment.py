@@ -58,7 +58,8 @@ def run_plan(
     """Return the process to execute for one rank of a gang, or the container."""
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
-    library, script = {}, ""
+    library: dict[str, str] = {}
+    script = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
         argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
@@ -66,6 +67,11 @@ def run_plan(
             theirs = command.env.get("PYTHONPATH")
             path = str(job_library_path(state))
             library = {"PYTHONPATH": f"{path}:{theirs}" if theirs else path}
+    elif not image:
+        # Whatever Python the command starts may turn out to train. An image's own PYTHONPATH is
+        # not known here, and setting it would hide that.
+        theirs = command.env.get("PYTHONPATH")
+        library = {"PYTHONPATH": f"{start_up_path()}:{theirs}" if theirs else start_up_path()}
     return RunPlan(
         token=start.token,
         argv=argv,
@@ -120,8 +126,9 @@ def provide_job_library(state: Path) -> None:
     with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
         copy = Path(folder, "copy")
         for path in _job_library_files():
-            (copy / JOB_LIBRARY).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy / JOB_LIBRARY / path.name)
+            target = copy / JOB_LIBRARY / path.relative_to(_job_library())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
         copy.rename(wanted)
 
 
@@ -129,16 +136,27 @@ def provide_job_library(state: Path) -> None:
 def _job_library_version() -> str:
     digest = hashlib.sha256()
     for path in _job_library_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        name = str(path.relative_to(_job_library())).encode()
+        digest.update(name + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
+@functools.cache
+def start_up_path() -> str:
+    """Return the folder that has every Python below a job's command watch for training."""
+    return str(_job_library() / "start_up")
+
+
 def _job_library_files() -> list[Path]:
+    return sorted(_job_library().rglob("*.py"))
+
+
+def _job_library() -> Path:
     # Found, not imported: it is for the job's process, and hooks into what it finds there.
     spec = importlib.util.find_spec(JOB_LIBRARY)
     assert spec is not None, f"{JOB_LIBRARY} is part of this distribution"
     assert spec.origin is not None, f"{JOB_LIBRARY} is a package"
-    return sorted(Path(spec.origin).parent.glob("*.py"))
+    return Path(spec.origin).parent
 
 
 def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
@@ -163,6 +181,8 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_NAME": command.name,
         "SKEP_VC": command.vc,
         "SKEP_GEN": str(command.attempt),
+        "SKEP_RANK": str(plan.rank),
+        "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
         "SKEP_TOKEN": start.token,
         **({"TRACEPARENT": command.trace} if command.trace else {}),

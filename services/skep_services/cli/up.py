@@ -150,7 +150,7 @@ def _settle(home: str, wishes: Wishes) -> Cluster:
         raise CommandError(exits.FAILED, text) from None
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None
-    fresh = nats_access.new_passwords([node.name for node in cluster.nodes], list(cluster.vcs))
+    fresh = nats_access.new_passwords([node.name for node in cluster.nodes], cluster.who)
     known = cluster.nats.users
     cluster.nats.users = {name: known.get(name, password) for name, password in fresh.items()}
     return cluster

@@ -385,9 +385,10 @@ class Fold:
             case CellsReserved():
                 job.claims, job.victims = fact.members, fact.victims
                 row.why = Reason.WAITS_FOR_VICTIMS
-                self.holdings.changed()
+                self.holdings.claimed(job)
             case ReservationDropped():
                 self._unclaimed(job)
+                self.holdings.unclaimed(fact)
             case JobDemoted():
                 self.holdings.regrade(job, fact.attempt, ())
             case JobPromoted():
@@ -415,7 +416,6 @@ class Fold:
         """Have a job wait as if nothing had been reserved for it."""
         job.claims = job.victims = ()
         job.row.why, job.row.needs = Reason.WAITS_BEHIND, ""
-        self.holdings.changed()
 
     def _gone(self, job: Job, fact: MemberGone) -> None:
         part = job.attempt(fact.attempt).part(fact.node)
@@ -463,7 +463,7 @@ class Fold:
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
 
     def _node_fact(self, fact: NodeFact) -> None:
-        self.holdings.changed()
+        name = fact.joined.node if isinstance(fact, NodeAdded) else fact.node
         match fact:
             case NodeAdded(joined=joined):
                 node = self.node(joined.node)
@@ -482,10 +482,11 @@ class Fold:
                 node = self.node(fact.node)
                 others = tuple(each for each in node.quarantined if each != fact.device)
                 node.quarantined = (*others, fact.device) if fact.quarantine else others
+        self.holdings.health(self.node(name))
 
     def free(self, name: str, job: str, attempt: int) -> None:
         """Take from an attempt the GPUs of a node."""
-        self.holdings.changed()
+        self.holdings.freed(name, job, attempt)
         node = self.node(name)
         node.taken = {
             index: taken

@@ -95,6 +95,8 @@ class _Lookup(Collector):
         yield _labelled("skep_vc_gpus", "GPUs a VC owns", ("vc",), quotas)
         yield _single("skep_cells_alarms", "Invariants of the cells that are broken",
                       len(fold.clusters.alarms))  # fmt: skip
+        yield CounterMetricFamily("skep_gateway_cells_misfits", "Changes that did not fit",
+                                  value=fold.holdings.mirror.misfits)  # fmt: skip
         yield CounterMetricFamily("skep_cells_alarms_raised", "Alarms about the cells so far",
                                   value=fold.clusters.alarms_raised)  # fmt: skip
 

@@ -17,6 +17,7 @@ from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
 from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.suspects import Suspicion
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
@@ -34,6 +35,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     asked: Cluster
     queues: tuple[tuple[str, bool], ...]
     alarms: tuple[CellsAlarm, ...] = ()
+    suspicion: Suspicion = msgspec.field(default_factory=Suspicion)
     last_asked: int = 0
 
 
@@ -79,6 +81,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         asked=machine.asked,
         queues=tuple(machine.queues),
         alarms=tuple(machine.alarms.values()),
+        suspicion=machine.suspicion,
         last_asked=machine.last_asked,
     )
     yield keep_cells(machine.cells)
@@ -114,6 +117,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.last_asked = kept.last_asked
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
+            machine.suspicion = kept.suspicion
             for alarm in kept.alarms:
                 watch.apply(machine, alarm)
         case CellsKept():

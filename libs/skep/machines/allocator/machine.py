@@ -29,6 +29,7 @@ from skep.machines.allocator import (
     moves,
     moving,
     schedule,
+    suspects,
     watch,
 )
 from skep.machines.allocator.jobs import JobState, Part, State, judge
@@ -118,6 +119,7 @@ class AllocatorMachine:
         self.last_asked = 0
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.suspicion = suspects.Suspicion()
         self.alarms: dict[watch.Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
@@ -403,6 +405,8 @@ class AllocatorMachine:
                 node.quarantined[fact.device] = None
             case GpuQuarantined():
                 node.quarantined.pop(fact.device, None)
+        if isinstance(fact, GpuQuarantined):
+            suspects.quarantined(self, fact)
         self._changed(fact.node)
 
     def _apply_hold(
@@ -525,6 +529,7 @@ class AllocatorMachine:
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
+        suspects.over(self, job, fact)
         job.move("JobRequeued")
         job.retries_used += fact.counted
         job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
@@ -537,6 +542,7 @@ class AllocatorMachine:
 
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
+        suspects.over(self, job, fact)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)

@@ -16,6 +16,7 @@ from skep.machines.allocator import cellwork
 from skep.machines.base import Record
 from skep.units import Instant, after, seconds
 from skep.wire import codec
+from skep.wire.changes import GpusRegained
 from skep.wire.facts import CellsAlarm, CellsReserved, JobBound, JobDemoted, JobPromoted
 from skep.wire.reasons import Reason
 
@@ -51,7 +52,7 @@ def look(machine: AllocatorMachine, now: Instant) -> None:
     found = _collect(every)
     for fact in facts:
         match fact:
-            case JobBound() | JobDemoted() | JobPromoted() | CellsReserved():
+            case JobBound() | JobDemoted() | JobPromoted() | CellsReserved() | GpusRegained():
                 found += _collect(of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
             case _:
                 pass
