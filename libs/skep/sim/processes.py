@@ -335,7 +335,7 @@ class Host:
         if bind.awaits:
             run.stood_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
-        self._timeline.after(int(self._rng.random() * SECOND), self.greeted, self, run)
+        self._timeline.after(int(self._rng.random() * SECOND / 5), self.greeted, self, run)
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))
         if kind != "endless":

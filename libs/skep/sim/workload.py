@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,11 +32,34 @@ WAKE_EVERY = 5 * SECOND
 LONG_MS = 45_000
 """Longer than a silent node's jobs are waited for; for few jobs, as everything waits for them."""
 
-CHANGES = ("suspend", "suspend", "suspend", "resume", "checkpoint", "migrate", "migrate")
-TIERS = ("moves", "moves", "opaque", "resident", "releases", "releases", "stores", "both", "fails")
+CHANGES = ("suspend", "suspend", "suspend", "resume", "checkpoint", "migrate")
+RESUMES = ("resume", "resume", "suspend")
+MOVES = ("suspend", "migrate", "migrate", "migrate")
+TIERS = (
+    "moves",
+    "moves",
+    "moves",
+    "moves",
+    "opaque",
+    "resident",
+    "releases",
+    "releases",
+    "stores",
+    "both",
+    "fails",
+)
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 assert len(KIND_WEIGHTS) == len(KINDS)
+
+
+class Shown(NamedTuple):
+    """What a tenant sees of a job that runs."""
+
+    job: str
+    vc: str
+    suspended: bool = False
+    movable: bool = False
 
 
 class Submission(msgspec.Struct):
@@ -69,8 +92,8 @@ class People:
         """Submissions still to be made."""
         self._network, self._timeline, self._rng, self._story = network, timeline, rng, story
         self._nodes = nodes
-        self.running: Callable[[], list[tuple[str, str]]] = list
-        """What tenants are shown: jobs that run, each with its VC."""
+        self.running: Callable[[], list[Shown]] = list
+        """What tenants are shown of jobs that run."""
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -240,14 +263,16 @@ class People:
 
     def _change(self) -> None:
         """Ask for changes of a job, mostly one that runs, now and then for two that cross."""
-        acked = [(each.job, each.vc) for each in self.submissions if each.job][-LATEST:]
+        acked = [Shown(each.job, each.vc) for each in self.submissions if each.job][-LATEST:]
         shown = self.running()
         jobs = shown if shown and self._rng.random() < 0.8 else acked
         if not jobs:
             return
-        job, vc = self._rng.choice(jobs)
+        one = self._rng.choice(jobs)
+        job, vc = one.job, one.vc
         for _ in range(self._rng.choice((1, 1, 2))):
-            ask = self._rng.choice(CHANGES)
+            sensible = RESUMES if one.suspended else MOVES if one.movable else CHANGES
+            ask = self._rng.choice(sensible if self._rng.random() < 0.8 else CHANGES)
             tree: dict[str, Any] = {"ask": ask, "job": job}
             if ask == "suspend" and self._rng.random() < 0.5:
                 tree["release"] = True

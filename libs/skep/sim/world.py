@@ -19,14 +19,14 @@ from skep.machines.allocator import AllocatorMachine, dispatch
 from skep.sim.check import Watch
 from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
-from skep.sim.model import require
+from skep.sim.model import ModelJob, require
 from skep.sim.network import Network
 from skep.sim.processes import Host
 from skep.sim.ranks import greet, serve
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
-from skep.sim.workload import People
+from skep.sim.workload import People, Shown
 from skep.units import seconds
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
@@ -128,9 +128,9 @@ class World:
         """Return the agents that should run."""
         return [role for role in self.roles.values() if role.host is not None and role.wanted]
 
-    def _running(self) -> list[tuple[str, str]]:
+    def _running(self) -> list[Shown]:
         jobs = self.watch.allocator.jobs.items()
-        return [(name, job.spec.vc) for name, job in jobs
+        return [Shown(name, job.spec.vc, job.suspended, _movable(job)) for name, job in jobs
                 if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------
@@ -311,3 +311,9 @@ class World:
 
 def _ignore(role: Role) -> None:
     """Let a process begin undisturbed."""
+
+
+def _movable(job: ModelJob) -> bool:
+    """Return whether a job says that it can go on elsewhere, and is in one place."""
+    command = job.spec.command
+    return isinstance(command, tuple) and command[-1] in ("moves", "fails") and len(job.members) < 2
