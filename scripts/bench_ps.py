@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from math import log10
 from pathlib import Path
 from typing import Any
 
 from scripts import svg
-from scripts.ps.jobs import TRAINER, Job, Zygote, until
+from scripts.ps.jobs import TRAINER, Job, Zygote
 from scripts.ps.trainer import CLASSES, DATA
 
 SIZES = (1_000_000, 25_000_000)
@@ -57,12 +58,16 @@ def hot(zygote: Zygote, folder: Path, hidden: int) -> dict[str, Any]:
         job.server("s1")
         for rank in range(2):
             job.worker(f"w{rank}", rank, *options_of(job))
+        job.begun()
         changes = {}
         for number, name in enumerate(CHANGES, start=1):
             began = time.monotonic()
             change(job, name)
             outcome = job.scaled(number)[-1]
-            changes[name] = {**figures(outcome), "asked_to_done_s": round(time.monotonic() - began, 2)}
+            changes[name] = {
+                **figures(outcome),
+                "asked_to_done_s": round(time.monotonic() - began, 2),
+            }
         return {"changes": changes, "restart": restart(job, hidden)}
     finally:
         job.end()
@@ -97,20 +102,19 @@ def restart(job: Job, hidden: int) -> dict[str, Any]:
         job.ended(name)
     ended = time.time()
     (job.folder / "stop").unlink()
-    again = {**os.environ, **job.environment}
-    module = [sys.executable, "-m"]
+    until = str(before[0]["version"] + 20)
     commands = [
-        [*module, "skep_job.ps.coordinator", "--servers", "3", "--workers", "2"],
-        *[[*module, "skep_job.ps.server"]] * 3,
-        *([sys.executable, str(TRAINER), "--folder", str(job.folder), "--name", f"again{rank}",
-           "--load", str(job.folder / "checkpoint.pt"), "--until", str(before[0]["version"] + 20),
-           "--hidden", str(hidden)] for rank in range(2)),
+        ("", ["-m", "skep_job.ps.coordinator", "--servers", "3", "--workers", "2"]),
+        *[("", ["-m", "skep_job.ps.server"])] * 3,
+        *((str(rank), [str(TRAINER), "--folder", str(job.folder), "--name", f"again{rank}",
+                       "--load", str(job.folder / "checkpoint.pt"), "--until", until,
+                       "--hidden", str(hidden)]) for rank in range(2)),
     ]  # fmt: skip
     with (job.folder / "again.log").open("wb") as log:
         processes = [
-            subprocess.Popen(command, env={**again, "RANK": command[6][-1:] if len(command) > 7 else ""},
-                             stdout=log, stderr=log)
-            for command in commands
+            subprocess.Popen([sys.executable, *command], stdout=log, stderr=log,
+                             env={**os.environ, **job.environment, "RANK": rank})
+            for rank, command in commands
         ]  # fmt: skip
         for process in processes:
             process.wait(300)
@@ -132,8 +136,6 @@ def drawn(results: dict[str, Any]) -> str:
 
     def width(milliseconds: float) -> float:
         # From 0.1 ms to 30 s, five and a half decades.
-        from math import log10
-
         return max((log10(max(milliseconds, 0.1)) + 1) / (log10(most) + 1), 0) * (right - left)
 
     parts: list[str] = []

@@ -14,21 +14,25 @@ from skep_job.frames import encode
 from tests.job_agent import DEADLINE_S, JobAgent, environment
 
 SCRIPT = Path(__file__).parent / "e2e" / "jobs" / "movable.py"
-TOKEN = "sesame"  # noqa: S105
+TOKEN = "sesame"
 
 
 class Job:
     """One process of the script, under an agent of its own or under none."""
 
     def __init__(
-        self, arguments: list[str], agent: JobAgent | None = None, script: Path = SCRIPT, **env: str
+        self,
+        arguments: list[str],
+        agent: JobAgent | None = None,
+        script: Path = SCRIPT,
+        env: dict[str, str] | None = None,
     ) -> None:
         base = agent.environment() if agent is not None else environment()
         self.agent = agent
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
-            env=base | env,
+            env=base | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,10 +87,13 @@ class Job:
 
 @contextlib.contextmanager
 def job(
-    arguments: list[str], agent: JobAgent | None = None, script: Path = SCRIPT, **env: str
+    arguments: list[str],
+    agent: JobAgent | None = None,
+    script: Path = SCRIPT,
+    env: dict[str, str] | None = None,
 ) -> Iterator[Job]:
     """Yield a job, and leave none of it behind."""
-    made = Job(arguments, agent, script, **env)
+    made = Job(arguments, agent, script, env)
     try:
         yield made
     finally:

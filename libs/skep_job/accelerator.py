@@ -250,28 +250,30 @@ class Accelerator:
 _NOBODY = _Slot(0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
-def attach(environ: Mapping[str, str]) -> list[Accelerator]:
-    """Put this process on the fake devices it was given, and have optimizer steps end mini-batches.
+def attach(environ: Mapping[str, str]) -> None:
+    """Have optimizer steps end mini-batches on the fake devices this process was given, if any.
 
-    Returns what it holds: nothing without SKEP_FAKE_GPUS and SKEP_FAKE_LOAD, or without devices.
-    Raises ValueError for a load that cannot be read, and what Accelerator raises.
+    A process takes its place on them at its first step, which raises what Accelerator does: as a
+    script hears from a GPU that is full. Raises ValueError for a load that cannot be read.
     """
     folder, text = environ.get("SKEP_FAKE_GPUS", ""), environ.get("SKEP_FAKE_LOAD", "")
     devices = [int(each) for each in environ.get("SKEP_DEVICES", "").split(",") if each]
     if not folder or not text or not devices:
-        return []
+        return
     load = read_load(text)
-    held = [Accelerator(folder, device, load) for device in devices]
+    held: dict[int, list[Accelerator]] = {}
 
     def end_mini_batch(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        for one in held:
+        process = os.getpid()
+        if process not in held:  # The first step, or the first in a fork.
+            held[process] = [Accelerator(folder, device, load) for device in devices]
+        for one in held[process]:
             one.mini_batch()
 
     def hook(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(end_mini_batch)
 
     ImportWatcher({OPTIMIZERS: hook}).install()
-    return held
 
 
 def read_load(text: str) -> FakeLoad:

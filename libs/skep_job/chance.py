@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 State = dict[str, Any]
@@ -60,39 +60,3 @@ def tensor(state: str) -> Any:
     import torch
 
     return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
-
-
-class AfterSkip:
-    """A sampler that passes over the first batches once, then has the generators set.
-
-    It does so when the first index is asked for, not before: a data loader draws its workers' seed
-    between making the sampler's iterator and asking it for the first index, while a random sampler
-    draws its order with that first index. Either draw must be what it was at the pass's beginning.
-    """
-
-    def __init__(self, sampler: Any, skip: int, then: Callable[[int], None]) -> None:
-        self._sampler = sampler
-        self._skip = skip
-        self._then: Callable[[int], None] | None = then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Any:
-        then, self._then = self._then, None
-        if then is None:
-            yield from self._sampler  # Persistent workers ask again for every later pass.
-            return
-        indices = iter(self._sampler)
-        skipped = 0
-        for _ in range(self._skip):
-            try:
-                next(indices)
-            except StopIteration:
-                break
-            skipped += 1
-        then(skipped)
-        yield from indices

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 Message = dict[str, object]
-Handler = Callable[[Message], None]
+Handler = Callable[[Message], object]
 """Runs on the training thread; what it raises is told to the agent as `failed`."""
 AtOnce = Callable[[Message], object]
 """Runs on the reporter's thread; returning False leaves the message to the training thread."""
@@ -58,6 +58,8 @@ class Control:
         """Called when there is something to send. Must not raise, must not block."""
         self.cooperative = False
         """Whether the script says itself where its boundaries are: then hooks see none."""
+        self.held: Message | None = None
+        """An order that waits until every rank of the gang has it (`skep_job.together`)."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached
@@ -177,6 +179,16 @@ class Control:
             finally:
                 self._leave()
 
+    def perform(self, message: Message, step: int) -> None:
+        """Do an order that was held back, at a boundary of the script."""
+        with self._changed:
+            self.step = step
+            self._standing += 1
+        try:
+            self._do(message)
+        finally:
+            self._leave()
+
     def take(self, message: Message) -> None:
         """Take in what the agent sent. For the reporter's thread; never raises."""
         kind, order, step = message.get("type"), message.get("order"), message.get("step", 0)
@@ -237,6 +249,10 @@ class Control:
         self._outbox.clear()
         self.due = False
 
+    def adopt(self) -> None:
+        """Belong to this process from here on: it may be a fork of the one that made it."""
+        self._pid = os.getpid()
+
     def move_clock(self) -> None:
         """Answer `past` to every order with a step: from here on steps are counted otherwise."""
         with self._changed:
@@ -245,6 +261,10 @@ class Control:
             self.due = bool(self._pending)
         for message in clocked:
             self.say("past", order=message["order"], step=self._reached())
+
+    def let_pass(self, error: BaseException) -> None:
+        """Let `error`, which a signal's handler raised, through to the script."""
+        self._thrown = error
 
     # --- inside --------------------------------------------------------------------------------
 

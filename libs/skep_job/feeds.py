@@ -1,8 +1,6 @@
 """Where in its data a pass is, and how a later process gets there again without reading it twice.
 
-A pass over a map-style DataLoader continues by its sampler: the generators are set to what they were
-when the pass began, the loader makes its iterator, the sampler passes over the batches that are
-done, and then the generators are set to what they were at the checkpoint (`chance.AfterSkip`). The
+A pass over a map-style DataLoader continues by its sampler (`skep_job.samplers`). The
 order of samples is the same with workers; what workers draw for augmentation is not, since they
 begin anew. Loaders and datasets with `state_dict` and `load_state_dict` continue by these;
 sequences by their index; anything else is read again and thrown away, with a warning.
@@ -15,9 +13,52 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skep_job import chance
+from skep_job import chance, samplers
+from skep_job.samplers import Plan
 
 Notice = Callable[[str], None]
+
+
+class Generators:
+    """The torch generators that loaders draw from, by where in the script their passes are.
+
+    A loader other than the one at work has one too, which a later process has to set when it gets
+    there. It does so if the generator is then as the first process found it: one that the script
+    made anew meanwhile, with a seed of its own for each epoch, is left as it is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[Any, str]]] = {}  # with what each was at first
+        self._saved: dict[str, list[list[str]]] = {}
+
+    def load(self, saved: dict[str, list[list[str]]]) -> None:
+        """Take over what `save` returned in an earlier process."""
+        self._saved = saved
+
+    def save(self) -> dict[str, list[list[str]]]:
+        """Return, as JSON, what every generator was at first and is."""
+        known = {
+            where: [[first, chance.text(each.get_state())] for each, first in generators]
+            for where, generators in self._known.items()
+        }
+        return self._saved | known
+
+    def meet(self, where: str, source: Any) -> None:
+        """Note the generators of a loader at the beginning of a pass, and set them if need be."""
+        if not is_loader(source):
+            return
+        saved = self._saved.pop(where, [])
+        known = {id(each): first for met in self._known.values() for each, first in met}
+        now = []
+        for number, generator in enumerate(_generators(source)):
+            first = known.get(id(generator))
+            if first is None:
+                first = chance.text(generator.get_state())
+                if number < len(saved) and saved[number][0] == first:
+                    generator.set_state(chance.tensor(saved[number][1]))
+            now.append((generator, first))
+        if now:
+            self._known[where] = now
 
 
 class Feed:
@@ -31,7 +72,8 @@ class Feed:
         self._generators = _generators(source) if self._loader else []
         self._stateful = _stateful(source, self._loader)
         self._saved = saved
-        self._begin: chance.State = {}
+        self._begin: list[chance.State] = []  # at the moments of skep_job.samplers
+        self._by_sampler = self._loader and self._stateful is None and _is_map_style(source)
         self._iteration = getattr(source, "iteration", None) if self._loader else None
 
     def position(self) -> dict[str, Any]:
@@ -51,11 +93,14 @@ class Feed:
         """
         saved = self._saved
         if saved is None or now is None:
-            self._begin = chance.capture(self._generators)
-            yield from self.source
+            if self._by_sampler:
+                yield from samplers.batches(self.source, Plan(self._remember, 0, None))
+            else:
+                self._remember(0)
+                yield from self.source
             return
         self._begin = saved["begin"]
-        chance.restore(self._begin, self._generators)
+        self._recall(0)
         if saved["iteration"] is not None and isinstance(self._iteration, int):
             self.source.iteration = self._iteration = saved["iteration"]
         state = {**now, "own": saved["now"]}
@@ -68,8 +113,9 @@ class Feed:
             iterator = iter(self.source)
             arrive()
             yield from iterator
-        elif self._loader and _is_map_style(self.source):
-            yield from _from_sampler(self.source, skip, lambda done: self._arrive(done, arrive))
+        elif self._by_sampler:
+            plan = Plan(self._recall, skip, lambda done: self._arrive(done, arrive))
+            yield from samplers.batches(self.source, plan)
         elif not self._loader and _is_sequence(self.source):
             arrive()
             yield from (self.source[index] for index in range(skip, len(self.source)))
@@ -83,6 +129,13 @@ class Feed:
             done = sum(1 for _ in itertools.islice(iterator, skip))
             self._arrive(done, arrive)
             yield from iterator
+
+    def _remember(self, moment: int) -> None:
+        del self._begin[moment:]
+        self._begin.append(chance.capture(self._generators))
+
+    def _recall(self, moment: int) -> None:
+        chance.restore(self._begin[moment], self._generators)
 
     def _arrive(self, skipped: int, arrive: Callable[[], None]) -> None:
         if skipped < self.consumed:
@@ -141,21 +194,3 @@ def _generators(loader: Any) -> list[Any]:
         if isinstance(generator, torch.Generator):
             found.setdefault(id(generator), generator)
     return list(found.values())
-
-
-def _from_sampler(loader: Any, skip: int, then: Callable[[int], None]) -> Iterator[Any]:
-    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    attributes = vars(loader)  # The loader itself refuses to have them set.
-    sampler = attributes[name]
-    attributes[name] = chance.AfterSkip(sampler, skip, then)
-    try:
-        # Until the first batch is there: a loader may be a generator that begins only then.
-        iterator = iter(loader)
-        try:
-            first = next(iterator)
-        except StopIteration:
-            return
-    finally:
-        attributes[name] = sampler
-    yield first
-    yield from iterator

@@ -20,13 +20,18 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 
     def __init__(self, watched: Mapping[str, OnImport]) -> None:
         self._watched = dict(watched)
+        self._looking = False
+
+    def add(self, watched: Mapping[str, OnImport]) -> None:
+        """Watch these too."""
+        self._watched.update(watched)
 
     def install(self) -> None:
         """Start watching; modules that are loaded already are handed over at once."""
         if self in sys.meta_path:
             return
         sys.meta_path.insert(0, self)
-        for name, on_import in self._watched.items():
+        for name, on_import in list(self._watched.items()):
             module = sys.modules.get(name)
             if module is not None:
                 on_import(module)
@@ -40,11 +45,24 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         on_import = self._watched.get(fullname)
-        if on_import is None:
+        if on_import is None or self._looking:  # Another watcher may ask this one in turn.
             return None
-        finders = list(sys.meta_path)
-        # Those before this one had their turn; another watcher among them would ask this one again.
-        for finder in finders[finders.index(self) + 1 :] if self in finders else finders:
+        self._looking = True
+        try:
+            return self._find(fullname, path, target, on_import)
+        finally:
+            self._looking = False
+
+    def _find(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None,
+        on_import: OnImport,
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is self:
+                continue
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
             if spec is None:

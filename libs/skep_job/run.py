@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, NoReturn
 
-from skep_job.feeds import Feed
+from skep_job.feeds import Feed, Generators
 from skep_job.plain import Alone, Under
 
 NAME_MAX = 64
@@ -49,6 +49,7 @@ class Run:
         self._epoch = 0
         self._pass = 0
         self._feed: Feed | None = None
+        self._generators = Generators()
         self._by_step = False
         self._in_epochs = False
         self._in_batches = False
@@ -155,6 +156,7 @@ class Run:
             "pass": self._pass,
             "feed": self._feed.position() if self._feed is not None else None,
             "by_step": self._by_step,
+            "generators": self._generators.save(),
             "steps": self._steps,
             "state": self.state,
         }
@@ -170,6 +172,7 @@ class Run:
         if aim is not None:
             self._aim = aim
             self._steps = aim["steps"]
+            self._generators.load(aim["generators"])
             self.state.clear()
             self.state.update(aim["state"])
 
@@ -186,7 +189,7 @@ class Run:
         try:
             for epoch in range(first, count):
                 self._epoch, self._pass, self._counted = epoch, 0, False
-                if aim is not None and aim["feed"] is None:
+                if self._aim is not None and self._aim["feed"] is None:
                     self._arrive()
                 yield epoch
                 self._epoch, self._pass = epoch + 1, 0
@@ -210,6 +213,8 @@ class Run:
             self._open_section()
         aim = self._aim
         self._counted = True
+        if self._under.active:
+            self._generators.meet(f"{self._section}.{self._pass}", source)
         if aim is not None:
             there, here = (
                 (aim["section"], aim["epoch"], aim["pass"]),

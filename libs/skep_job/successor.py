@@ -80,11 +80,10 @@ class Successor:
                 peer, _ = self._listener.accept()
             except OSError:
                 return  # Closed: the training has begun.
-            with peer:
-                with self._changing:
-                    if self._trains:
-                        return
-                    self._receive_one(peer)
+            with peer, self._changing:
+                if self._trains:
+                    return
+                self._receive_one(peer)
 
     def _receive_one(self, peer: socket.socket) -> None:
         try:

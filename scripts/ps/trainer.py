@@ -65,10 +65,11 @@ class Trainer:
         )  # fmt: skip
         self.before = int(saved.get("version", 0))  # what an earlier job has done
         self.begins_at = self.version
-        # All of the schedule, whenever this worker comes in: the learning rates must agree.
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 25, 0.5)
-        for _ in range(self.begins_at + self.before):
-            self.schedule.step()
+        # Wherever this worker comes in: the learning rates must agree.
+        done = self.version
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda steps: 0.5 ** ((done + steps) // 25)
+        )
         if saved:
             self.optimizer.load_state_dict(saved["optimizer"])
         self.losses: dict[int, float] = {}

@@ -84,9 +84,9 @@ def test_the_source_trains_on_after_every_failure(whole: list[str], tmp_path: Pa
     holds = [str(step) for step in range(2, 12)]
     with job_agent() as here, job_agent() as there:
         names, later = environment_of(tmp_path, 3), environment_of(tmp_path, 4, successor=True)
-        with job([*WIDE, "--hold", *holds], here, **names) as source:
+        with job([*WIDE, "--hold", *holds], here, env=names) as source:
             source.hold(2)
-            with job(WIDE, there, **later) as successor:
+            with job(WIDE, there, env=later) as successor:
                 move(source, 2, closed_port())
                 assert "ConnectionRefused" in source.answer("failed", order=2)["error"]
                 with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from skep.cells.fair import may_take
+from skep.cells.fair import may_take, spare
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect
@@ -41,6 +43,18 @@ def test_who_gives_keeps_as_much_as_who_takes(
     shares = {"rich": (rich, 1.0), "poor": (poor, 1.0)}
     request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
     assert may_take(shares, request, [idle("rich", lost)]) is may
+
+
+@given(st.integers(0, 40), st.sampled_from([0.5, 1.0, 1.7, 3.0]), st.integers(0, 40),
+       st.sampled_from([0.3, 1.0, 2.0]), st.integers(1, 12))  # fmt: skip
+def test_what_may_be_given_is_what_may_be_taken(
+    rich: int, heavy: float, poor: int, weight: float, wanted: int
+) -> None:
+    shares = {"rich": (rich, heavy), "poor": (poor, weight)}
+    request = Request("new", "poor", OPPORTUNISTIC, ((1, wanted),))
+    most = max((gpus for gpus in range(1, rich + 1)
+                if may_take(shares, request, [idle("rich", gpus)])), default=0)  # fmt: skip
+    assert spare(shares, request) == {"rich": most}
 
 
 def test_weights_count() -> None:

@@ -14,6 +14,8 @@
     I10 once faults end, everything ends within a bounded time
     I12 every change of a running job that is begun ends, with all parts in one state, and every
         request for one comes to one end; who is suspended without GPUs does not train
+    I13 a moved job trains at one place at a time: its successor once it was recorded to be the
+        job, with the whole state, and what it succeeds never again
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -40,9 +42,8 @@ from skep.wire.node import Outcome
 
 SOFT = {
     "AdmissionMachine": ("_effects",),
-    "AllocatorMachine": ("soft", "effects"),
-    "PlayedAgent": (
-        "host",
+    "AllocatorMachine": ("soft", "effects", "key"),
+    "AgentMachine": (
         "_effects",
         "progress",
         "settled",
@@ -50,6 +51,8 @@ SOFT = {
         "unsure",
         "clearing",
         "report_at",
+        "changes",
+        "used",
     ),
 }
 """What each machine may forget in a crash."""
@@ -138,6 +141,26 @@ class Watch:
         if host.identity not in self.allocator.disowned:
             held = self.allocator.has(host.identity, run)
             require(held, "I4", f"{run.token} goes on, but its GPUs are not its own")
+        self._alone(run)
+
+    def _alone(self, run: Run) -> None:
+        """Require that a moved job trains at one place: it had its state, the other stands."""
+        moved = self.allocator.moved
+        require((run.job, run.attempt) not in moved.values(), "I13",
+                f"{run.token} goes on after its job went on elsewhere")  # fmt: skip
+        if not run.awaits:
+            return
+        source = moved.get((run.job, run.attempt))
+        require(
+            source is not None and run.loaded > 0, "I13", f"{run.token} goes on before its turn"
+        )
+        others = [other.token for host in self._hosts.values() for other in host.live_runs()
+                  if (other.job, other.attempt) == source and not other.suspended]  # fmt: skip
+        require(not others, "I13", f"{run.token} goes on beside {others}")
+
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
+        return list(self._hosts.values())
 
     @staticmethod
     def _apart(host: Host, run: Run, other: Run) -> None:

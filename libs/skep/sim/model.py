@@ -55,6 +55,7 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
@@ -143,6 +144,7 @@ class ModelJob(msgspec.Struct):
     spec: JobSpec
     queued: bool = True
     attempt: int = 0
+    spent: int = 0
     order: int = 0
     members: dict[str, Member] = {}
     gone: dict[str, MemberGone] = {}
@@ -198,6 +200,9 @@ class AllocatorModel:
         self.asked: dict[int, None] = {}
         """Requests for changes that were taken, by number."""
         self.answered: dict[int, None] = {}
+        self.moved: dict[Key, Key] = {}
+        """What took over from what."""
+        self.successors: dict[str, SuccessorBound] = {}
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -213,13 +218,7 @@ class AllocatorModel:
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
-                    self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
-                    self.hopeless.clear()
-                    for fate in fact.fates:
-                        if fate.fate == "demoted" and fate.job in self.jobs:
-                            self.jobs[fate.job].guaranteed = False
-                    for vc in self.quotas:
-                        self._within_quota(vc)
+                    self._cells(fact)
                 case CellsAlarm():
                     require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
                 case JobWaits():
@@ -261,8 +260,19 @@ class AllocatorModel:
                     self._change(fact)
                 case AskTaken() | AskOver():
                     self._asked(fact)
+                case SuccessorBound() | JobMoved() | SuccessorDropped():
+                    self._move(fact)
                 case _:
                     pass  # Why a job waits changes nothing.
+
+    def _cells(self, fact: CellsSet) -> None:
+        self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
+        self.hopeless.clear()
+        for fate in fact.fates:
+            if fate.fate == "demoted" and fate.job in self.jobs:
+                self.jobs[fate.job].guaranteed = False
+        for vc in self.quotas:
+            self._within_quota(vc)
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
@@ -308,7 +318,8 @@ class AllocatorModel:
     def _bound(self, fact: JobBound) -> None:
         job, name = self._job(fact.job), fact.job
         require(job.queued, "I1", f"{name} is bound twice")
-        require(fact.attempt == job.attempt + 1, "I1", f"{name}: attempt {fact.attempt} again")
+        require(fact.attempt > job.spent, "I1", f"{name}: attempt {fact.attempt} again")
+        job.spent = fact.attempt
         self._next_order(fact.order)
         self.attempts += 1
         wanted = job.spec.resources
@@ -413,6 +424,7 @@ class AllocatorModel:
         left = [node for node in job.members if node not in job.gone]
         require(job.queued or not left, "I3", f"{fact.job} is over but for {left}")
         require(job.changing is None, "I12", f"{fact.job} is over in the middle of a change")
+        require(fact.job not in self.successors, "I13", f"{fact.job} is over, its successor not")
         return job
 
     def _ended(self, fact: JobEnded) -> None:
@@ -455,6 +467,36 @@ class AllocatorModel:
                 for gpu in (gpu for member in members for gpu in _gpus(member)):
                     require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
                     self.gpus[gpu] = name, fact.attempt
+
+    def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
+        name, job = fact.job, self._job(fact.job)
+        self._next_order(fact.order)
+        if isinstance(fact, SuccessorBound):
+            free = not job.queued and job.stopping is None and name not in self.successors
+            require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
+            job.spent = fact.attempt
+            self.successors[name] = fact
+            for member in fact.members:
+                for gpu in _gpus(member):
+                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
+                    self.gpus[gpu] = name, fact.attempt
+            return
+        successor = self.successors.pop(name, None)
+        if successor is None or successor.attempt != fact.attempt:
+            invariant = "I13"
+            raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
+        left, attempt = list(successor.members), fact.attempt
+        if isinstance(fact, JobMoved):
+            require(job.stopping is None, "I13", f"{name} moves while it is stopped")
+            left = [member for node, member in job.members.items() if node not in job.gone]
+            attempt = job.attempt
+            self.moved[name, fact.attempt] = name, attempt
+            job.attempt = fact.attempt
+            job.members = {member.node: member for member in successor.members}
+            job.gone, job.ran = {}, dict.fromkeys(job.members)
+            job.guaranteed = any(level for one in successor.members for level in one.levels)
+        for member in left:
+            self.ghosts[member.node, name, attempt] = member
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked

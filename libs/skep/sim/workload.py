@@ -27,12 +27,13 @@ VCS = ("nlp", "vision", "lab")
 KIND_WEIGHTS = (10, 2, 2, 1, 2, 2, 1, 2)
 LENGTHS_MS = (100, 1_000, 5_000, 15_000)
 LATEST = 8
-"""Changes are asked of the latest jobs, which may run."""
+"""Changes are also asked of the latest jobs, which may not run yet."""
 WAKE_EVERY = 5 * SECOND
 LONG_MS = 45_000
 """Longer than a silent node's jobs are waited for; for few jobs, as everything waits for them."""
 
-TIERS = ("opaque", "resident", "releases", "releases", "stores", "both", "fails")
+CHANGES = ("suspend", "suspend", "suspend", "resume", "checkpoint", "migrate", "migrate")
+TIERS = ("moves", "moves", "opaque", "resident", "releases", "releases", "stores", "both", "fails")
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 assert len(KIND_WEIGHTS) == len(KINDS)
@@ -68,6 +69,8 @@ class People:
         """Submissions still to be made."""
         self._network, self._timeline, self._rng, self._story = network, timeline, rng, story
         self._nodes = nodes
+        self.running: Callable[[], list[tuple[str, str]]] = list
+        """What tenants are shown: jobs that run, each with its VC."""
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -236,19 +239,23 @@ class People:
             self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
 
     def _change(self) -> None:
-        """Ask for changes of a running job, now and then for two that cross."""
-        acked = [each for each in self.submissions if each.job]
-        if not acked:
+        """Ask for changes of a job, mostly one that runs, now and then for two that cross."""
+        acked = [(each.job, each.vc) for each in self.submissions if each.job][-LATEST:]
+        shown = self.running()
+        jobs = shown if shown and self._rng.random() < 0.8 else acked
+        if not jobs:
             return
-        submission = self._rng.choice(acked[-LATEST:])
+        job, vc = self._rng.choice(jobs)
         for _ in range(self._rng.choice((1, 1, 2))):
-            ask = self._rng.choice(("suspend", "suspend", "suspend", "resume", "checkpoint"))
-            tree: dict[str, Any] = {"ask": ask, "job": submission.job}
+            ask = self._rng.choice(CHANGES)
+            tree: dict[str, Any] = {"ask": ask, "job": job}
             if ask == "suspend" and self._rng.random() < 0.5:
                 tree["release"] = True
+            if ask == "migrate" and self._rng.random() < 0.3:
+                tree["to"] = self._rng.choice(self._nodes)
             if self._rng.random() < 0.03:
                 tree["realease"] = True
-            self._ask(submission.vc, tree)
+            self._ask(vc, tree)
 
     def wake(self, job: str, vc: str) -> None:
         """Ask for a suspended job's return, every few seconds."""

@@ -21,8 +21,8 @@ from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
 from skep.sim.model import require
 from skep.sim.network import Network
-from skep.sim.played import serve
 from skep.sim.processes import Host
+from skep.sim.ranks import greet, serve
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
@@ -71,6 +71,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
         self.people = People(self.network, self.timeline, rng, self.story, self.nodes)
+        self.people.running = self._running
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
@@ -113,7 +114,7 @@ class World:
         """Add a machine that calls itself `node`, and start its agent."""
         identity = f"{node}-{len(self.hosts) + 1}"
         host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
-        host.skew, host.others = skew, serve
+        host.skew, host.others, host.greeted = skew, serve, greet
         self.hosts[identity] = host
         log = FactLog("agent", self.watch.log_of(identity), fenced=True)
         self.start(self._add(Role(f"agent:{identity}", log, self.patience, host)))
@@ -126,6 +127,11 @@ class World:
     def agents(self) -> list[Role]:
         """Return the agents that should run."""
         return [role for role in self.roles.values() if role.host is not None and role.wanted]
+
+    def _running(self) -> list[tuple[str, str]]:
+        jobs = self.watch.allocator.jobs.items()
+        return [(name, job.spec.vc) for name, job in jobs
+                if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -246,6 +252,8 @@ class World:
                 if number not in watch.allocator.answered]  # fmt: skip
         if lost:
             return f"requests without an end: {lost}"
+        if watch.allocator.successors:
+            return f"successors wait: {list(watch.allocator.successors)}"
         if watch.allocator.gpus:
             return f"GPUs are held: {watch.allocator.gpus}"
         return self._nodes_pending()

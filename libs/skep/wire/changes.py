@@ -26,9 +26,8 @@ ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
 
 
-class _Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
-           omit_defaults=True, tag_field="ask"):  # fmt: skip
-    """What a tenant asks for: closed, as a spec is."""
+class _Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ask"):
+    """What a tenant asks for. `parse_ask` refuses unknown keys; in facts they are skipped."""
 
     job: str
 
@@ -208,6 +207,7 @@ class MemberAnswered(ChangeMessage, frozen=True, tag="member-answered"):
     residue: int = -1
     pause_ns: int = 0
     detail: str = ""
+    released: bool = False
 
 
 class JobChanged(ChangeMessage, frozen=True, tag="job-changed"):

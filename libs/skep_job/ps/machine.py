@@ -11,6 +11,7 @@ called off by anybody's death or delay, and nothing has happened:
     clock    clock = newest version + 2 + ceil(round trip / step): the servers accept if they are
              before it, else again with twice the margin             -> accepted | late
     move     at the clock the servers copy what moves, and keep it   -> moved
+             a worker that has everything of that version waits      -> held
     switch   decided: everybody takes the new placement              -> switched
 
 It remembers nothing on disk. Its state is the newest placement that any member has switched to, so
@@ -39,7 +40,9 @@ from skep_job.ps.members import (
     Scaling,
     Send,
     Wanted,
+    about,
     changed,
+    clocks,
     keys_of,
     loads,
     name_of,
@@ -77,6 +80,7 @@ class Coordinator:
         self._recovering = wanted.recover
         self._since = now
         self._ids: dict[str, int] = {"server": 0, "worker": -1}
+        self._early: list[tuple[int, Message]] = []
         self._effects: list[Effect] = []
 
     # --- the ways in ------------------------------------------------------------------------------
@@ -106,9 +110,9 @@ class Coordinator:
     def lost(self, link: int, now: int) -> list[Effect]:
         """A connection has ended; its member may come back within `lost_s`."""
         member = self._by_link(link)
-        for request in [*self.queue, *([self.scaling.request] if self.scaling else [])]:
-            if request.asker == link:
-                request.asker = None
+        self._early = [each for each in self._early if each[0] != link]
+        for request in (*self.queue, *((self.scaling.request,) if self.scaling else ())):
+            request.asker = None if request.asker == link else request.asker
         if member is None or self.state in {"over", "failed"}:
             return []
         member.link = None
@@ -145,24 +149,18 @@ class Coordinator:
             times.append(due)
         if self.state == "gathering":
             times.append(self._gather_due())
-            if self._recovering and self.members:
+            if self._recovering and self._early:
                 times.append(self._since + self._recover_ns())
         return min(times, default=None)
 
     def status(self) -> Message:
         """Return what an operator wants to know."""
-        placement = self.placement
-        scaling = self.scaling
         return {
             "type": "status",
             "state": self.state,
-            "generation": placement.generation if placement else 0,
-            "servers": sorted(placement.servers) if placement else [],
-            "workers": list(placement.workers) if placement else [],
-            "elements": loads(self.placement, self.spec),
-            "scaling": f"{scaling.request.kind} {name_of(scaling.request.who)}: {scaling.phase}"
-            if scaling
-            else "",
+            **about(self.placement, self.spec),
+            "scaling": self.scaling.text() if self.scaling else "",
+            "held": [number for _, number in self.scaling.held] if self.scaling else [],
             "queued": len(self.queue),
             "history": self.history,
         }
@@ -194,6 +192,9 @@ class Coordinator:
             known.link, known.lost_at = link, None
             known.generation, known.pending = generation, int(message["pending"])
             self._welcome(known, now)
+            return
+        if self._recovering and self.state == "gathering" and not generation:
+            self._early.append((link, message))  # Ids are known once the members are.
             return
         if generation and self.state == "running":
             self._refuse(link, "it was given up while it was away; the job goes on without it")
@@ -264,7 +265,7 @@ class Coordinator:
             elif died:
                 self._fail("every worker is lost")
             else:
-                self._finish_well()
+                self._end("over", "over: every worker is done", {"type": "over"}, 0)
 
     def _forget(self, member: Member, why: str, now: int) -> None:
         """Take a process out of the books that keeps no parameters."""
@@ -288,6 +289,7 @@ class Coordinator:
         if self._recovering and (begun or now < self._since + self._recover_ns()):
             self._try_recover(now, late=False)
             return
+        self._let_in_early(now)
         servers = sorted(m.id for m in self.members.values() if m.role == "server")
         workers = sorted(m.id for m in self.members.values() if m.role == "worker")
         if len(servers) < self.wanted.servers or len(workers) < self.wanted.workers:
@@ -331,13 +333,18 @@ class Coordinator:
             if member.pending > placement.generation:
                 self._to(member, {"type": "called-off", "generation": member.pending,
                                   "why": "the coordinator was away"})  # fmt: skip
-            if not member.generation:
-                self._request(Request("add", member.key))
         request = Request("add", ("server", min(placement.servers)))
         everyone = {m.key: None for m in self.members.values() if m.generation}
         self.scaling = Scaling(request, placement, "switch", now, now, everyone)
-        self._to_all(self._switch())
-        self._to_all(roster(self.placement))
+        for key in everyone:
+            self._to(self.members[key], self._switch())
+            self._to(self.members[key], roster(placement))
+        self._let_in_early(now)
+
+    def _let_in_early(self, now: int) -> None:
+        self._recovering = False
+        while self._early:
+            self._hello(*self._early.pop(0), now)
 
     def _stop_gathering(self, now: int) -> None:
         if self._recovering:
@@ -345,10 +352,8 @@ class Coordinator:
             if self.state != "gathering":
                 return
         found = ", ".join(sorted(name_of(key) for key in self.members)) or "nobody"
-        self._fail(
-            f"not all are there: {self.wanted.servers} servers and {self.wanted.workers} workers "
-            f"are wanted, and there is {found}"
-        )
+        wanted = f"{self.wanted.servers} servers and {self.wanted.workers} workers"
+        self._fail(f"not all are there: {wanted} are wanted, and there is {found}")
 
     def _gather_due(self) -> int:
         hurried = self._recovering and any(m.generation for m in self.members.values())
@@ -410,23 +415,11 @@ class Coordinator:
                 why = f"{name_of(member.key)}: {message.get('why', '')}"
                 self._call_off(why, now, again=True)
             return
+        if kind == "held":
+            scaling.held[member.key] = int(message["version"])
         if kind not in ANSWERS[scaling.phase] or member.key not in scaling.waiting:
             return
-        member.version = int(message.get("version", member.version))
-        member.step_ns = int(message.get("step_ns", member.step_ns))
-        if kind == "probed":
-            scaling.round_trip_ns = max(scaling.round_trip_ns, now - scaling.since)
-        elif kind == "late":
-            scaling.late = True
-        elif kind == "moved":
-            scaling.bytes += int(message["bytes"])
-            scaling.copy_ns = max(scaling.copy_ns, int(message["copy_ns"]))
-            scaling.version = max(scaling.version, member.version)
-            scaling.puts = max(scaling.puts, int(message["puts"]))
-        elif kind == "switched":
-            member.generation = scaling.placement.generation
-            if member.role == "worker":
-                scaling.pauses_ns[str(member.id)] = int(message["pause_ns"])
+        scaling.take(member, message, now)
         self._done_with(member, now)
 
     def _done_with(self, member: Member, now: int) -> None:
@@ -446,30 +439,27 @@ class Coordinator:
         elif phase == "clock" and scaling.late:
             self._set_clock_later(scaling)
         elif phase == "clock":
-            self._enter("move", self._servers_before())
-            for key in scaling.waiting:
-                move = {"type": "move", "generation": scaling.placement.generation}
-                self._to(self.members[key], move)
+            self._enter("move", self._keys_moving(scaling))
+            for server in self._servers_before():
+                generation = scaling.placement.generation
+                self._to(self.members[server], {"type": "move", "generation": generation})
         elif phase == "move":
             self._decide(scaling)
         else:
             self._finish_scaling(scaling, now)
 
     def _set_clock(self, scaling: Scaling) -> None:
-        """Set the clock: the newest version, a margin, and what happens in one round trip (DL2)."""
         assert self.spec is not None
+        servers = [self.members[key] for key in self._servers_before()]
         step_ns = min((m.step_ns for m in self.members.values() if m.step_ns), default=SECOND)
         ahead = scaling.margin + math.ceil(scaling.round_trip_ns / step_ns)
-        versions = {key[1]: self.members[key].version for key in self._servers_before()}
-        newest = max(versions.values())
-        # Without a common step each server has a count of its own, and reaches its own clock.
-        scaling.clocks = {server: (version if self.spec.asynchronous else newest) + ahead
-                          for server, version in versions.items()}  # fmt: skip
+        scaling.clocks = clocks(servers, ahead, asynchronous=self.spec.asynchronous)
         scaling.late = False
         self._enter("clock", self._servers_before())
-        for key in scaling.waiting:
-            self._to(self.members[key], {"type": "clock", "clock": scaling.clocks[key[1]],
-                                         "generation": scaling.placement.generation})  # fmt: skip
+        generation = scaling.placement.generation
+        for server in servers:
+            clock = scaling.clocks[server.id]
+            self._to(server, {"type": "clock", "clock": clock, "generation": generation})
 
     def _set_clock_later(self, scaling: Scaling) -> None:
         """Somebody has passed the clock: try further ahead, and let those go on who wait there."""
@@ -530,18 +520,15 @@ class Coordinator:
     # --- ends -------------------------------------------------------------------------------------
 
     def _fail(self, why: str) -> None:
-        self.state = "failed"
-        self._note(f"failed: {why}")
-        self._to_all({"type": "fail", "why": why})
-        self._effects.append(Finish(1))
+        self._end("failed", f"failed: {why}", {"type": "fail", "why": why}, 1)
 
-    def _finish_well(self) -> None:
-        self.state = "over"
-        self._note("over: every worker is done")
-        self._to_all({"type": "over"})
-        self._effects.append(Finish(0))
-
-    # --- small things -----------------------------------------------------------------------------
+    def _end(
+        self, state: Literal["over", "failed"], note: str, message: Message, code: int
+    ) -> None:
+        self.state = state
+        self._note(note)
+        self._to_all(message)
+        self._effects.append(Finish(code))
 
     def _settled(self, now: int) -> list[Effect]:
         """Do what has become possible; return all effects."""
@@ -559,6 +546,17 @@ class Coordinator:
     def _servers_before(self) -> dict[Key, None]:
         assert self.placement is not None
         return {key: None for key in keys_of(self.placement) if key[0] == "server"}
+
+    def _keys_moving(self, scaling: Scaling) -> dict[Key, None]:
+        """Return whom a decision waits for: a worker still receiving would find its chunks gone."""
+        assert self.placement is not None
+        assert self.spec is not None
+        clock = max(scaling.clocks.values())
+        workers = {} if self.spec.asynchronous else {
+            key: None for key in keys_of(self.placement)
+            if key[0] == "worker" and scaling.held.get(key) != clock
+        }  # fmt: skip
+        return self._servers_before() | workers
 
     def _keys_all(self, scaling: Scaling) -> dict[Key, None]:
         assert self.placement is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -18,7 +18,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "prepare": ("ready",),
     "probe": ("probed",),
     "clock": ("accepted", "late"),
-    "move": ("moved",),
+    "move": ("moved", "held"),
     "switch": ("switched",),
 }
 """What ends each phase of a scaling."""
@@ -111,6 +111,7 @@ class Scaling:
     margin: int = 0
     clocks: dict[int, int] = field(default_factory=dict)
     late: bool = False
+    held: dict[Key, int] = field(default_factory=dict)  # the clock that a worker waits at
     round_trip_ns: int = 0
     bytes: int = 0
     version: int = 0
@@ -118,6 +119,31 @@ class Scaling:
     phases_ns: dict[str, int] = field(default_factory=dict)
     pauses_ns: dict[str, int] = field(default_factory=dict)
     copy_ns: int = 0
+
+    def take(self, member: Member, message: Message, now: int) -> None:
+        """Note what a member answers in the present phase."""
+        member.version = int(message.get("version", member.version))
+        member.step_ns = int(message.get("step_ns", member.step_ns))
+        match message["type"]:
+            case "probed":
+                self.round_trip_ns = max(self.round_trip_ns, now - self.since)
+            case "late":
+                self.late = True
+            case "moved":
+                self.bytes += int(message["bytes"])
+                self.copy_ns = max(self.copy_ns, int(message["copy_ns"]))
+                self.version = max(self.version, member.version)
+                self.puts = max(self.puts, int(message["puts"]))
+            case "switched":
+                member.generation = self.placement.generation
+                if member.role == "worker":
+                    self.pauses_ns[str(member.id)] = int(message["pause_ns"])
+            case _:
+                pass
+
+    def text(self) -> str:
+        """Return what is being done, and how far it is."""
+        return f"{self.request.kind} {name_of(self.request.who)}: {self.phase}"
 
     def outcome(self, now: int, elements: dict[str, int]) -> Message:
         """Return what is told of it once it is done."""
@@ -189,6 +215,18 @@ def changed(
     return Placement(before.generation, servers, tuple(workers), tuple(chunks))
 
 
+def clocks(servers: Sequence[Member], ahead: int, *, asynchronous: bool) -> dict[int, int]:
+    """Return when each server moves what it must: `ahead` of the newest version (DL2, step 2).
+
+    Without a common step each server has a count of its own, and reaches its own clock.
+    """
+    newest_version = max(server.version for server in servers)
+    return {
+        server.id: (server.version if asynchronous else newest_version) + ahead
+        for server in servers
+    }
+
+
 def loads(placement: Placement | None, spec: Spec | None) -> dict[str, int]:
     """Return how many elements each server keeps."""
     if placement is None or spec is None:
@@ -197,6 +235,16 @@ def loads(placement: Placement | None, spec: Spec | None) -> dict[str, int]:
     for chunk, server in zip(spec.chunks(), placement.chunks, strict=True):
         elements[server] += chunk.elements
     return {str(server): count for server, count in elements.items()}
+
+
+def about(placement: Placement | None, spec: Spec | None) -> Message:
+    """Return who is in the job, and how much each server keeps."""
+    return {
+        "generation": placement.generation if placement else 0,
+        "servers": sorted(placement.servers) if placement else [],
+        "workers": list(placement.workers) if placement else [],
+        "elements": loads(placement, spec),
+    }
 
 
 def roster(placement: Placement) -> Message:

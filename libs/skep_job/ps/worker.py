@@ -203,6 +203,7 @@ class Worker:
         began = time.monotonic_ns()
         for hold in holds:
             if hold is not None:
+                self._control.say("held", generation=hold[0], version=self.version)
                 self._wait(functools.partial(self._passes, *hold), "a change's outcome")
         if self._decided is not None:
             self._adopt(began)

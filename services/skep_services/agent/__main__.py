@@ -24,9 +24,11 @@ from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
+from skep_services.agent.checkpoints import checkpoints_dir
 from skep_services.agent.environment import log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
+from skep_services.agent.memory import host_budget
 from skep_services.ports import LogRecord
 from skep_services.service import ConfigurationError, Fatal, Settings, run
 
@@ -105,6 +107,8 @@ async def main(chosen: Settings, log: Any) -> None:
         raise ConfigurationError(str(error)) from error
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     machine = AgentMachine(inventory(chosen, devices))
+    machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
+    checkpoints_dir(chosen.environment)
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
@@ -115,6 +119,9 @@ async def main(chosen: Settings, log: Any) -> None:
     def lives(job: str, attempt: int) -> bool:
         part = machine.parts.get((job, attempt))
         return part is not None and part.over is None
+
+    def job_lives(job: str) -> bool:
+        return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
     watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
@@ -131,7 +138,10 @@ async def main(chosen: Settings, log: Any) -> None:
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(shell)))
-        await JobSocket(chosen.state, SystemClock(), shell.put).open()
+        jobs = JobSocket(chosen.state, SystemClock(), shell.put)
+        calls.tell = jobs.tell
+        await jobs.open()
+        calls.sweep_checkpoints(job_lives)
 
     try:
         await drive(chosen, log, machine, bus, fatal, facts=journal, calls=calls,

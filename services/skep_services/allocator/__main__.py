@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from skep.machines.allocator import AllocatorMachine, Kept
@@ -23,7 +24,9 @@ LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
-    await serve(chosen, log, AllocatorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps)
+    machine = AllocatorMachine()
+    machine.key = secrets.token_bytes(32)
+    await serve(chosen, log, machine, follow=FOLLOW, listen=LISTEN, keeps=keeps)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,17 @@ from skep.wire.changes import (
     Result,
     name_of,
 )
+from skep.wire.moves import (
+    JobMoved,
+    MoveFact,
+    SuccessorBound,
+    SuccessorDropped,
+    SuccessorLoaded,
+    SuccessorReady,
+)
+from skep.wire.reasons import Reason
 from skep_services.gateway.rows import Changing, Job, State
+from skep_services.gateway.texts import place_of
 
 if TYPE_CHECKING:
     from skep_services.gateway.fold import Fold
@@ -57,6 +67,33 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
         case GpusRegained():
             job.released = False
             fold.holdings.regain(job, fact.attempt)
+
+
+def move(fold: Fold, job: Job, fact: MoveFact) -> None:
+    """Take over what the allocator says about an attempt that is to go on elsewhere."""
+    match fact:
+        case SuccessorBound():
+            attempt = job.attempt(fact.attempt)
+            attempt.place, attempt.bound_at = place_of(fact.members), fact.at
+            attempt.why = Reason.REQUESTED
+            for member in fact.members:
+                part = attempt.part(member.node)
+                part.first_rank, part.devices = member.first_rank, member.devices
+            fold.holdings.give(job, fact.attempt, fact.members)
+        case JobMoved():
+            before, row = job.attempt(fact.source), job.row
+            before.outcome, before.ended_at = "moved", fact.at
+            attempt = job.attempt(fact.attempt)
+            attempt.started_at = fact.at
+            row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
+            row.why = attempt.why
+            fold.holdings.own(job, fact.attempt)
+        case SuccessorDropped():
+            attempt = job.attempt(fact.attempt)
+            attempt.outcome, attempt.ended_at = "dropped", fact.at
+            attempt.ended_why, attempt.detail = fact.why, fact.detail
+        case SuccessorReady() | SuccessorLoaded():
+            pass  # Steps of a move, told as events.
 
 
 def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:

@@ -55,6 +55,7 @@ from skep.wire.facts import (
     Repeated,
     ReservationDropped,
 )
+from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
@@ -317,6 +318,8 @@ class Fold:
                 if job is not None:
                     if isinstance(fact, ChangeFact):
                         changes.apply(self, job, fact)
+                    elif isinstance(fact, MoveFact):
+                        changes.move(self, job, fact)
                     else:
                         self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
@@ -357,6 +360,8 @@ class Fold:
                 self._described(job, fact.spec, fact.submitted_at, fact.trace)
                 row.why = Reason.WAITS_BEHIND
                 self.enter(job, State.QUEUED)
+            case JobWaits() if row.state is State.SUSPENDED:
+                row.needs = fact.needs  # Why it stands aside stays the reason.
             case JobWaits():
                 row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
             case JobBound():

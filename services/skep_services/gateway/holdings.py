@@ -17,7 +17,7 @@ from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.wire.facts import CellsSet, JobBound, ReservationDropped
+from skep.wire.facts import CellsSet, JobBound, Member, ReservationDropped
 from skep.wire.reasons import Reason
 from skep_services.gateway.mirror import Mirror
 from skep_services.gateway.rows import PLACED, Job, Node, Taken
@@ -56,16 +56,28 @@ class Holdings:
 
     def take(self, job: Job, fact: JobBound) -> None:
         """Give a job what it was bound to."""
-        for member in fact.members:
+        self.give(job, fact.attempt, fact.members)
+        self.own(job, fact.attempt)
+
+    def give(self, job: Job, attempt: int, members: Sequence[Member]) -> None:
+        """Give an attempt its GPUs."""
+        for member in members:
             node = self._fold.node(member.node)
             levels = member.levels or (0,) * len(member.devices)
             for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
                 rank = member.first_rank + offset
-                taken = Taken(fact.job, job.row.vc, fact.attempt, rank, level)
+                taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
                 node.taken.update(dict.fromkeys(devices, taken))
-        owns = any(level for member in fact.members for level in member.levels)
+        name = job.row.job, attempt
+        self.mirror.follow(lambda cells: self._enter(cells, name, _ranks(members)))
+
+    def own(self, job: Job, attempt: int) -> None:
+        """Have a job hold its GPUs by the right by which its attempt has them."""
+        mine = [taken for part in job.attempt(attempt).members
+                for taken in self._fold.node(part.node).taken.values()
+                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
+        owns = any(taken.level for taken in mine)
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
-        self.mirror.follow(lambda cells: self._enter(cells, (fact.job, fact.attempt), _ranks(fact)))
 
     def _enter(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> None:
         """Give an attempt its GPUs, or what it had claimed."""
@@ -253,9 +265,9 @@ class Holdings:
             yield hold
 
 
-def _ranks(fact: JobBound) -> dict[int, Rank]:
+def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
     ranks: dict[int, Rank] = {}
-    for member in fact.members:
+    for member in members:
         levels = member.levels or (0,) * len(member.devices)
         for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
             gpus = [(member.node, device) for device in devices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, node
+from skep.wire import changes, facts, findings, moves, node
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -83,6 +83,17 @@ def _about_changes(fact: Any) -> Line | None:
             pause = f" after a pause of {fact.pause_ns / 1e6:.0f} ms" if fact.pause_ns else ""
             text = f"{goal} {result}{more} at mini-batch {fact.step}{pause}"
             return Line(f"{text}: {_why(why, fact.detail)}", attempt, reason=why)
+        case moves.SuccessorBound(attempt=attempt, members=members):
+            return Line(f"makes ready on {_place(members)}, to go on there", attempt)
+        case moves.SuccessorReady(attempt=attempt, node=on):
+            return Line(f"is ready on {on} and waits for its state", attempt, on)
+        case moves.SuccessorLoaded(attempt=attempt, node=on, step=step):
+            return Line(f"has its state on {on}, as of mini-batch {step}", attempt, on)
+        case moves.JobMoved(attempt=attempt, source=source, step=step):
+            return Line(f"goes on as attempt {attempt} from mini-batch {step}; attempt {source} "
+                        "is stopped", attempt)  # fmt: skip
+        case moves.SuccessorDropped(attempt=attempt, why=why, detail=detail):
+            return Line(f"does not move: {_why(why, detail)}", attempt, reason=why)
         case changes.GpusRegained(attempt=attempt):
             return Line("has the GPUs it ran on again, borrowed", attempt)
         case _:

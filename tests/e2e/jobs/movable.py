@@ -14,8 +14,9 @@ import sys
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import skep_job
 
@@ -63,8 +64,20 @@ def hold(step: int) -> None:
     observation = skep_job.current()
     if line == "crash":
         os._exit(9)
-    while line == "order" and observation is not None and not observation.control.due:
-        os.sched_yield()
+    if line == "order" and observation is not None:
+        control = observation.control
+        while not control.due and control.held is None:
+            os.sched_yield()
+
+
+def spread(
+    data: Noisy, model: nn.Module
+) -> tuple[DataLoader[tuple[Tensor, Tensor]], DistributedDataParallel]:
+    """Train on this rank's part of the samples, together with the others."""
+    distributed.init_process_group("gloo", init_method="env://")
+    torch.manual_seed(10 + distributed.get_rank())
+    sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(data, seed=5)
+    return DataLoader(data, BATCH // 2, sampler=sampler), DistributedDataParallel(model)
 
 
 def main() -> None:
@@ -73,6 +86,8 @@ def main() -> None:
     parser.add_argument("--generator", action="store_true")
     parser.add_argument("--every", default=None)
     parser.add_argument("--hidden", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--hold", type=int, nargs="*", default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -87,15 +102,21 @@ def main() -> None:
     )  # fmt: skip
     check = DataLoader(data, 28, shuffle=True)
     model = build(arguments.hidden)
+    if arguments.ranks:
+        loader, model = spread(data, model)
     average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=28)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=7 * arguments.epochs
+    )
 
     run = skep_job.init(checkpoint_every=arguments.every)
     run.track(model=model, opt=optimizer, sched=schedule)
     run.state["average"] = average
     run.state["best"] = float("inf")
-    for epoch in run.epochs(EPOCHS):
+    for epoch in run.epochs(arguments.epochs):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
         for x, y in run.batches(loader):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -108,12 +129,13 @@ def main() -> None:
                     held.copy_(tensor if tensor.dtype == torch.int64 else (held + tensor) / 2)
             run.report(loss=loss, samples=len(x))
             step = run.steps + 1
-            print(f"loss {step} {epoch} {loss.item().hex()}", flush=True)
+            print(f"loss {step} {epoch} {float(loss.item()).hex()}", flush=True)
             if step in arguments.hold:
                 hold(step)
         with torch.no_grad():
-            total = sum((nn.functional.cross_entropy(model(x), y).item() for x, y in check), 0.0)
-        run.state["best"] = min(run.state["best"], total)
+            losses = [nn.functional.cross_entropy(model(x), y).item() for x, y in check]
+            total = float(sum(losses))
+        run.state["best"] = min(float(run.state["best"]), total)
         print(f"check {epoch} {total.hex()} {run.state['best'].hex()}", flush=True)
     digest = hashlib.sha256()
     states = (model.state_dict(), run.state["average"])

@@ -15,12 +15,26 @@ from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
 from skep.machines.allocator.jobs import JobState
+from skep.units import Instant, after, seconds
+from skep.wire.admin import QuarantineGpu
 from skep.wire.cluster import Cluster
-from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobFate, Member
+from skep.wire.facts import (
+    CellsReserved,
+    CellsSet,
+    GpuQuarantined,
+    JobBound,
+    JobFate,
+    Member,
+)
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+JOINS_WITHIN = seconds(0.25)
+"""Joins that come within this of one another are told together."""
+JOINS_AT_ONCE = 32
+"""Up to so many nodes each join is told by itself: all of them together fill 100 kB."""
 
 
 def holder(job: str, attempt: int) -> str:
@@ -31,6 +45,11 @@ def holder(job: str, attempt: int) -> str:
 def job_of(name: str) -> str:
     """Return the job whose attempt cells know under a name."""
     return name.rpartition(".")[0]
+
+
+def attempt_of(name: str) -> int:
+    """Return the number of the attempt that cells know under a name."""
+    return int(name.rpartition(".")[2])
 
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
@@ -134,8 +153,24 @@ def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[R
     return Reason.FITS_NO_CELL, needs, True
 
 
+def follow_join(machine: AllocatorMachine, now: Instant) -> None:
+    """Have the cells follow a join: at once, or for all that come together a little later.
+
+    Every change of the cells is told whole, so a thousand of them, one for each join, would be a
+    thousand times a thousand nodes.
+    """
+    soft = machine.soft
+    alone = now - soft.joined_at > JOINS_WITHIN
+    soft.joined_at = now
+    if alone or len(machine.nodes) <= JOINS_AT_ONCE:
+        resolve(machine, machine.asked)
+    elif soft.resolve_at is None or soft.resolve_at > after(now, JOINS_WITHIN):
+        soft.resolve_at = after(now, JOINS_WITHIN)
+
+
 def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
     """Record the cells that follow from what is asked for and which nodes have joined, if new."""
+    machine.soft.resolve_at = None
     inventory = [node.joined for node in machine.nodes.values()]
     cluster = resolved(asked, inventory)
     if cluster == machine.cells.cluster and asked == machine.asked:
@@ -145,6 +180,25 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
                   for change in changes
                   if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
+
+
+def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:
+    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+    return [
+        (name, node.joined.node, device)
+        for node in machine.nodes.values()
+        for attempt, held in node.holdings.items()
+        for device in held.devices
+        if not machine.cells.covers(name := holder(*attempt), node.joined.node, device)
+    ]
+
+
+def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
+    """Record that a GPU is to count as bad, or as good again, if that is news."""
+    node = machine.nodes.get(event.node)
+    if node is not None and (event.device in node.quarantined) is not event.quarantine:
+        machine.record(GpuQuarantined(node=event.node, device=event.device, why=Reason.ASKED_FOR,
+                                      quarantine=event.quarantine))  # fmt: skip
 
 
 def health(machine: AllocatorMachine, names: Sequence[str]) -> None:

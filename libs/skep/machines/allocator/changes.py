@@ -108,6 +108,8 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
         case AskTaken():
             machine.last_asked = max(machine.last_asked, fact.number)
             job.asked = fact
+        case MemberLearned() if job.successor and job.successor.attempt == fact.attempt:
+            job.successor.learned = {**job.successor.learned, fact.node: fact}
         case MemberLearned():
             job.learned = {**job.learned, fact.node: fact}
         case JobChanging():
@@ -122,7 +124,7 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
 
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
-    job.learned, job.change, job.asked = {}, None, None
+    job.learned, job.change, job.asked, job.successor = {}, None, None, None
     job.released, job.held = False, None
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)

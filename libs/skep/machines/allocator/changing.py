@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch
+from skep.machines.allocator import cellwork, changes, dispatch, moving
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -30,7 +30,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import Change, Checkpoint, Resume, Suspend
+from skep.wire.commands import Change, Checkpoint, Move, Resume, Suspend
 from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
@@ -76,6 +76,8 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
         return
     wish = asked.ask
+    if _depends(wish) and not job.known:
+        return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
     refusal = _refusal(job, wish)
     if refusal is not None:
         changes.over(machine, asked, Result.REFUSED, now, *refusal)
@@ -95,8 +97,17 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             # Else it waits until its GPUs are idle: `come_back`.
         case AskCheckpoint():
             begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
-        case AskMigrate():
-            pass  # Refused above.
+        case AskMigrate(to=to):
+            why, detail = moving.begin(machine, job, to, now)
+            if why is not Reason.REQUESTED:
+                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+
+
+def _depends(wish: Ask) -> bool:
+    """Return whether a request needs something of the job's own side."""
+    return isinstance(wish, AskCheckpoint | AskMigrate) or (
+        isinstance(wish, AskSuspend) and wish.release
+    )
 
 
 def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
@@ -108,8 +119,12 @@ def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
             return Reason.NOT_RUNNING, "it is suspended: resume it first"
         case AskCheckpoint() if "checkpoint" not in job.can:
             return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
-        case AskMigrate():
-            return Reason.NOT_BUILT, "migration"
+        case AskMigrate() if job.state is State.SUSPENDED:
+            return Reason.NOT_RUNNING, "it is suspended: resume it first"
+        case AskMigrate() if "migrate" not in job.can:
+            return Reason.CANNOT, "migrate (`skep show` tells what it can)"
+        case AskMigrate() if len(job.live) > 1:
+            return Reason.CANNOT, "migrate a gang that is on several nodes"
         case _:
             return None
 
@@ -124,7 +139,13 @@ def heard(
 ) -> None:
     """Take what a node says about its part of an attempt."""
     job = machine.jobs.get(event.job)
-    if job is None or job.attempt != event.attempt:
+    if job is None:
+        return
+    if job.attempt != event.attempt:
+        if not isinstance(event, MemberChanged):
+            moving.heard(machine, job, event, now)
+            if job.change is None:
+                follow(machine, job, now)
         return
     member = job.members.get(event.node)
     if member is None or member.identity != event.identity:
@@ -137,10 +158,11 @@ def heard(
                                     tier=event.tier, can=event.can)  # fmt: skip
             if job.learned.get(event.node) != learned:
                 machine.record(learned)
+                follow(machine, job, now)
         case MemberChanged():
             _answer(machine, job, event, now)
         case MemberReady() | MemberLoaded():
-            pass  # Successors are not made yet.
+            pass  # Said again, of a successor that has taken over.
 
 
 def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now: Instant) -> None:
@@ -152,7 +174,8 @@ def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now:
     machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=event.node,
                                   order=event.order, manner=event.manner, step=event.step,
                                   moved=event.moved, residue=event.residue,
-                                  pause_ns=event.pause_ns, detail=event.detail))  # fmt: skip
+                                  pause_ns=event.pause_ns, detail=event.detail,
+                                  released=event.released))  # fmt: skip
     conclude(machine, job, now)
 
 
@@ -160,6 +183,11 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Go on with a change once every node it was told to, and that is still there, has answered."""
     change = job.change
     if change is None or job.state is State.STOPPING:
+        return
+    if isinstance(change.change, Move):
+        moving.conclude(machine, job, now)
+        if job.change is None:
+            follow(machine, job, now)
         return
     answers = {name: answer for name, answer in change.answers.items() if name in job.live}
     if not answers or None in answers.values():
@@ -194,7 +222,7 @@ def _suspended(
     elif refused:
         _again(machine, job, change, now, "; ".join(refused.values()))
     else:
-        whole = all(answer.manner is Manner.BOUNDARY for answer in told.values())
+        whole = all(answer.released for answer in told.values())
         why = change.why
         changes.close(machine, job, Result.DONE, why, now, released=release and whole,
                       detail=change.detail)  # fmt: skip
@@ -208,7 +236,12 @@ def _again(
     """Name a later mini-batch, or give the suspension up."""
     gang = isinstance(change.change, Suspend) and change.change.step > 0
     gang = gang or change.undoing
-    if gang and change.round < ROUNDS_MAX and job.state is State.RUNNING:
+    if (
+        change.goal is Goal.SUSPEND
+        and gang
+        and change.round < ROUNDS_MAX
+        and job.state is State.RUNNING
+    ):
         margin = MARGIN * MARGIN_GROWS ** (change.round - 1)
         step = change.far + margin if len(job.live) > 1 else 0
         release = "release" in job.can and _wants_release(change)
@@ -238,7 +271,8 @@ def _resumed(
         # Some parts run and others cannot: nothing but another attempt puts that right.
         dispatch.stop(machine, job, Reason.NOT_TAKEN, now, "; ".join(refused.values()))
     elif change.undoing:
-        _again(machine, job, change, now, "its parts could not stop after the same mini-batch")
+        apart = "its parts could not stop after the same mini-batch"
+        _again(machine, job, change, now, change.detail or apart)
     else:
         changes.close(machine, job, Result.DONE, change.why, now)
         dispatch.limit(machine, job, now)

@@ -34,6 +34,9 @@ def check(machine: AllocatorMachine) -> None:
         for name, part in job.parts.items():
             if part is not Part.GONE:
                 held[name][job.job, job.attempt] = 0
+        for name in job.successor.members if job.successor is not None else ():
+            assert job.change is not None, job
+            held[name][job.job, job.following - 1] = 0
     assert waiting == sum(len(queue) for queue in machine.queues.values())
     for name, node in machine.nodes.items():
         node.check()
@@ -41,7 +44,7 @@ def check(machine: AllocatorMachine) -> None:
         for attempt in node.open_orders:
             assert attempt in node.holdings, (name, attempt)
     held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
-    claims = {cellwork.holder(job.job, job.attempt + 1) for job in machine.reserved.values()}
+    claims = {cellwork.holder(job.job, job.following) for job in machine.reserved.values()}
     assert set(machine.cells.holds) | set(machine.cells.astray) <= held_by | claims
-    assert not machine.uncovered()
+    assert not cellwork.uncovered(machine)
     check_cells(machine.cells)

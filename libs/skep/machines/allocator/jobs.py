@@ -22,7 +22,7 @@ from skep.units import Instant
 from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
 from skep.wire.commands import Change
 from skep.wire.facts import End, Member, MemberGone
-from skep.wire.node import Outcome
+from skep.wire.node import Door, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
@@ -87,6 +87,21 @@ class OpenChange(msgspec.Struct):
     """The furthest mini-batch that any part was told to be at."""
 
 
+class Successor(msgspec.Struct):
+    """An attempt that is to take over from the one that runs."""
+
+    attempt: int
+    order: int
+    members: dict[str, Member]
+    port: int
+    bound_at: Instant
+    chain: str
+    secret: str
+    doors: dict[str, tuple[Door, ...]] = {}
+    loaded: dict[str, int] = {}
+    learned: dict[str, MemberLearned] = {}
+
+
 class JobState(msgspec.Struct):
     """An unfinished job."""
 
@@ -123,6 +138,18 @@ class JobState(msgspec.Struct):
     suspended_at: Instant = Instant(0)
     suspended_ns: int = 0
     """How long the attempt was suspended before: its time limit does not run meanwhile."""
+    successor: Successor | None = None
+    spent: int = 0
+    """The highest number of an attempt: a successor that was given up keeps its number."""
+
+    @property
+    def following(self) -> int:
+        """Return the number of the job's next attempt."""
+        return max(self.attempt, self.spent) + 1
+
+    def succeeds(self, attempt: int) -> bool:
+        """Return whether this is the number of the successor that the attempt has."""
+        return self.successor is not None and self.successor.attempt == attempt
 
     @property
     def entry(self) -> Entry:
@@ -138,6 +165,11 @@ class JobState(msgspec.Struct):
     def live(self) -> list[str]:
         """Return the nodes that still have a part of the attempt."""
         return [name for name, part in self.parts.items() if part is not Part.GONE]
+
+    @property
+    def known(self) -> bool:
+        """Return whether every part of the attempt has said what it can do."""
+        return all(name in self.learned for name in self.live)
 
     @property
     def can(self) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     invariants,
+    moves,
+    moving,
     schedule,
     suspects,
     watch,
@@ -70,6 +72,7 @@ from skep.wire.facts import (
     NodeLost,
     ReservationDropped,
 )
+from skep.wire.moves import MoveMessage
 from skep.wire.node import (
     MemberChanged,
     MemberExited,
@@ -122,6 +125,8 @@ class AllocatorMachine:
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.key = b""
+        """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
@@ -152,7 +157,7 @@ class AllocatorMachine:
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
             case QuarantineGpu():
-                self._quarantine(event)
+                cellwork.quarantine(self, event)
             case QueueAdvice():
                 schedule.advised(self, event, now)
             case Tick():
@@ -202,7 +207,7 @@ class AllocatorMachine:
             return
         self.record(CancelAsked(job=name))
         if job.state is State.RESERVED:
-            self.record(ReservationDropped(job=name, attempt=job.attempt + 1,
+            self.record(ReservationDropped(job=name, attempt=job.following,
                                            why=Reason.CANCELLED))  # fmt: skip
         if job.state is State.QUEUED:
             self._end(job, End.CANCELLED, Reason.CANCELLED, now)
@@ -231,6 +236,8 @@ class AllocatorMachine:
             return
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
+            if job is not None:
+                moving.exited(self, job, event, now)
             return
         if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
             return
@@ -238,13 +245,6 @@ class AllocatorMachine:
                                outcome=event.outcome, detail=event.detail, steps=event.steps,
                                step_ns=event.step_ns))  # fmt: skip
         self.settle(job, now)
-
-    def _quarantine(self, event: QuarantineGpu) -> None:
-        node = self.nodes.get(event.node)
-        if node is not None and (event.device in node.quarantined) is not event.quarantine:
-            self.record(GpuQuarantined(node=event.node, device=event.device,
-                                       quarantine=event.quarantine,
-                                       why=Reason.ASKED_FOR))  # fmt: skip
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -263,7 +263,7 @@ class AllocatorMachine:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
             changing.conclude(self, job, now)
             return
-        changes.overtake(self, job, now)
+        dispatch.abandon(self, job, now)
         self.soft.call_off(("", job.job, job.attempt))
         verdict = judge(job)
         if verdict.end is not None:
@@ -272,6 +272,10 @@ class AllocatorMachine:
         self.record(JobRequeued(job=job.job, attempt=job.attempt, why=verdict.why, at=now,
                                 counted=verdict.counted, detail=verdict.detail,
                                 trace=job.trace))  # fmt: skip
+
+    def give_up_move(self, job: JobState, now: Instant, detail: str) -> None:
+        """Have a job go on where it is, instead of moving."""
+        moving.undo(self, job, now, Reason.NOT_TAKEN, detail)
 
     def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
         steps = min((gone.steps for gone in job.gone), default=0)
@@ -335,6 +339,8 @@ class AllocatorMachine:
                 self.jobs[fact.job].cancelled = True
             case ChangeMessage():
                 changes.apply(self, fact)
+            case MoveMessage():
+                moves.apply(self, fact)
             case _:
                 restore(self, fact)
 
@@ -361,7 +367,7 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
-        for name, node, device in self.uncovered():
+        for name, node, device in cellwork.uncovered(self):
             self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
@@ -372,17 +378,6 @@ class AllocatorMachine:
             elif job is not None:
                 self.note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
-
-    def uncovered(self) -> list[tuple[str, str, int]]:
-        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
-        cells = self.cells
-        return [
-            (name, node.joined.node, device)
-            for node in self.nodes.values()
-            for attempt, holding in node.holdings.items()
-            for device in holding.devices
-            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
-        ]
 
     def note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
@@ -510,9 +505,9 @@ class AllocatorMachine:
             if part is not Part.GONE:
                 self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
         # Whoever comes next may plan with its VC's cells, on these GPUs or on others.
-        self._give_back(cellwork.holder(fact.job, fact.attempt))
+        self.give_back(cellwork.holder(fact.job, fact.attempt))
 
-    def _give_back(self, name: str) -> None:
+    def give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
         hold = self.cells.holds.get(name)
         if hold is not None and hold.guaranteed and not self.cells.claimers(name):
@@ -530,7 +525,7 @@ class AllocatorMachine:
         else:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
-            self._give_back(cellwork.holder(*attempt))
+            self.give_back(cellwork.holder(*attempt))
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]

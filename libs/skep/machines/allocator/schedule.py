@@ -134,11 +134,11 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
         job = machine.reserved.get(key)
         if job is None:
             continue
-        name = cellwork.holder(job.job, job.attempt + 1)
+        name = cellwork.holder(job.job, job.following)
         hold = machine.cells.holds[name]
         chain = machine.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
-            machine.record(ReservationDropped(job=job.job, attempt=job.attempt + 1,
+            machine.record(ReservationDropped(job=job.job, attempt=job.following,
                                               why=Reason.NODE_LOST))  # fmt: skip
         elif not machine.cells.ready(name):
             stopped = _stop_all(machine, job, _users(machine, job), now, MEMBERS_BOUND_MAX - cost)
@@ -169,7 +169,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     soft, tried = machine.soft, (job.job, machine.soft.changes)
     if soft.failed.get(job.queue) == tried:
         return 0
-    attempt = job.attempt + 1
+    attempt = job.following
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
     where = _place(machine, job, asked, now)
     if where is None and cellwork.borrows(job):
@@ -191,7 +191,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
                                   detail=f"for {job.job}"))  # fmt: skip
     for name in where.cancels:
         other = machine.jobs[cellwork.job_of(name)]
-        machine.record(ReservationDropped(job=other.job, attempt=other.attempt + 1,
+        machine.record(ReservationDropped(job=other.job, attempt=other.following,
                                           why=Reason.PREEMPTED))  # fmt: skip
         soft.returned[other.queue] = None
     if where.victims or not _room(machine, job, made):
@@ -237,7 +237,7 @@ def _goes_on(machine: AllocatorMachine, name: str) -> bool:
     job = machine.jobs.get(cellwork.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
-    attempt = job.attempt + 1 if job.state is State.RESERVED else job.attempt
+    attempt = job.following if job.state is State.RESERVED else job.attempt
     return cellwork.holder(job.job, attempt) == name
 
 
@@ -256,7 +256,7 @@ def bind(
     machine.record(
         JobBound(
             job=job.job,
-            attempt=job.attempt + 1,
+            attempt=job.following,
             order=machine.order + 1,
             members=made,
             master_port=port,
@@ -282,7 +282,7 @@ def _reserve(
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
     _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    machine.record(CellsReserved(job=job.job, attempt=job.attempt + 1, chain=where.chain,
+    machine.record(CellsReserved(job=job.job, attempt=job.following, chain=where.chain,
                                  members=made, victims=victims, at=now, why=why,
                                  ranked=head.ranked))  # fmt: skip
     cost = len(made) + len(victims)
@@ -294,7 +294,7 @@ def _reserve(
 
 def _users(machine: AllocatorMachine, job: JobState) -> dict[str, None]:
     """Return who uses what a job claims."""
-    hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
     user = machine.cells.chains[hold.chain].user
     return {holder.job: None for spot in hold.spots for leaf in spot.leaves
             if (holder := user[leaf]) is not None}  # fmt: skip
@@ -320,6 +320,9 @@ def _stop_victim(
     current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
     if victim is not None and current:
         return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
+    if victim is not None and victim.succeeds(cellwork.attempt_of(name)):
+        machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
+        return True
     return False
 
 
@@ -399,7 +402,7 @@ def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
     """Return by node the CPUs and memory that reservations will take there, below zero."""
     owed: dict[str, tuple[int, int]] = {}
     for job in machine.reserved.values():
-        hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
         shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
         for spot in hold.spots if wanted.cpus or wanted.memory else ():
             node = shape.node(spot.leaves[0])
