@@ -6,7 +6,7 @@
     resume      thaw · resume
     checkpoint  work
     move        work                            (the ranks then wait for what becomes of it)
-    resize      start · work
+    resize      meet · start · work
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
