@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,9 @@ from skep_job.frames import encode
 from tests.job_agent import DEADLINE_S, JobAgent, Message, environment
 
 SCRIPT = Path(__file__).parent / "e2e" / "jobs" / "elastic_train.py"
+
+
+OPPOSITE = {"rescaled": "failed", "failed": "rescaled", "past": "failed"}
 
 
 class Store:
@@ -32,7 +36,7 @@ class Store:
         )
         assert self.process.stdout is not None
         said = json.loads(self.process.stdout.readline())
-        self.host, self.port = said["host"], said["port"]
+        self.host, self.port, self.pid = said["host"], said["port"], said["pid"]
 
     def kill(self) -> None:
         """Lose the store."""
@@ -47,15 +51,17 @@ class Store:
 class Member:
     """One process of a gang, and the agent's end of its socket."""
 
-    def __init__(self, folder: Path, env: dict[str, str], options: dict[str, Any]) -> None:
+    def __init__(
+        self, script: Path, folder: Path, env: dict[str, str], options: dict[str, Any]
+    ) -> None:
         self.agent = JobAgent(folder / "a.sock")
         self.agent.listen()
         self.lines: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "skep_job", str(SCRIPT), json.dumps(options)],
-            env=self.agent.environment(**env),
+            [sys.executable, "-m", "skep_job", str(script), json.dumps(options)],
+            env=self.agent.environment() | env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,8 +78,7 @@ class Member:
 
     def order(self, kind: str, **fields: object) -> None:
         """Send what an agent sends."""
-        message = {"type": kind, "job": "j7", "attempt": 3, **fields}
-        self.agent.tell(encode(message))
+        self.agent.tell(encode({"type": kind, "job": "j7", **fields}))
 
     def go(self, word: str = "go") -> None:
         """Release a hold."""
@@ -97,16 +102,27 @@ class Member:
         return next(line[name] for line in reversed(self.lines) if name in line)
 
     def wait_told(self, kind: str, **fields: object) -> Message:
-        """Return what it tells its agent; fails at once if it ends without a word of it."""
-        agent = self.agent
-        agent.wait_until(
-            lambda agent: (
-                agent.of_type(kind, **fields) or (agent.accepted and not agent.open_connections)
-            )
-        )
+        """Return what it tells its agent; fails at once if it tells the contrary, or ends."""
+        agent, contrary = self.agent, OPPOSITE.get(kind, "bye")
+
+        def is_told(agent: JobAgent) -> bool:
+            gone = agent.accepted and not agent.open_connections
+            return bool(gone or agent.of_type(kind, **fields) or agent.of_type(contrary, **fields))
+
+        agent.wait_until(is_told)
         told = agent.of_type(kind, **fields)
-        assert told, f"ended without {kind}: {agent.received[-3:]}"
+        words = [message for message in agent.received if message["type"] != "stats"]
+        assert told, f"did not say {kind} {fields}: {words[-5:]} {''.join(self.errors)[-2000:]}"
         return told[-1]
+
+    def wait_any(self, kinds: Sequence[str], **fields: object) -> Message:
+        """Return the first message of one of these kinds."""
+
+        def found(agent: JobAgent) -> list[Message]:
+            return [message for kind in kinds for message in agent.of_type(kind, **fields)]
+
+        self.agent.wait_until(found)
+        return found(self.agent)[0]
 
     def answers(self, *kinds: str) -> list[Message]:
         """Return what it told its agent, of these kinds."""
@@ -148,13 +164,15 @@ class Member:
 class ElasticGang:
     """What an agent has of one gang: members in the order they were started."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, script: Path = SCRIPT, **options: Any) -> None:
         self._folder = folder
+        self._script = script
         self._options = options
         self.store = Store()
         self.members: list[Member] = []
         self._order = 0
         self.generation = 0
+        self.attempt = 3
 
     def __enter__(self) -> ElasticGang:
         return self
@@ -167,7 +185,8 @@ class ElasticGang:
     ) -> None:
         if kind is not None:
             for member in self.members:
-                print("".join(member.errors)[-3000:], member.agent.received[-5:])
+                print(member.pid, "".join(member.errors)[-3000:], member.lines[-1:])
+                print(*(m for m in member.agent.received if m["type"] != "stats"), sep="\n")
         for member in self.members:
             member.close()
         self.store.process.kill()
@@ -182,12 +201,26 @@ class ElasticGang:
             "WORLD_SIZE": str(world),
             "SKEP_STORE": f"{self.store.host}:{self.store.port}",
             "OMP_NUM_THREADS": "1",
+            "SKEP_CHECKPOINTS": str(self._folder / "checkpoints"),
+            "SKEP_GEN": str(self.attempt),
         }
         if awaits:
             env["SKEP_AWAITS"] = "secret"
-        member = Member(folder, env, {**self._options, **options})
+        member = Member(self._script, folder, env, {**self._options, **options})
         self.members.append(member)
         return member
+
+    def newcomer(self, rank: int, **options: Any) -> Member:
+        """Start a process that is to have this rank, and return once it is ready."""
+        member = self.start(rank, 0, awaits=True, **options)
+        member.wait_told("ready")
+        return member
+
+    def checkpoint(self, *members: Member) -> None:
+        """Have a checkpoint written at the next boundary."""
+        self._order += 1
+        for member in members:
+            member.order("checkpoint", order=self._order, path="")
 
     def rescale(
         self,
@@ -218,11 +251,17 @@ class ElasticGang:
         return self._order
 
 
+def free_port() -> int:
+    """Return a port that nobody has at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextlib.contextmanager
-def elastic_gang(**options: Any) -> Iterator[ElasticGang]:
+def elastic_gang(script: Path = SCRIPT, **options: Any) -> Iterator[ElasticGang]:
     """Yield a gang with nobody in it."""
     with (
         tempfile.TemporaryDirectory(prefix="skep-") as folder,
-        ElasticGang(Path(folder), **options) as gang,
+        ElasticGang(Path(folder), script, **options) as gang,
     ):
         yield gang

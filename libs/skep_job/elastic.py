@@ -71,7 +71,6 @@ class Gang:
     def __init__(
         self,
         rules: Rules,
-        orders: Orders | None,
         counted: Callable[[], int],
         state: State,
     ) -> None:
@@ -79,10 +78,12 @@ class Gang:
         self.rules = rules
         self.seat = Seat(0, 0, 1)
         self.is_member = True
+        self.is_first = False
+        """Whether this process began as a member of the first gang."""
         self.pauses: list[Pause] = []
         self.due = False
         """Whether something waits for a boundary: all that has to be looked at there."""
-        self._orders = orders
+        self._orders: Orders | None = None
         self._counted = counted
         self._state = state
         self._models: list[Wrapped] = []
@@ -92,12 +93,13 @@ class Gang:
 
     # --- joining ------------------------------------------------------------------------------
 
-    def open(self, environ: Mapping[str, str]) -> None:
+    def open(self, environ: Mapping[str, str], orders: Orders | None) -> None:
         """Form the gang of generation 0, or stay outside as a newcomer (SKEP_AWAITS).
 
         RANK and WORLD_SIZE say which place; SKEP_STORE (host:port) is the gang's store. Without it
         the first group is formed as `torchrun`'s ranks do it.
         """
+        self._orders = orders
         job, attempt = environ.get("SKEP_JOB", ""), int(environ.get("SKEP_GEN") or 0)
         self._folder = lambda generation: folder(job, attempt, generation)
         rank, world = int(environ.get("RANK") or 0), int(environ.get("WORLD_SIZE") or 1)
@@ -111,7 +113,7 @@ class Gang:
         objection = self.rules.objection(plan)
         if objection:
             raise ValueError(objection)
-        self.seat = Seat(0, rank, world)
+        self.seat, self.is_first = Seat(0, rank, world), True
         if world > 1:
             store, prefix = environ.get("SKEP_STORE", ""), self._folder(0)
             elastic_group.open_first(self.rules.backend, store, prefix, rank, world)

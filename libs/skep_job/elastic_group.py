@@ -33,7 +33,7 @@ def open_first(backend: str, store: str, prefix: str, rank: int, world: int) -> 
 
 
 def backend_of(name: str) -> str:
-    """Return the backend of that name; without one NCCL where there is CUDA, else Gloo."""
+    """Return the backend of that name, or torch's choice for the device."""
     import torch
 
     return name or ("nccl" if torch.cuda.is_available() else "gloo")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
-    from skep_job.elastic import Seat
+    from skep_job.elastic_parts import Seat
 
 
 class ElasticModel(nn.Module):

@@ -80,6 +80,7 @@ class Rules(NamedTuple):
     global_batch: int
     backend: str = ""
     patience_s: float = PATIENCE_S
+    seed: int = 0
 
     def objection(self, plan: Plan) -> str:
         """Return why there may be no such gang, or nothing."""
@@ -89,6 +90,27 @@ class Rules(NamedTuple):
         if plan.world > self.global_batch:
             return f"world is {plan.world}; the global batch has {self.global_batch} samples"
         return ""
+
+
+def rules(
+    sizes: tuple[int, int],
+    global_batch: int,
+    seed: int = 0,
+    backend: str = "",
+    patience_s: float = PATIENCE_S,
+) -> Rules:
+    """Return what a script allows. Raises ValueError for what cannot be meant."""
+    low, high = sizes
+    if not 1 <= low <= high:
+        reason = f"elastic is {sizes}, expected the smallest and the largest number of ranks"
+        raise ValueError(reason)
+    if global_batch < low or patience_s <= 0:
+        reason = (
+            f"global_batch is {global_batch} and patience_s {patience_s}; expected the samples of "
+            "a mini-batch of all ranks together, and seconds above 0"
+        )
+        raise ValueError(reason)
+    return Rules((low, high), global_batch, backend, patience_s, seed)
 
 
 class Clock:

@@ -185,7 +185,7 @@ class Round:
         late = f"not every member was in the new gang within {self._patience_s:g} s"
         return self._await(OUTCOME, self._patience_s, late)
 
-    # --- the store ---------------------------------------------------------------------------------
+    # --- the store ------------------------------------------------------------------------------
 
     def _agree(self, key: str, mine: str) -> bool:
         """Claim `key`; refuse the change if it is another's. Return whether it is mine."""

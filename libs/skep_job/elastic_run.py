@@ -17,37 +17,42 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import skep_job
 from skep_job import chance, warm
-from skep_job.chance import State
-from skep_job.control import Control
-from skep_job.elastic import PATIENCE_S, Gang, Rules, Seat
+from skep_job.elastic import Gang
 from skep_job.elastic_data import Shares
+from skep_job.elastic_parts import Rules, Seat
 from skep_job.plain import Alone, Under
-from skep_job.run import Batches, Run
+from skep_job.run import Batches, Run, UsageError
 from skep_job.tally import Tally
 
 
 class ElasticRun(Run):
     """One rank's training, as the script drives it."""
 
-    def __init__(self, rules: Rules, seed: int = 0, base: Under | None = None) -> None:
-        """Not for scripts: `init` makes the run."""
-        self._base = base or Alone()
-        super().__init__(_Elastic(self._base))
-        observation = skep_job.current()
-        self._tally: Tally | None = observation.tally if observation is not None else None
-        control: Control | None = observation.control if observation is not None else None
-        self.gang = Gang(rules, control, self._tallied, _Whole(self))
+    def __init__(self, rules: Rules, warm_up: Callable[[], object] | None = None) -> None:
+        """Not for scripts: `skep_job.init` makes the run."""
+        super().__init__()
+        self._tally: Tally | None = None
+        self.gang = Gang(rules, self._tallied, _Whole(self, warm_up))
+        self.membership = _Membership(self)
         self.weight = 1.0
         """What this rank's mean gradient counts for in that of the current global batch."""
-        self._seed = seed
         self._shares: dict[int, Shares] = {}  # by id(loader), which is held beside it
         self._loaders: list[Any] = []
-        self._aim_of_newcomer: dict[str, Any] | None = None
+        self._aim_of_newcomer: dict[str, Any] = {}
+
+    def join(self, under: Under | None) -> None:
+        """Join the gang as the environment says, or be ready to. Called once, by `init`."""
+        self._under = under or Alone()
+        observation = skep_job.current() if under is not None else None
+        if observation is not None:
+            self._tally = observation.tally
+        self.gang.open(os.environ, observation.control if observation is not None else None)
+        atexit.register(self.gang.close)
 
     @property
     def seat(self) -> Seat:
@@ -72,22 +77,19 @@ class ElasticRun(Run):
         """
         shares = self._shares.get(id(source))
         if shares is None:
-            shares = Shares(source, self.gang.rules.global_batch, self._seed)
+            shares = Shares(source, self.gang.rules.global_batch, self.gang.rules.seed)
             self._shares[id(source)] = shares
             self._loaders.append(source)
         return super().batches(_Shared(self, source, shares))
 
+    def _start(self) -> None:
+        begins = not self._started
+        super()._start()
+        if begins and self.gang.is_first and self.seat.world > 1:
+            _check_same(self._steps)
+
     def _tallied(self) -> int:
         return self._tally.reached() if self._tally is not None else self._steps
-
-    def _count_from(self, counted: int) -> None:
-        """Have the agent see a newcomer where the others are."""
-        tally = self._tally
-        if tally is None:
-            return
-        for level in tally.levels.values():
-            level.steps += counted - tally.steps
-        tally.steps = counted
 
 
 class _Shared:
@@ -130,8 +132,9 @@ class _Shared:
 class _Whole:
     """The state that all members share."""
 
-    def __init__(self, run: ElasticRun) -> None:
+    def __init__(self, run: ElasticRun, warm_up: Callable[[], object] | None) -> None:
         self._run = run
+        self._warm_up = warm_up
 
     @property
     def tracked(self) -> dict[str, Any]:
@@ -144,70 +147,39 @@ class _Whole:
         run = self._run
         # Its own chance, not a member's: two ranks with the same dropout would learn less.
         run._aim_of_newcomer = {**place, "chance": chance.capture()}
-        run._count_from(place["counted"])
+        if run._tally is not None:
+            run._tally.steps = place["counted"]  # The agent sees it where the others are.
 
     def warm_up(self) -> None:
-        warm.warm_up(self.tracked, None)
+        warm.warm_up(self.tracked, self._warm_up)
 
 
-class _Elastic:
-    """What an elastic run needs of what it runs under: a newcomer begins where the others are."""
+class _Membership:
+    """What `cooperate` asks of a rank of a gang."""
 
-    active = True
+    def __init__(self, run: ElasticRun) -> None:
+        self._run = run
 
-    def __init__(self, base: Under) -> None:
-        self._base = base
+    def joins(self) -> bool:
+        return not self._run.gang.is_member
 
-    def start(self, run: Run) -> dict[str, Any] | None:
-        assert isinstance(run, ElasticRun)
-        if run.gang.is_member:
-            return self._base.start(run)
-        run.gang.settle()
-        return run._aim_of_newcomer
+    def join(self) -> dict[str, Any]:
+        self._run.gang.settle()
+        return self._run._aim_of_newcomer
 
-    def arrive(self, chance: State) -> None:
-        self._base.arrive(chance)
-
-    def count(self) -> None:
-        self._base.count()
-
-    def boundary(self) -> None:
-        self._base.boundary()
-
-    def report(self, values: dict[str, Any]) -> None:
-        self._base.report(values)
-
-    def shield(self, on: bool) -> None:
-        self._base.shield(on)
-
-    def notice(self, text: str) -> None:
-        self._base.notice(text)
+    def writes(self) -> bool:
+        return self._run.seat.rank == 0
 
 
-def init(
-    elastic: tuple[int, int],
-    global_batch: int,
-    *,
-    seed: int = 0,
-    backend: str = "",
-    patience_s: float = PATIENCE_S,
-    base: Under | None = None,
-) -> ElasticRun:
-    """Join the gang as the environment says, or be ready to; return the run.
+def _check_same(steps: int) -> None:
+    """Raise UsageError unless all ranks of the first group begin at the same mini-batch."""
+    import torch.distributed as dist
 
-    `elastic` are the smallest and the largest number of ranks; `global_batch` the samples of a
-    mini-batch of all ranks together. `seed` decides the order of samples, for loaders without a
-    generator of their own. `backend` is torch's choice for the device if empty. `patience_s` bounds
-    how long a rank that could train waits for others during a change. Raises ValueError.
-    """
-    low, high = elastic
-    if not 1 <= low <= high:
-        reason = f"elastic is {elastic}, expected the smallest and the largest number of ranks"
-        raise ValueError(reason)
-    if global_batch < 1 or patience_s <= 0:
-        reason = f"global_batch is {global_batch} and patience_s {patience_s}: both are above 0"
-        raise ValueError(reason)
-    run = ElasticRun(Rules((low, high), global_batch, backend, patience_s), seed, base)
-    run.gang.open(os.environ)
-    atexit.register(run.gang.close)
-    return run
+    theirs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(theirs, steps)
+    if len(set(theirs)) > 1:
+        reason = (
+            f"the ranks begin after mini-batches {theirs}: they must find the same checkpoints, so "
+            "SKEP_CHECKPOINTS has to be a folder that all nodes share"
+        )
+        raise UsageError(reason)

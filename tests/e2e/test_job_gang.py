@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.job_agent import JobAgent, job_agent
-from tests.move_kit import TOKEN, Job, after, closed_port, environment_of, job
+from tests.move_kit import TOKEN, Job, closed_port, environment_of, job
 
 pytestmark = [
     pytest.mark.torch,

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from skep_job import elastic_group, elastic_run, transfer
+import skep_job
+from skep_job import elastic_group, transfer
 from skep_job.elastic_round import Round
+from skep_job.elastic_run import ElasticRun
 
 OPTIONS = {"epochs": 4, "samples": 200, "global_batch": 32, "workers": 0, "hold": [], "die": "",
            "patience_s": 20.0, "width": 16, "sizes": [1, 4]}  # fmt: skip
@@ -45,19 +47,34 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def hold(run: elastic_run.ElasticRun, step: int) -> None:
+def hold(run: ElasticRun, step: int) -> None:
     """Wait for a line; with "due", then until a change is known here."""
     say(holds=step, rank=run.seat.rank)
     if sys.stdin.readline().strip() == "due":
-        while not run.gang.due:
+        observation = skep_job.current()
+        assert observation is not None
+        while not (run.gang.due and observation.control.due):
             threading.Event().wait(0.002)
 
 
 def plant(where: str) -> None:
     """Have this process killed at a moment of a change."""
 
+    victim = os.getpid()
+
     def die(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
+
+    if where.startswith("store:"):
+        victim, original = int(where.removeprefix("store:")), Round.enter
+
+        def kill_store(round_: Round) -> None:
+            die()
+            original(round_)
+
+        owner: Any = Round
+        owner.enter = kill_store
+        return
 
     places: dict[str, tuple[Any, str]] = {
         "arrive": (Round, "arrive"),
@@ -67,8 +84,8 @@ def plant(where: str) -> None:
         "enter": (Round, "enter"),
         "knock": (Round, "knock"),
     }
-    owner, name = places[where]
-    setattr(owner, name, die)
+    planted, name = places[where]
+    setattr(planted, name, die)
 
 
 def main() -> None:
@@ -76,8 +93,10 @@ def main() -> None:
     if options["die"]:
         plant(options["die"])
     torch.manual_seed(3)
-    run = elastic_run.init(
-        tuple(options["sizes"]), options["global_batch"], patience_s=options["patience_s"]
+    run = skep_job.init(
+        elastic=tuple(options["sizes"]),
+        global_batch=options["global_batch"],
+        patience_s=options["patience_s"],
     )
     width = options["width"]
     model = run.ddp(nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1)))
