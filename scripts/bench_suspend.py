@@ -46,6 +46,7 @@ TIMES = 7
 QUANTUM_S = 60.0
 JOBS, SLOTS = 6, 4
 PHASES = ("boundary", "offload", "freeze", "thaw", "take_back", "first_step")
+LABELS = ("stop", "offload", "freeze", "thaw", "restore", "first step")
 COLOURS = ("#bbb", "#3b7dd8", "#7fb2f0", "#f2b880", "#e07b39", "#9a5")
 STUDENT_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """The 97.5 % points for so many degrees of freedom."""
@@ -344,7 +345,7 @@ def chart(sizes: dict[int, dict[str, dict[str, float]]]) -> str:
     width, left, right, row = 900, 110, 780, 56
     totals = [sum(figures[name]["median"] for name in PHASES) for figures in sizes.values()]
     scale = (right - left) / max(totals)
-    parts = svg.legend(width - 16, list(zip(PHASES, COLOURS, strict=True)))
+    parts = svg.legend(width - 16, list(zip(LABELS, COLOURS, strict=True)))
     for number, (size, figures) in enumerate(sizes.items()):
         y, x = 80 + number * row, float(left)
         parts.append(svg.text(left - 10, y + 22, f"{size} MB", anchor="end"))
