@@ -6,9 +6,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from skep_job.plain import Under
 from skep_job.reporter import complain
 from skep_job.run import Run, UsageError
+
+if TYPE_CHECKING:
+    from skep_job.cooperate import Elastic
+    from skep_job.elastic_parts import Rules as GangRules
 
 KEEP_MAX = 1_000
 
@@ -19,7 +25,10 @@ _run: Run | None = None
 
 
 def begin(
-    checkpoint_every: float | str | None, keep: int, warm_up: Callable[[], object] | None
+    checkpoint_every: float | str | None,
+    keep: int,
+    warm_up: Callable[[], object] | None,
+    gang: GangRules | None = None,
 ) -> Run:
     """Do `skep_job.init`. Raises UsageError, TypeError or ValueError for the caller's mistakes."""
     global _run  # noqa: PLW0603  a process has one run
@@ -30,8 +39,14 @@ def begin(
     if not isinstance(keep, int) or not 1 <= keep <= KEEP_MAX:
         message = f"keep={keep!r}: expected how many checkpoints to keep, 1 to {KEEP_MAX}"
         raise ValueError(message)
-    _run = _under_agent(every_s, keep, warm_up) or Run()
-    return _run
+    if gang is None:
+        _run = Run(_under_agent(every_s, keep, warm_up))
+        return _run
+    from skep_job.elastic_run import ElasticRun
+
+    run = _run = ElasticRun(gang, warm_up)
+    run.join(_under_agent(every_s, keep, warm_up, run.membership))
+    return run
 
 
 def seconds(duration: float | str) -> float:
@@ -48,9 +63,12 @@ def seconds(duration: float | str) -> float:
 
 
 def _under_agent(
-    every_s: float | None, keep: int, warm_up: Callable[[], object] | None
-) -> Run | None:
-    """Return a run under the agent that the environment names, or None."""
+    every_s: float | None,
+    keep: int,
+    warm_up: Callable[[], object] | None,
+    elastic: Elastic | None = None,
+) -> Under | None:
+    """Return the agent's side of a run, if the environment names an agent."""
     environ = os.environ
     if not environ.get("SKEP_SOCK"):
         return None
@@ -76,8 +94,9 @@ def _under_agent(
             folder=Path(folder).absolute() if folder else None,
             awaits=environ.get("SKEP_AWAITS", ""),
             host=environ.get("SKEP_HOST", ""),
+            elastic=elastic,
         )
-        return Run(Cooperation(observation, options))
+        return Cooperation(observation, options)
     except Exception as error:  # Skep's own failure is not the script's.
         complain(f"not under an agent: {type(error).__name__}: {error}")
         return None

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 Message = dict[str, object]
-Handler = Callable[[Message], None]
+Handler = Callable[[Message], object]
 """Runs on the training thread; what it raises is told to the agent as `failed`."""
 AtOnce = Callable[[Message], object]
 """Runs on the reporter's thread; returning False leaves the message to the training thread."""
@@ -249,6 +249,10 @@ class Control:
         self._outbox.clear()
         self.due = False
 
+    def adopt(self) -> None:
+        """Belong to this process from here on: it may be a fork of the one that made it."""
+        self._pid = os.getpid()
+
     def move_clock(self) -> None:
         """Answer `past` to every order with a step: from here on steps are counted otherwise."""
         with self._changed:
@@ -257,6 +261,10 @@ class Control:
             self.due = bool(self._pending)
         for message in clocked:
             self.say("past", order=message["order"], step=self._reached())
+
+    def let_pass(self, error: BaseException) -> None:
+        """Let `error`, which a signal's handler raised, through to the script."""
+        self._thrown = error
 
     # --- inside --------------------------------------------------------------------------------
 

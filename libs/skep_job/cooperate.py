@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from skep_job import chance, snapshot, transfer
 from skep_job.checkpoints import KEEP, Checkpoints, Entry, Superseded
@@ -45,6 +45,23 @@ class Options(NamedTuple):
     folder: Path | None = None  # SKEP_CHECKPOINTS
     awaits: str = ""  # SKEP_AWAITS: this is a successor
     host: str = ""  # SKEP_HOST: the address to listen on
+    elastic: Elastic | None = None
+
+
+class Elastic(Protocol):
+    """What is different for a rank of a gang whose ranks all have the same state."""
+
+    def joins(self) -> bool:
+        """Return whether this process is a newcomer, which gets its state from the gang."""
+        ...
+
+    def join(self) -> dict[str, Any]:
+        """Wait for a place and the state; return the place in the training."""
+        ...
+
+    def writes(self) -> bool:
+        """Return whether this rank is the one that writes checkpoints."""
+        ...
 
 
 class Cooperation:
@@ -67,6 +84,7 @@ class Cooperation:
         settings = self._settings
         self._checkpoints = self._open(options.folder)
         self._whose = Whose(settings.job, settings.attempt, settings.rank, settings.world)
+        self._elastic = options.elastic
 
     # --- what a run calls ---------------------------------------------------------------------
 
@@ -83,7 +101,9 @@ class Cooperation:
         self._catch_sigterm()
         atexit.register(self._metrics.send)
         place: dict[str, Any] | None
-        if self._options.awaits:
+        if self._elastic is not None and self._elastic.joins():
+            place = self._elastic.join()
+        elif self._options.awaits:
             place = self._succeed(run, self._options.awaits)
         else:
             place = self._continue(run)
@@ -166,6 +186,8 @@ class Cooperation:
         if checkpoints is None:
             reason = "there is no folder for checkpoints: SKEP_CHECKPOINTS is not set"
             raise OSError(reason)
+        if self._elastic is not None and not self._elastic.writes():
+            return checkpoints.folder, 0
         state = self._snapshot()
         return checkpoints.save(state, self._steps(), folder)
 
@@ -182,9 +204,9 @@ class Cooperation:
         if folder is None:
             return None
         whose = self._settings
-        return Checkpoints(
-            folder, whose.job, whose.attempt, whose.rank, whose.world, self._options.keep
-        )
+        # What one rank of an elastic gang has written, any rank of any later size can read.
+        rank, world = (whose.rank, whose.world) if self._options.elastic is None else (0, 1)
+        return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
 
     # --- beginning where an earlier process was -----------------------------------------------------
 
@@ -308,7 +330,8 @@ class Cooperation:
     # --- small things -------------------------------------------------------------------------------
 
     def _can(self) -> list[str]:
-        return [*self._hooks.can(), "checkpoint", "migrate"]
+        more = "migrate" if self._elastic is None else "resize"
+        return [*self._hooks.can(), "checkpoint", more]
 
     def _steps(self) -> int:
         assert self._run is not None

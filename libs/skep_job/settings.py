@@ -46,7 +46,8 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
     """Return the settings in `environ`, or why there are none.
 
     SKEP_SOCK (a Unix socket's path; absent or empty: not observed), SKEP_JOB and SKEP_GEN (the
-    attempt) are required together; SKEP_TOKEN, RANK, WORLD_SIZE, SKEP_REPORT_S (seconds, kept
+    attempt) are required together; SKEP_TOKEN, SKEP_RANK and SKEP_WORLD (else RANK and
+    WORLD_SIZE), SKEP_REPORT_S (seconds, kept
     within 0.05 to 60) and SKEP_HOST_BYTES (no bound) have defaults.
     """
     path = environ.get("SKEP_SOCK", "")
@@ -64,8 +65,9 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
         return Unobserved("SKEP_SOCK is set and SKEP_JOB is not; set it to the job's id")
 
     attempt = _integer(environ, "SKEP_GEN", None)
-    rank = _integer(environ, "RANK", 0)
-    world = _integer(environ, "WORLD_SIZE", 1)
+    # Launchers inside the job set the latter of the two for their own children.
+    rank = _integer(environ, "SKEP_RANK" if environ.get("SKEP_RANK") else "RANK", 0)
+    world = _integer(environ, "SKEP_WORLD" if environ.get("SKEP_WORLD") else "WORLD_SIZE", 1)
     report_every_s = _seconds(environ, "SKEP_REPORT_S", REPORT_S)
     host_bytes = (
         None if not environ.get("SKEP_HOST_BYTES") else _integer(environ, "SKEP_HOST_BYTES", None)

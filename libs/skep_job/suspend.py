@@ -54,7 +54,7 @@ class Suspender:
         self._move_away = release
         self._store: Store | None = None
         self._limit: int | None = None
-        self._guard = _SignalGuard(self._take_back, self._release_again)
+        self._guard = _SignalGuard(self._bring_back, control.let_pass)
 
     def install(self) -> None:
         """Take the agent's orders from here on."""
@@ -86,6 +86,7 @@ class Suspender:
 
     def _suspend(self, message: Message) -> None:
         control, since_ns = self._control, time.monotonic_ns()
+        self._guard.install()
         control.say("suspended", order=message["order"], step=control.step)
         try:
             message = self._stay()
@@ -120,6 +121,7 @@ class Suspender:
             _rebind(message.get("cpus"))
         except Exception as error:  # No memory on the device, most likely: it may be asked again.
             self._control.fail(message, error)
+            self._guard.run_deferred()
             return False
         return True
 
@@ -127,12 +129,10 @@ class Suspender:
         if self._store is None:
             told = message.get("max_bytes")
             self._limit = told if isinstance(told, int) else self._host_bytes
-            self._guard.install()
             try:
                 with self._guard.moving():
                     self._store = self._move_away(self._limit)
             except Exception as error:
-                self._guard.remove()
                 self._control.fail(message, error)
                 self._guard.run_deferred()
                 return
@@ -146,8 +146,18 @@ class Suspender:
             self._store.take_back()
             self._store = None
 
+    def _bring_back(self) -> Callable[[], None]:
+        """Have the state where the script expects it; return what undoes that."""
+        if self._store is None:
+            return _nothing
+        self._take_back()
+        return self._release_again
+
     def _release_again(self) -> None:
-        self._store = self._move_away(self._limit)
+        try:
+            self._store = self._move_away(self._limit)
+        except Exception:  # noqa: S110
+            pass  # It stays where it is usable.
 
     def _take_back_alone(self) -> None:
         """Take the state back without an agent, as soon as there is room for it."""
@@ -163,12 +173,17 @@ class Suspender:
 class _SignalGuard:
     """Keeps the script's signal handlers from running while its tensors are empty.
 
-    Works on the main thread, on which alone Python runs such handlers.
+    Works on the main thread, on which alone Python runs such handlers. What they raise is the
+    script's, wherever in this package it comes up: `let_pass` is told of it.
     """
 
-    def __init__(self, take_back: Callable[[], None], release_again: Callable[[], None]) -> None:
-        self._take_back = take_back
-        self._release_again = release_again
+    def __init__(
+        self,
+        bring_back: Callable[[], Callable[[], None]],
+        let_pass: Callable[[BaseException], None],
+    ) -> None:
+        self._bring_back = bring_back
+        self._let_pass = let_pass
         self._handlers: dict[int, Any] = {}
         self._deferred: list[int] = []
         self._moving = 0
@@ -185,9 +200,9 @@ class _SignalGuard:
 
     def remove(self) -> None:
         """Give the handlers their places back."""
-        while self._handlers:
-            number, handler = self._handlers.popitem()
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._handlers.clear()
 
     def moving(self) -> _SignalGuard:
         """Defer what arrives within `with`."""
@@ -211,16 +226,18 @@ class _SignalGuard:
             return
         try:
             with self.moving():
-                self._take_back()
+                put_away = self._bring_back()
         except Exception:  # There is no room: the handler has to wait for the resume.
             self._deferred.append(number)
             return
-        self._handlers[number](number, frame)
         try:
-            with self.moving():
-                self._release_again()
-        except Exception:  # noqa: S110
-            pass  # The state stays where it is usable.
+            self._handlers[number](number, frame)
+        except BaseException as error:
+            self._let_pass(error)
+            raise
+        with self.moving():
+            put_away()
+        self.run_deferred()
 
 
 def _uses_cuda() -> bool:
@@ -238,3 +255,7 @@ def _rebind(cpus: object) -> None:
             os.sched_setaffinity(int(thread), cpus)
         except ProcessLookupError:
             pass  # It ended meanwhile.
+
+
+def _nothing() -> None:
+    pass

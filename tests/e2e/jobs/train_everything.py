@@ -33,15 +33,17 @@ class Net(nn.Module):
         self.leave = nn.Linear(WIDTH, WIDTH)
         self.leave.weight = self.enter.weight
         self.table = nn.Embedding(512, WIDTH)
+        self.history: torch.Tensor
         self.register_buffer("history", torch.zeros(256, WIDTH))
 
-    def forward(self, x, tokens):
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return the prediction, and note the mean activation."""
         hidden = self.drop(torch.relu(self.norm(self.enter(x)))) + self.table(tokens)
         if self.training:
             self.history = torch.roll(self.history, 1, 0)
             self.history[0] = hidden.detach().mean(0)
-        return self.leave(hidden)
+        out: torch.Tensor = self.leave(hidden)
+        return out
 
 
 def main() -> None:
