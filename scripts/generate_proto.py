@@ -17,7 +17,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.proto_examples import GROUPS, SPEC
+from scripts.proto_examples import ASKS, GROUPS, SPEC
 from skep import __version__
 from skep.wire import facts, subjects, talk
 from skep.wire.admin import Admin
@@ -40,7 +40,6 @@ UNIONS: dict[str, Any] = {
     "advice": QueueAdvice,
     "admin": Admin,
     "verdict": Verdict,
-    "asks": Ask,
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
     "agent-facts": facts.AgentFact,
@@ -115,6 +114,8 @@ def documents() -> dict[str, str]:
         made[f"{name}.schema.json"] = _text(_schema(union))
     made["asyncapi.json"] = _text(_asyncapi())
     made["examples/job-spec.json"] = _text(SPEC)
+    made["asks.schema.json"] = _text(_schema(Ask))
+    made |= {f"examples/asks/{_tag(ask)}.json": _text(ask) for ask in ASKS}
     for name, group in GROUPS.items():
         for message in group:
             made[f"examples/{name}/{_tag(message)}.json"] = _text(message)

@@ -193,7 +193,7 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AllocatorMachine: ("soft", "effects"),
+    AllocatorMachine: ("soft", "effects", "key"),
     AgentMachine: (
         "progress",
         "told",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.job_agent import DEADLINE_S, JobAgent, Message, job_agent
+from tests.job_agent import DEADLINE_S, LIBS, JobAgent, Message, job_agent
 
 JOBS = Path(__file__).parent / "e2e" / "jobs"
 MARGIN = 5
@@ -29,14 +29,22 @@ class Driver:
         for rank in range(self.ranks):
             more = {"RANK": str(rank), "WORLD_SIZE": str(self.ranks)} if self.ranks > 1 else {}
             command = [sys.executable, "-m", "skep_job", *map(str, arguments)]
-            process = subprocess.Popen(
-                command,
-                env=self.agent.environment(SKEP_REPORT_S="0.05", **more, **env),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            self.processes.append(process)
+            self._start(command, {**more, **env})
+
+    def start_command(self, command: Sequence[object], **env: str) -> None:
+        """Start a plain command, whose Python processes watch for training."""
+        ours = {"PYTHONPATH": str(LIBS / "skep_job" / "start_up"), "SKEP_RANK": "0"}
+        self._start([*map(str, command)], {**ours, "SKEP_WORLD": "1", **env})
+
+    def _start(self, command: list[str], env: dict[str, str]) -> None:
+        process = subprocess.Popen(
+            command,
+            env=self.agent.environment(**{"SKEP_REPORT_S": "0.05", **env}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
 
     def ask(self, kind: str, **fields: object) -> list[Message]:
         """Send an order, and return every rank's answer to it."""

@@ -42,8 +42,17 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     settings = read(environ)
     if isinstance(settings, Unobserved):
         return settings
-    waiting = _Waiting(environ)
-    waiting.hooks.install()
+    _, count = parts(environ)
+    if count > 1:
+        boot_at_first_step(environ)
+        return Unobserved(
+            f"{count} processes share one of Skep's ranks, and the first reports for all; to take "
+            "part in more, give each a rank of its own (workers, without a launcher)"
+        )
+    waiting = _Waiting.latest
+    if waiting is None:
+        waiting = _Waiting(environ)
+        waiting.hooks.install()
     return waiting.begin(settings, alone=True)
 
 
@@ -52,13 +61,12 @@ def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
 
     Returns why nothing is reported. Idempotent.
     """
-    if _active is not None or _Waiting.installed:
+    if _active is not None or _Waiting.latest is not None:
         return None
     settings = read(environ)
     if isinstance(settings, Unobserved):
         return settings
-    _Waiting.installed = True
-    waiting = _Waiting(environ)
+    waiting = _Waiting.latest = _Waiting(environ)
     waiting.tally.wake = waiting.begin_once
     waiting.hooks.install()
     return None
@@ -67,7 +75,8 @@ def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
 class _Waiting:
     """All that observes a process but the reporter, which is made once it is known who it is."""
 
-    installed = False
+    latest: _Waiting | None = None
+    """The one whose hooks are in place before anything is reported."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -269,12 +269,7 @@ class PinnedMemory:
         """Move `storages` here. If that raises, they are where they were."""
         kept = [(storage, storage.nbytes()) for storage in storages]
         needed = sum(size for _, size in kept)
-        pieces = self._reused
-        while len(pieces) * PIECE_BYTES < needed:
-            piece = self._torch.empty(
-                PIECE_BYTES, dtype=self._torch.uint8, device="cpu", pin_memory=self._pinned
-            )
-            pieces.append(piece)
+        self._take_pieces(needed)
         self._synchronize(kept)  # Kernels on any stream may still write.
         for here, there in self._slices(kept):
             here.copy_(there, non_blocking=self._pinned)
@@ -309,6 +304,18 @@ class PinnedMemory:
             return -1
         cuda = self._torch.cuda
         return sum(int(cuda.memory_reserved(device)) for device in range(cuda.device_count()))
+
+    def _take_pieces(self, needed: int) -> None:
+        pieces, before = self._reused, len(self._reused)
+        try:
+            while len(pieces) * PIECE_BYTES < needed:
+                piece = self._torch.empty(
+                    PIECE_BYTES, dtype=self._torch.uint8, device="cpu", pin_memory=self._pinned
+                )
+                pieces.append(piece)
+        except BaseException:
+            del pieces[before:]
+            raise
 
     def _slices(self, kept: list[tuple[Storage, int]]) -> Iterator[tuple[Any, Any]]:
         """Yield pairs of equal size, in the host's pieces and in the storages."""

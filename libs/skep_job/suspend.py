@@ -121,6 +121,7 @@ class Suspender:
             _rebind(message.get("cpus"))
         except Exception as error:  # No memory on the device, most likely: it may be asked again.
             self._control.fail(message, error)
+            self._guard.run_deferred()
             return False
         return True
 
@@ -236,6 +237,7 @@ class _SignalGuard:
             raise
         with self.moving():
             put_away()
+        self.run_deferred()
 
 
 def _uses_cuda() -> bool:

@@ -21,7 +21,7 @@ from skep_job.ps.wire import Late, Message, Settings, settings
 TRAINER = Path(__file__).parent / "trainer.py"
 TOKEN = "a token that is only for tests"  # noqa: S105
 WITHIN_S = 60.0
-LOOK_S = 0.01
+LOOK_S = 0.05
 
 T = TypeVar("T")
 
@@ -191,6 +191,10 @@ class Job:
     def reaches(self, phase: str) -> None:
         """Wait until the scaling in progress is in a phase."""
         self._until(lambda: self.status()["scaling"].endswith(phase), phase)
+
+    def held(self, worker: int) -> None:
+        """Wait until a worker stands at the clock of the change in progress."""
+        self._until(lambda: worker in self.status()["held"], f"worker {worker} at the clock")
 
     def scaled(self, times: int) -> list[Message]:
         """Wait until as many changes are over; return them."""

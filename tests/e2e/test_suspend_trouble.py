@@ -35,9 +35,12 @@ AWKWARD = """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     x = torch.randn(4, 1024)
 
+    def say(text):  # print() must not be entered twice, and handlers may interrupt one another
+        os.write(1, f"{text}\\n".encode())
+
     def tell(*_):
         digest = hashlib.sha256(model.weight.detach().clone().numpy().tobytes()).hexdigest()
-        print(digest, torch.initial_seed(), flush=True)
+        say(f"{digest} {torch.initial_seed()}")
 
     def stop(*_):
         raise RuntimeError("stop standing")
@@ -49,7 +52,7 @@ AWKWARD = """
                 for _ in range(3):
                     optimizer.step()
             os._exit(17)
-        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        say(f"child {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
 
     def look(weight):
         while True:
@@ -68,7 +71,7 @@ AWKWARD = """
             optimizer.step()
         except RuntimeError as error:
             assert "stop standing" in str(error), error
-            print("caught", flush=True)
+            say("caught")
             threading.Thread(target=look, args=(model.weight,), daemon=True).start()
     """
 

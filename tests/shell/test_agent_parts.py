@@ -177,6 +177,16 @@ class TestEnvironment:
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
 
+    def test_every_python_of_a_command_watches_for_training(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        plan = run_plan(start(env={"PYTHONPATH": "/mine"}), tmp_path, slots, {})
+        folder, theirs = plan.env["PYTHONPATH"].split(":")
+        assert sorted(path.name for path in Path(folder).glob("*.py")) == ["sitecustomize.py"]
+        assert theirs == "/mine"
+        # What launchers inside the command do not change.
+        assert (plan.env["SKEP_RANK"], plan.env["SKEP_WORLD"]) == ("2", "4")
+        assert "PYTHONPATH" not in run_plan(start(image="a:1"), tmp_path, slots, {}).env
+
     def test_scripts_run_on_the_agents_interpreter(self, tmp_path: Path) -> None:
         command = start(argv=(AGENT_PYTHON, "-m", "skep_job", "t.py"), workdir="/w", trace="")
         plan = run_plan(command, tmp_path, devices.CpuSlots(4, "cpu"), {})

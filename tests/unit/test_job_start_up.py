@@ -139,6 +139,37 @@ def test_of_several_processes_of_a_rank_the_first_reports_and_none_is_stopped(
     assert command.agent.of_type("can")[0]["can"] == []
 
 
+def test_a_script_may_ask_for_more_before_its_first_step(command: Command) -> None:
+    script = command.write(
+        "asks.py",
+        f"""
+        import os, skep_job, torch.optim.optimizer
+        from skep_job.observe import boot
+        booted = boot(os.environ)
+        assert skep_job.current() is booted, booted
+        {textwrap.dedent(TRAIN).replace(chr(10), chr(10) + "        ")}
+        """,
+    )
+    command.run(sys.executable, script)
+    assert command.heard() == [(1, 20)]
+    assert command.agent.accepted == 1
+
+
+def test_one_of_several_processes_of_a_rank_cannot_ask_for_more(command: Command) -> None:
+    script = command.write(
+        "asks.py",
+        f"""
+        import os
+        from skep_job.observe import boot
+        print(boot(os.environ).why)
+        {textwrap.dedent(TRAIN).replace(chr(10), chr(10) + "        ")}
+        """,
+    )
+    printed = command.run(sys.executable, script, RANK="2", WORLD_SIZE="4")
+    assert printed.startswith("2 processes share one of Skep's ranks")
+    assert command.heard() == [(1, 20)]
+
+
 def test_under_skep_job_itself_a_process_is_observed_once(command: Command) -> None:
     script = command.write("train.py", TRAIN)
     command.run(sys.executable, "-m", "skep_job", script)

@@ -43,8 +43,7 @@ from skep.wire.node import Outcome
 SOFT = {
     "AdmissionMachine": ("_effects",),
     "AllocatorMachine": ("soft", "effects", "key"),
-    "PlayedAgent": (
-        "host",
+    "AgentMachine": (
         "_effects",
         "progress",
         "settled",
@@ -53,6 +52,7 @@ SOFT = {
         "clearing",
         "report_at",
         "changes",
+        "used",
     ),
 }
 """What each machine may forget in a crash."""

@@ -218,13 +218,7 @@ class AllocatorModel:
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
-                    self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
-                    self.hopeless.clear()
-                    for fate in fact.fates:
-                        if fate.fate == "demoted" and fate.job in self.jobs:
-                            self.jobs[fate.job].guaranteed = False
-                    for vc in self.quotas:
-                        self._within_quota(vc)
+                    self._cells(fact)
                 case CellsAlarm():
                     require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
                 case JobWaits():
@@ -270,6 +264,15 @@ class AllocatorModel:
                     self._move(fact)
                 case _:
                     pass  # Why a job waits changes nothing.
+
+    def _cells(self, fact: CellsSet) -> None:
+        self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
+        self.hopeless.clear()
+        for fate in fact.fates:
+            if fate.fate == "demoted" and fate.job in self.jobs:
+                self.jobs[fate.job].guaranteed = False
+        for vc in self.quotas:
+            self._within_quota(vc)
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):

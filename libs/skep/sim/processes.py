@@ -6,7 +6,7 @@ What a process does is written in its command line, so that a job behaves alike 
 
 `ok` exits with 0 after about so long, `fail` with 1, `flaky` with either, `signal` is killed by
 one, `stubborn` is `ok` but ignores SIGTERM, `polite` exits with 0 on SIGTERM, `endless` does not
-end by itself, `absent` does not exist. `played` tells what a TIER can do. Requests of one agent are
+end by itself, `absent` does not exist. `ranks` tells what a TIER can do. Requests of one agent are
 carried out in order; answers come when they come.
 """
 
@@ -21,24 +21,19 @@ import msgspec
 from skep.machines.agent import (
     PORT_BUSY,
     ForgetRun,
-    FreezeRun,
     ListRuns,
     RankStats,
-    RunFrozen,
     RunsListed,
-    RunThawed,
     StartRank,
     StopRun,
-    SweepDevices,
-    TellRank,
-    ThawRun,
 )
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.units import Instant
-from skep.wire.node import Gpu, MemberChanged, NodeJoined
+from skep.wire.node import Gpu, NodeJoined
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+from skep.wire.talk import Answer, Told
 
 UNSYNCED = 5 * SECOND
 """How far back a power failure reaches: what the runtime noted since may be forgotten."""
@@ -46,6 +41,8 @@ UNSYNCED = 5 * SECOND
 STATS_EVERY = 2 * SECOND
 STEP = 10 * MILLISECOND
 """How long a mini-batch takes, of every job: they are counted from the beginning of time."""
+BEGAN = 1_600_000_000 * SECOND
+"""Before any history."""
 
 KINDS = ("ok", "fail", "flaky", "signal", "stubborn", "polite", "absent", "endless")
 
@@ -97,8 +94,21 @@ class Run(msgspec.Struct):
     asked: bool = False
     seen: bool = True
     """Whether the runtime that started it still lives: only that one sees exit codes."""
-    suspended_at: int = 0
+    rank: int = 0
+    tier: str = "opaque"
+    standing: bool = False
+    """It waits between two mini-batches."""
+    frozen: bool = False
+    stood_at: int = 0
+    """Since when it does not train, 0 while it does."""
     released: bool = False
+    order: int = 0
+    """The latest order it has taken."""
+    said: Answer | None = None
+    unheard: list[Told] = []
+    """What it was told while it was frozen."""
+    begun: bool = False
+    """A successor that has been told to train."""
     awaits: str = ""
     """The secret of whoever may send it its state; it does not train before it is resumed."""
     loaded: int = 0
@@ -108,17 +118,22 @@ class Run(msgspec.Struct):
 
     @property
     def suspended(self) -> bool:
-        """Return whether it stands still."""
-        return self.suspended_at > 0
+        """Return whether it does not train."""
+        return self.stood_at > 0
 
     def step(self, now: int) -> int:
         """Return the mini-batch after which it stands, or that it has just made."""
-        return (self.suspended_at or now) // STEP
+        return step_at(self.stood_at or now)
 
     @property
     def live(self) -> bool:
         """Return whether it runs."""
         return self.ended_at is None
+
+
+def step_at(now: int) -> int:
+    """Return the mini-batch that every job has just made at an instant."""
+    return (now - BEGAN) // STEP
 
 
 class Host:
@@ -138,8 +153,6 @@ class Host:
         self.node, self.identity = node, identity
         self.gpus = gpus
         self.runs: dict[str, Run] = {}
-        self.stands: dict[tuple[str, int], tuple[int, MemberChanged | None]] = {}
-        """By part: the order of its latest change, and what came of it."""
         self.skew = 0
         self.gone = False
         self.boot = 1
@@ -147,6 +160,8 @@ class Host:
         self._timeline, self._rng, self._story, self._keeper = timeline, rng, story, keeper
         self.others: Callable[[Host, Listener, Any], None] = _unknown
         """Carries out what is not about starting and ending processes."""
+        self.greeted: Callable[[Host, Run], None] = _silent
+        """Has a rank say hello."""
         self._agent: Listener | None = None
         self._told: dict[str, None] = {}
         self._free_at = 0
@@ -198,7 +213,9 @@ class Host:
         self._agent = agent
         self._told = {}
         for run in list(self.runs.values()):
-            if not run.live:
+            if run.live:
+                self._timeline.after(self._pause(), self.greeted, self, run)
+            else:
                 self._tell_end(run)
 
     def request(self, agent: Listener, command: Any) -> None:
@@ -226,12 +243,6 @@ class Host:
                 run = self.runs.get(command.token)
                 if run is not None and not run.live:
                     del self.runs[command.token]
-            case FreezeRun():
-                self._answer(agent, RunFrozen(command.token))
-            case ThawRun():
-                self._answer(agent, RunThawed(command.token))
-            case TellRank() | SweepDevices():
-                pass  # These jobs say nothing but their counts, and leave nothing.
             case ListRuns():
                 runs = tuple(self._started(run) if run.live else self._exited(run)
                              for run in self.runs.values())  # fmt: skip
@@ -252,27 +263,42 @@ class Host:
         """Return a random number from 0 to 1."""
         return self._rng.random()
 
-    def suspend(self, run: Run, *, release: bool) -> None:
-        """Have a run stand still; with `release` it gives its devices to others."""
-        run.suspended_at = run.suspended_at or self._timeline.now
-        run.released = run.released or release
+    def stand(self, run: Run) -> None:
+        """Have a rank wait between two mini-batches."""
+        run.stood_at = run.stood_at or self._timeline.now
+        run.standing = True
 
-    def resume(self, run: Run) -> None:
-        """Have a run go on."""
+    def freeze(self, run: Run) -> None:
+        """Freeze a process tree wherever it is."""
+        run.stood_at = run.stood_at or self._timeline.now
+        run.frozen = True
+
+    def thaw(self, run: Run) -> None:
+        """Let a process tree go on; a rank that stands goes on standing."""
+        run.frozen = False
+        if not run.standing and not (run.awaits and not run.begun):
+            self._trains(run)
+
+    def go_on(self, run: Run) -> None:
+        """Have a rank train on."""
+        run.standing, run.released, run.begun = False, False, True
+        self._trains(run)
+
+    def _trains(self, run: Run) -> None:
         self._keeper.resumed(self, run)
-        run.suspended_at, run.released = 0, False
+        run.stood_at = 0
         if run.due is not None:
             status, run.due = run.due, None
             self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
 
-    def behind(self, door: str) -> Host | None:
-        """Return the machine that has an identity, if it can be reached."""
-        return next((host for host in self._keeper.all_hosts()
-                     if host.identity == door and not host.gone), None)  # fmt: skip
+    def others_and_self(self) -> list[Host]:
+        """Return every machine."""
+        return self._keeper.all_hosts()
 
-    def connected(self) -> Listener | None:
-        """Return the agent's process that is connected."""
-        return self._agent
+    def say(self, event: Any) -> None:
+        """Have a rank say something to the agent, if one is connected."""
+        if self._agent is not None:
+            self._answer(self._agent, event)
 
     def tell(self, agent: Listener, event: Any) -> None:
         """Tell the agent something, if it still is the one that is connected."""
@@ -298,23 +324,24 @@ class Host:
         bind, plan = command.command, command.plan
         if plan.rank == 0 and bind.world > 1 and self._rng.random() < 0.03:
             return RunNotStarted(command.token, f"{PORT_BUSY}port {bind.master_port} is taken")
-        _, kind, milliseconds, *_ = bind.argv
+        _, kind, milliseconds, *tier = bind.argv
         if kind == "absent":
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1
         run = Run(token=command.token, job=bind.job, attempt=bind.attempt, kind=kind,
-                  devices=plan.devices, pid=self._pids, boot=self.boot,
+                  devices=plan.devices, rank=plan.rank, tier="".join(tier), pid=self._pids, boot=self.boot,
                   started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
         if bind.awaits:
-            run.suspended_at, run.awaits = self._timeline.now, bind.awaits
+            run.stood_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
+        self._timeline.after(int(self._rng.random() * SECOND), self.greeted, self, run)
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))
         if kind != "endless":
             self._timeline.after(length, self._finishes, run, self._status(kind))
-        if length > STATS_EVERY and plan.rank % 2 == 0:
-            self._timeline.after(STATS_EVERY, self._stats, run, plan.rank, 1)
+        if length > STATS_EVERY:
+            self._timeline.after(SECOND // 5, self._stats, run, plan.rank)
         return self._started(run)
 
     def _status(self, kind: str) -> int:
@@ -328,15 +355,16 @@ class Host:
             case _:
                 return 0
 
-    def _stats(self, run: Run, rank: int, steps: int) -> None:
+    def _stats(self, run: Run, rank: int) -> None:
         if not run.live:
             return
-        if self._agent is not None and not self._agent.dead:
+        if self._agent is not None and not self._agent.dead and not run.suspended:
             at = Instant(self._timeline.now + self.skew)
-            progress = RankProgress(rank=rank, steps=steps, step_ns=STATS_EVERY, last_step_at=at)
+            progress = RankProgress(rank=rank, steps=run.step(self._timeline.now), step_ns=STEP,
+                                    last_step_at=at)  # fmt: skip
             stats = RankStats(run.job, run.attempt, progress)
             self._agent.enter(self._agent.put, stats)
-        self._timeline.after(STATS_EVERY, self._stats, run, rank, steps + 1)
+        self._timeline.after(STATS_EVERY, self._stats, run, rank)
 
     def _stop(self, token: str, grace_s: float) -> None:
         run = self.runs.get(token)
@@ -367,7 +395,8 @@ class Host:
             self._answer(agent, self._exited(run))
 
     def _started(self, run: Run) -> RunStarted:
-        return RunStarted(run.token, run.pid, 1, Instant(run.started_at + self.skew))
+        at = Instant(run.started_at + self.skew)
+        return RunStarted(run.token, run.pid, 1, at, frozen=run.frozen)
 
     def _exited(self, run: Run) -> RunExited:
         assert run.ended_at is not None, run.token
@@ -377,3 +406,7 @@ class Host:
 def _unknown(host: Host, agent: Listener, command: Any) -> None:
     del host, agent
     raise AssertionError(command)
+
+
+def _silent(host: Host, run: Run) -> None:
+    """Have a rank that says nothing."""

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.advisor import AdvisorMachine
-from skep.machines.agent import ExitProcess, Published, PublishEvent
+from skep.machines.agent import AgentMachine, ExitProcess, Published, PublishEvent
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Machine
 from skep.machines.introspector import IntrospectorMachine
 from skep.sim.driver import Process, Wiring
 from skep.sim.logs import FactLog
 from skep.sim.network import Network
-from skep.sim.played import PlayedAgent
 from skep.sim.processes import Host
 from skep.units import Duration
 from skep.wire import codec, subjects
@@ -87,7 +86,7 @@ class Role:
                 return AdvisorMachine()
             case _:
                 assert self.host is not None, self.name
-                agent = PlayedAgent(self.host.joined(), self.host)
+                agent = AgentMachine(self.host.joined())
                 agent.forget_at_once = self._patience.forget_at_once
                 return agent
 

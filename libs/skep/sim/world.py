@@ -21,8 +21,8 @@ from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
 from skep.sim.model import require
 from skep.sim.network import Network
-from skep.sim.played import serve
 from skep.sim.processes import Host
+from skep.sim.ranks import greet, serve
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
@@ -114,7 +114,7 @@ class World:
         """Add a machine that calls itself `node`, and start its agent."""
         identity = f"{node}-{len(self.hosts) + 1}"
         host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
-        host.skew, host.others = skew, serve
+        host.skew, host.others, host.greeted = skew, serve, greet
         self.hosts[identity] = host
         log = FactLog("agent", self.watch.log_of(identity), fenced=True)
         self.start(self._add(Role(f"agent:{identity}", log, self.patience, host)))

@@ -207,6 +207,7 @@ class MemberAnswered(ChangeMessage, frozen=True, tag="member-answered"):
     residue: int = -1
     pause_ns: int = 0
     detail: str = ""
+    released: bool = False
 
 
 class JobChanged(ChangeMessage, frozen=True, tag="job-changed"):

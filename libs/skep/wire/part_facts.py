@@ -80,3 +80,6 @@ class PartChanged(Message, frozen=True, tag="part-changed"):
     host_bytes: int = 0
     released: bool = False
     broken: bool = False
+
+
+PartFact = PartKnown | PartReady | PartLoaded | ChangeTaken | ChangeTried | RankJoins | PartChanged

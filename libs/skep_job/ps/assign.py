@@ -111,7 +111,8 @@ def _fill(newcomer: int, sizes: Sequence[int], placed: list[int], load: dict[int
                         key=lambda server: (-load[server], server))  # fmt: skip
         found = next(
             (chunk for server in others
-             if (chunk := _largest(sizes, placed, server, load[server] - share)) is not None),
+             if (chunk := _largest(sizes, placed, server, load[server] - share)) is not None
+             and sizes[chunk] < load[server] - load[newcomer]),
             None,
         )  # fmt: skip
         if found is None:

@@ -62,7 +62,13 @@ class Control(threading.Thread):
                 channel.send({**self._hello(), "type": "hello", "process": self.process})
                 self._channel = channel
                 while True:
-                    self._take(channel.receive(Patience(math.inf, "a message")))
+                    message = channel.receive(Patience(math.inf, "a message"))
+                    try:
+                        self._take(message)
+                    except Exception as error:
+                        # A member that cannot follow must not leave the others waiting for it.
+                        self._down(f"taking {message['type']}: {type(error).__name__}: {error}")
+                        raise
             except Broken:
                 self._channel = None
                 channel.close()

@@ -80,6 +80,7 @@ class Coordinator:
         self._recovering = wanted.recover
         self._since = now
         self._ids: dict[str, int] = {"server": 0, "worker": -1}
+        self._early: list[tuple[int, Message]] = []
         self._effects: list[Effect] = []
 
     # --- the ways in ------------------------------------------------------------------------------
@@ -109,9 +110,9 @@ class Coordinator:
     def lost(self, link: int, now: int) -> list[Effect]:
         """A connection has ended; its member may come back within `lost_s`."""
         member = self._by_link(link)
-        for request in [*self.queue, *([self.scaling.request] if self.scaling else [])]:
-            if request.asker == link:
-                request.asker = None
+        self._early = [each for each in self._early if each[0] != link]
+        for request in (*self.queue, *((self.scaling.request,) if self.scaling else ())):
+            request.asker = None if request.asker == link else request.asker
         if member is None or self.state in {"over", "failed"}:
             return []
         member.link = None
@@ -148,7 +149,7 @@ class Coordinator:
             times.append(due)
         if self.state == "gathering":
             times.append(self._gather_due())
-            if self._recovering and self.members:
+            if self._recovering and self._early:
                 times.append(self._since + self._recover_ns())
         return min(times, default=None)
 
@@ -159,6 +160,7 @@ class Coordinator:
             "state": self.state,
             **about(self.placement, self.spec),
             "scaling": self.scaling.text() if self.scaling else "",
+            "held": [number for _, number in self.scaling.held] if self.scaling else [],
             "queued": len(self.queue),
             "history": self.history,
         }
@@ -190,6 +192,9 @@ class Coordinator:
             known.link, known.lost_at = link, None
             known.generation, known.pending = generation, int(message["pending"])
             self._welcome(known, now)
+            return
+        if self._recovering and self.state == "gathering" and not generation:
+            self._early.append((link, message))  # Ids are known once the members are.
             return
         if generation and self.state == "running":
             self._refuse(link, "it was given up while it was away; the job goes on without it")
@@ -260,7 +265,7 @@ class Coordinator:
             elif died:
                 self._fail("every worker is lost")
             else:
-                self._finish_well()
+                self._end("over", "over: every worker is done", {"type": "over"}, 0)
 
     def _forget(self, member: Member, why: str, now: int) -> None:
         """Take a process out of the books that keeps no parameters."""
@@ -284,6 +289,7 @@ class Coordinator:
         if self._recovering and (begun or now < self._since + self._recover_ns()):
             self._try_recover(now, late=False)
             return
+        self._let_in_early(now)
         servers = sorted(m.id for m in self.members.values() if m.role == "server")
         workers = sorted(m.id for m in self.members.values() if m.role == "worker")
         if len(servers) < self.wanted.servers or len(workers) < self.wanted.workers:
@@ -327,13 +333,18 @@ class Coordinator:
             if member.pending > placement.generation:
                 self._to(member, {"type": "called-off", "generation": member.pending,
                                   "why": "the coordinator was away"})  # fmt: skip
-            if not member.generation:
-                self._request(Request("add", member.key))
         request = Request("add", ("server", min(placement.servers)))
         everyone = {m.key: None for m in self.members.values() if m.generation}
         self.scaling = Scaling(request, placement, "switch", now, now, everyone)
-        self._to_all(self._switch())
-        self._to_all(roster(self.placement))
+        for key in everyone:
+            self._to(self.members[key], self._switch())
+            self._to(self.members[key], roster(placement))
+        self._let_in_early(now)
+
+    def _let_in_early(self, now: int) -> None:
+        self._recovering = False
+        while self._early:
+            self._hello(*self._early.pop(0), now)
 
     def _stop_gathering(self, now: int) -> None:
         if self._recovering:
@@ -511,9 +522,6 @@ class Coordinator:
     def _fail(self, why: str) -> None:
         self._end("failed", f"failed: {why}", {"type": "fail", "why": why}, 1)
 
-    def _finish_well(self) -> None:
-        self._end("over", "over: every worker is done", {"type": "over"}, 0)
-
     def _end(
         self, state: Literal["over", "failed"], note: str, message: Message, code: int
     ) -> None:
@@ -521,8 +529,6 @@ class Coordinator:
         self._note(note)
         self._to_all(message)
         self._effects.append(Finish(code))
-
-    # --- small things -----------------------------------------------------------------------------
 
     def _settled(self, now: int) -> list[Effect]:
         """Do what has become possible; return all effects."""

@@ -87,7 +87,7 @@ class SGD(Optimizer):
             rank = int(own_rank)
         self._link = Worker(where or settings(dict(os.environ)), self._spec, rank)
         self._link.lay_out = self._lay_out
-        atexit.register(self.close)
+        _open.append(self)
         self._puts = 0
         if self._link.is_newcomer:
             self._pull(state=False, puts=0)
@@ -127,7 +127,8 @@ class SGD(Optimizer):
         """Be done with the job. At the end of the process this happens by itself."""
         if self._link is not None:
             self._link.close()
-            atexit.unregister(self.close)
+            if self in _open:
+                _open.remove(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is made; the servers have a fixed set afterwards."""
@@ -223,7 +224,8 @@ class SGD(Optimizer):
                                  for server, pieces in self._layout().items()})  # fmt: skip
         self._arrived(values)
         link.version = max(answer["version"] for answer in answers.values())
-        self._puts = max(answer["puts"] for answer in answers.values())
+        if not self._puts:  # A newcomer; the others have counted, and may be behind the servers.
+            self._puts = max(answer["puts"] for answer in answers.values())
 
     def _arrived(self, values: list[Tensor]) -> None:
         for parameter, memory in zip(self._parameters, values, strict=True):
@@ -337,6 +339,18 @@ class SGD(Optimizer):
                 pieces.append((number, begin * size, end * size))
             at += count
         return pieces
+
+
+_open: list[SGD] = []
+
+
+def close_all() -> None:
+    """Be done with every job that this process has joined."""
+    for optimizer in _open:
+        optimizer.close()
+
+
+atexit.register(close_all)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -84,7 +84,7 @@ class Server:
         while not self._ended.wait(1.0):
             pass  # Short waits: a signal handler runs between them.
         if self._failed:
-            print(f"skep ps server {self._id}: {self._failed}", file=sys.stderr, flush=True)
+            _say(f"server {self._id}: {self._failed}")
             self._ended.clear()
             self._ended.wait(min(ENDING_S, self._settings.lost_s))
         self._control.close()
@@ -123,6 +123,9 @@ class Server:
     def _take(self, message: Message) -> None:
         match message["type"]:
             case "welcome":
+                if self._id is None:
+                    host, port = self._listener.getsockname()[:2]
+                    _say(f"server {message['id']} serves at {host}:{port}")
                 self._id = int(message["id"])
                 if self._leaving:
                     self._control.say("leave")
@@ -143,7 +146,7 @@ class Server:
             case "roster":
                 self._roster(message)
             case "outcome":
-                print(f"skep ps server {self._id}: stays: {message['why']}", file=sys.stderr)
+                _say(f"server {self._id} stays: {message['why']}")
             case "go" | "over":
                 self._end(0)
             case "fail":
@@ -256,11 +259,11 @@ class Server:
                 for old in list(self._layouts)[:-LAYOUTS_MAX]:
                     del self._layouts[old]
                 self._placement, self._pending = placement, None
+                kept = before.workers if before else ()
+                self._seen = {w: number for w, number in self._seen.items() if w in kept}
             self._changed.notify_all()
         self._control.say("switched", pause_ns=0, **self._stand(message))
         freed.clear()  # Giving 100 MB back takes milliseconds, and nobody waits for it here.
-
-    # --- moving -----------------------------------------------------------------------------------
 
     def _move_if_due(self) -> None:
         """Begin to copy once the clock is reached and everybody has accepted it; locked."""
@@ -399,8 +402,6 @@ class Server:
             self._changed.notify_all()
             answer = {"type": "values", "version": self._version, "puts": self._puts}
         channel.send(answer)
-
-    # --- a push -----------------------------------------------------------------------------------
 
     def _push(self, channel: Channel, message: Message, patience: Patience) -> None:
         worker, generation = int(message["worker"]), int(message["generation"])
@@ -564,6 +565,10 @@ def _expect(message: Message, parts: Sequence[memoryview]) -> None:
         raise RequestFailed(reason)
 
 
+def _say(text: str) -> None:
+    print(f"skep ps: {text}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Serve; SIGTERM moves everything elsewhere first, a second one ends at once."""
     parser = argparse.ArgumentParser(prog="python -m skep_job.ps.server", description=main.__doc__)
@@ -577,7 +582,7 @@ def main() -> int:
     try:
         server = Server(settings(environ))
     except (ParameterServerError, Broken, Refused) as error:
-        print(f"skep ps server: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
 
     def leave(_signal: int, _frame: object) -> None:
@@ -587,9 +592,7 @@ def main() -> int:
         threading.Thread(target=server.leave, daemon=True).start()
 
     signal.signal(signal.SIGTERM, leave)
-    code = server.run()
-    sys.stderr.flush()
-    os._exit(code)  # Without waiting for threads in a send to somebody who does not read.
+    os._exit(server.run())  # Without waiting for threads in a send to somebody who does not read.
 
 
 if __name__ == "__main__":

@@ -126,8 +126,9 @@ def provide_job_library(state: Path) -> None:
     with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
         copy = Path(folder, "copy")
         for path in _job_library_files():
-            (copy / JOB_LIBRARY).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy / JOB_LIBRARY / path.name)
+            target = copy / JOB_LIBRARY / path.relative_to(_job_library())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
         copy.rename(wanted)
 
 
@@ -135,22 +136,27 @@ def provide_job_library(state: Path) -> None:
 def _job_library_version() -> str:
     digest = hashlib.sha256()
     for path in _job_library_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        name = str(path.relative_to(_job_library())).encode()
+        digest.update(name + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
 def start_up_path() -> str:
     """Return the folder that has every Python below a job's command watch for training."""
-    return str(_job_library_files()[0].parent / "start_up")
+    return str(_job_library() / "start_up")
 
 
 def _job_library_files() -> list[Path]:
+    return sorted(_job_library().rglob("*.py"))
+
+
+def _job_library() -> Path:
     # Found, not imported: it is for the job's process, and hooks into what it finds there.
     spec = importlib.util.find_spec(JOB_LIBRARY)
     assert spec is not None, f"{JOB_LIBRARY} is part of this distribution"
     assert spec.origin is not None, f"{JOB_LIBRARY} is a package"
-    return sorted(Path(spec.origin).parent.glob("*.py"))
+    return Path(spec.origin).parent
 
 
 def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:

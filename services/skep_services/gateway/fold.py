@@ -360,6 +360,8 @@ class Fold:
                 self._described(job, fact.spec, fact.submitted_at, fact.trace)
                 row.why = Reason.WAITS_BEHIND
                 self.enter(job, State.QUEUED)
+            case JobWaits() if row.state is State.SUSPENDED:
+                row.needs = fact.needs  # Why it stands aside stays the reason.
             case JobWaits():
                 row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
             case JobBound():

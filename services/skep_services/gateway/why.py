@@ -299,7 +299,7 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     """Explain a job that stands still, and what it needs to go on."""
     row, again = job.row, f"`skep resume {job.row.job}`"
     asked = row.why == Reason.REQUESTED
-    reasons = [_reason(Reason.SUSPENDED if asked else row.why, row.needs)]
+    reasons = [_reason(Reason.SUSPENDED if asked else row.why, "")]
     if not job.released:
         reasons.append(_said("holds", f"it keeps its GPUs: {row.place}"))
         return reasons, [again] if asked else []

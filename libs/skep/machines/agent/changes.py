@@ -169,7 +169,7 @@ class Changes:
             case Phase.START:
                 assert isinstance(drive.command.change, Resize)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {each: None for each in joining if each not in self.soft.doors}
+                drive.waits = {each: None for each in joining if not self._joins(part, each)}
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
@@ -288,6 +288,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
+            released=drive.released,
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -339,13 +340,12 @@ class Changes:
                 self.abilities.learn(key, part, token, message, now)
             case Ready():
                 self.soft.doors[token] = message
-                if drive is not None and drive.phase is Phase.START and token in drive.waits:
-                    del drive.waits[token]
-                    if not drive.waits:
-                        self._next(key, now)
+                self.soft.standing[token] = None
+                self.rank_up(key, token, now)
                 self.abilities.ready(key, part, now)
             case Loaded():
                 self.soft.loads[token] = message
+                self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
                     | Rescaled() | Failed():  # fmt: skip
@@ -374,11 +374,13 @@ class Changes:
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
-        part = self._part(key)
         del drive.waits[token]
         drive.answers[token] = message
         match message:
             case Past():
+                if getattr(drive.command.change, "step", 0):
+                    # Whoever named the step counts the next one from here.
+                    drive.done_step = max(drive.done_step, message.step)
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
@@ -390,7 +392,8 @@ class Changes:
                 self._fail(key, _failure(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
-                if part.stand is not Stand.FROZEN or token in self.soft.standing:
+                # One that stands nowhere, as it says after its hello, goes on already.
+                if token in self.soft.standing:
                     self._fail(key, _failure(message), now)
                     return
             case Failed():
@@ -419,9 +422,24 @@ class Changes:
         elif waited and not drive.waits:
             self._next(key, now)
 
+    def _joins(self, part: PartState, token: str) -> bool:
+        """Tell whether a newcomer is there and has made everything ready, in whatever order."""
+        return part.ranks[token].up and token in self.soft.doors
+
+    def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
+        """Take it that a newcomer has come further."""
+        drive = self.soft.drives.get(key)
+        if drive is None or drive.phase is not Phase.START or token not in drive.waits:
+            return
+        if self._joins(self._part(key), token):
+            del drive.waits[token]
+            if not drive.waits:
+                self._next(key, now)
+
     def started(self, key: PartKey, now: Instant) -> None:
-        """Note that a part runs: its ranks are to say what they can do."""
+        """Note that a part runs: its ranks are to say what they can do, or have already."""
         self.abilities.expect(key, now)
+        self.abilities.review(key, self._part(key), now)
 
     def forget(self, key: PartKey) -> None:
         """Give up what is under way for a part that ends."""

@@ -48,8 +48,12 @@ class Abilities:
     def learn(self, key: PartKey, part: PartState, token: str, said: Can, now: Instant) -> None:
         """Take what one rank can do."""
         self._soft.cans[token] = said.tier, said.can
+        self.review(key, part, now)
+
+    def review(self, key: PartKey, part: PartState, now: Instant) -> None:
+        """Tell what the ranks can do if all of them have said it and run."""
         alive = [each for each, rank in part.alive().items() if not rank.out]
-        if part.started is None or any(each not in self._soft.cans for each in alive):
+        if part.started is None or not alive or any(each not in self._soft.cans for each in alive):
             return
         tiers = [_tier(self._soft.cans[each][0]) for each in alive]
         self._tell(key, part, min(tiers, key=TIERS.index), self.can(part), now)

@@ -73,6 +73,7 @@ from skep.wire.part_facts import (
     ChangeTaken,
     ChangeTried,
     PartChanged,
+    PartFact,
     PartKnown,
     PartLoaded,
     PartReady,
@@ -280,6 +281,7 @@ class AgentMachine:
         if part.ranks[event.token].up:
             return
         self.record(RankUp(token=event.token, pid=event.pid, start_ticks=event.start_ticks))
+        self.changes.rank_up(key, event.token, now)
         if part.grace_s is not None:
             self._effects.append(Call(StopRun(event.token, part.grace_s)))
         elif part.started is None and all(rank.up for rank in part.ranks.values()):
@@ -501,12 +503,7 @@ class AgentMachine:
             case _:
                 self._apply_change(fact)
 
-    def _apply_change(
-        self,
-        fact: (
-            PartKnown | PartReady | PartLoaded | ChangeTaken | ChangeTried | RankJoins | PartChanged
-        ),
-    ) -> None:
+    def _apply_change(self, fact: PartFact) -> None:
         """Take over a fact about the change of a part."""
         match fact:
             case PartKnown(event=event, known=known):

@@ -15,6 +15,7 @@ from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
 from skep.machines.allocator.jobs import JobState
+from skep.units import Instant, after, seconds
 from skep.wire.admin import QuarantineGpu
 from skep.wire.cluster import Cluster
 from skep.wire.facts import (
@@ -29,6 +30,11 @@ from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+JOINS_WITHIN = seconds(0.25)
+"""Joins that come within this of one another are told together."""
+JOINS_AT_ONCE = 32
+"""Up to so many nodes each join is told by itself: all of them together fill 100 kB."""
 
 
 def holder(job: str, attempt: int) -> str:
@@ -147,8 +153,24 @@ def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[R
     return Reason.FITS_NO_CELL, needs, True
 
 
+def follow_join(machine: AllocatorMachine, now: Instant) -> None:
+    """Have the cells follow a join: at once, or for all that come together a little later.
+
+    Every change of the cells is told whole, so a thousand of them, one for each join, would be a
+    thousand times a thousand nodes.
+    """
+    soft = machine.soft
+    alone = now - soft.joined_at > JOINS_WITHIN
+    soft.joined_at = now
+    if alone or len(machine.nodes) <= JOINS_AT_ONCE:
+        resolve(machine, machine.asked)
+    elif soft.resolve_at is None or soft.resolve_at > after(now, JOINS_WITHIN):
+        soft.resolve_at = after(now, JOINS_WITHIN)
+
+
 def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
     """Record the cells that follow from what is asked for and which nodes have joined, if new."""
+    machine.soft.resolve_at = None
     inventory = [node.joined for node in machine.nodes.values()]
     cluster = resolved(asked, inventory)
     if cluster == machine.cells.cluster and asked == machine.asked:

@@ -76,6 +76,8 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
         return
     wish = asked.ask
+    if _depends(wish) and not job.known:
+        return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
     refusal = _refusal(job, wish)
     if refusal is not None:
         changes.over(machine, asked, Result.REFUSED, now, *refusal)
@@ -99,6 +101,13 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             why, detail = moving.begin(machine, job, to, now)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
+
+
+def _depends(wish: Ask) -> bool:
+    """Return whether a request needs something of the job's own side."""
+    return isinstance(wish, AskCheckpoint | AskMigrate) or (
+        isinstance(wish, AskSuspend) and wish.release
+    )
 
 
 def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
@@ -149,6 +158,7 @@ def heard(
                                     tier=event.tier, can=event.can)  # fmt: skip
             if job.learned.get(event.node) != learned:
                 machine.record(learned)
+                follow(machine, job, now)
         case MemberChanged():
             _answer(machine, job, event, now)
         case MemberReady() | MemberLoaded():
@@ -164,7 +174,8 @@ def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now:
     machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=event.node,
                                   order=event.order, manner=event.manner, step=event.step,
                                   moved=event.moved, residue=event.residue,
-                                  pause_ns=event.pause_ns, detail=event.detail))  # fmt: skip
+                                  pause_ns=event.pause_ns, detail=event.detail,
+                                  released=event.released))  # fmt: skip
     conclude(machine, job, now)
 
 
@@ -211,7 +222,7 @@ def _suspended(
     elif refused:
         _again(machine, job, change, now, "; ".join(refused.values()))
     else:
-        whole = all(answer.manner is Manner.BOUNDARY for answer in told.values())
+        whole = all(answer.released for answer in told.values())
         why = change.why
         changes.close(machine, job, Result.DONE, why, now, released=release and whole,
                       detail=change.detail)  # fmt: skip

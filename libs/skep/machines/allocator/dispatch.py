@@ -82,11 +82,17 @@ class Soft:
         self.speaking: dict[str, None] = {}
         """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
         self.check_at: Instant | None = None
+        self.joined_at = Instant(0)
+        """When a node last joined, or came with another inventory."""
+        self.resolve_at: Instant | None = None
+        """When the cells follow the nodes that joined since they last did."""
         self.advice_until = Instant(0)
         self.changes = 0
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.returned: dict[tuple[str, bool], None] = {}
+        """Queues that a job came back to in this decision, because its claim was cancelled."""
         self.ripe: dict[str, None] = {}
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
@@ -104,7 +110,8 @@ class Soft:
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
         first = self.timers[0][0] if self.timers else None
-        return min((at for at in (first, self.check_at) if at is not None), default=None)
+        times = (first, self.check_at, self.resolve_at)
+        return min((at for at in times if at is not None), default=None)
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
         """Ask for a reminder, in place of the same one asked for earlier."""
@@ -136,6 +143,8 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     if machine.nodes:
         soft.check_at = after(now, NODE_CHECK_EVERY)
     soft.ripe = dict.fromkeys(machine.reserved)
+    # Nodes may have joined that the cells had yet to follow.
+    cellwork.resolve(machine, machine.asked)
     for job in machine.jobs.values():
         for name in job.parts:
             command(machine, name, job.job, job.attempt, now)
@@ -176,6 +185,8 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
                 machine.give_up_move(job, now, "the successor took too long")
             elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
                 stop(machine, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+    if soft.resolve_at is not None and soft.resolve_at <= now:
+        cellwork.resolve(machine, machine.asked)
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, NODE_CHECK_EVERY)
         _look_for_lost_nodes(machine, now)
@@ -239,7 +250,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         machine.soft.check_at = after(now, NODE_CHECK_EVERY)
     if node is None or node.joined != event:
         machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
-        cellwork.resolve(machine, machine.asked)
+        cellwork.follow_join(machine, now)
     if node is not None and node.lost:
         _back(machine, event.node, now)
     elif node is not None:

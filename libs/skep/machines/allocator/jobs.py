@@ -167,6 +167,11 @@ class JobState(msgspec.Struct):
         return [name for name, part in self.parts.items() if part is not Part.GONE]
 
     @property
+    def known(self) -> bool:
+        """Return whether every part of the attempt has said what it can do."""
+        return all(name in self.learned for name in self.live)
+
+    @property
     def can(self) -> tuple[str, ...]:
         """Return what every part of the attempt can do; nothing before all have said so."""
         parts = [self.learned.get(name) for name in self.live]

@@ -12,8 +12,9 @@ import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from skep.cells.alike import used_up
 from skep.cells.fair import place_yielding
-from skep.cells.holds import Placement, Request
+from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
 from skep.machines.allocator import cellwork, changing, suspects
@@ -87,7 +88,25 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             else:
                 turn = _turn(machine, vc, following, opportunistic=opportunistic)
                 heapq.heapreplace(turns, (turn, vc))
+            for other in _returned(machine, turns, opportunistic=opportunistic):
+                heapq.heappush(turns, other)
     _promote(machine)
+
+
+def _returned(
+    machine: AllocatorMachine, turns: list[tuple[tuple[float, Entry], str]], *, opportunistic: bool
+) -> list[tuple[tuple[float, Entry], str]]:
+    """Return turns for VCs that had theirs before a job came back to their queue.
+
+    It claimed idle GPUs that were then taken for another VC's job. Its own cells may hold it by
+    now, and that is not to wait for the next event.
+    """
+    back = [vc for vc, kind in machine.soft.returned if kind is opportunistic]
+    machine.soft.returned.clear()
+    heads = {vc: machine.queues[vc, opportunistic].head() for vc in back}
+    having = {vc for _, vc in turns}
+    return [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
+            for vc, head in heads.items() if head is not None and vc not in having]  # fmt: skip
 
 
 def _turn(
@@ -152,12 +171,9 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         return 0
     attempt = job.following
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
-    where = suspects.place(machine, job, asked, _limit(machine, job, asked.priority), now)
+    where = _place(machine, job, asked, now)
     if where is None and cellwork.borrows(job):
-        spare = cellwork.request(job, attempt, guaranteed=False)
-        where = suspects.place(machine, job, spare, _limit(machine, job, spare.priority), now)
-    if where is None and job.spec.opportunistic:
-        where = _yielding(machine, job, asked, now)
+        where = _place(machine, job, cellwork.request(job, attempt, guaranteed=False), now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         why, needs, aside = cellwork.why_not(machine, job, asked)
@@ -177,9 +193,20 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         other = machine.jobs[cellwork.job_of(name)]
         machine.record(ReservationDropped(job=other.job, attempt=other.following,
                                           why=Reason.PREEMPTED))  # fmt: skip
+        soft.returned[other.queue] = None
     if where.victims or not _room(machine, job, made):
         return _reserve(machine, job, where, made, head, why, now)
     return bind(machine, job, where, made, why, head.ranked, now)
+
+
+def _place(
+    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
+) -> Placement | None:
+    """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    where = suspects.place(machine, job, asked, _limit(machine, job, asked.priority), now)
+    if where is None and not asked.guaranteed:
+        where = _yielding(machine, job, asked, now)
+    return where
 
 
 def _yielding(
@@ -310,12 +337,30 @@ def _promote(machine: AllocatorMachine) -> None:
         if machine.soft.uncovered.get(job.job) == key[1]:
             continue
         hold = machine.cells.holds[cellwork.holder(job.job, job.attempt)]
-        spots = machine.cells.cover(hold)
+        spots = _cover(machine, job, hold)
         if spots is None:
             machine.soft.uncovered[job.job] = key[1]
             continue
         machine.record(JobPromoted(job=job.job, attempt=job.attempt,
                                    levels=tuple(spot.level for spot in spots)))  # fmt: skip
+
+
+def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
+    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
+
+    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
+    gang would wait for a whole one: such a job goes on borrowing.
+    """
+    spots = machine.cells.cover(hold)
+    if spots is None:
+        return None
+    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = machine.cells.place(asked)
+    if anew is None or anew.chain != hold.chain:
+        return spots
+    chain = machine.cells.chains[hold.chain]
+    pool = chain.pools[hold.vc, hold.pin]
+    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
 
 
 def _wait(

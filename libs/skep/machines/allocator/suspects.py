@@ -70,9 +70,9 @@ def over(machine: AllocatorMachine, job: JobState, fact: JobRequeued | JobEnded)
         _note(known.ran, job.job, gpus)
     elif rule.jobs and gpus and SIGNS.get(fact.why) in rule.signs:
         # The one that `judge` went by: the others of a gang were stopped because of it.
-        failed = next(gone for gone in job.gone if gone.outcome in FAILURES)
-        part = _part(job, failed.node)
-        if len(part) <= GPUS_MAX:
+        blamed = (gone.node for gone in job.gone if gone.outcome in FAILURES)
+        part = _part(job, next(blamed, ""))
+        if 0 < len(part) <= GPUS_MAX:
             for gpu in part:
                 signs = known.signs[gpu] = known.signs.pop(gpu, {})
                 signs.pop(job.job, None)
@@ -170,7 +170,9 @@ def _speaks(machine: AllocatorMachine, name: str, gpu: str, now: Instant) -> boo
 
 
 def _part(job: JobState, node: str) -> list[str]:
-    return [f"{node}/{device}" for rank in job.members[node].devices for device in rank]
+    member = job.members.get(node)
+    return [f"{node}/{device}" for rank in (member.devices if member is not None else ())
+            for device in rank]  # fmt: skip
 
 
 def _note(runs: dict[str, list[list[str]]], job: str, gpus: list[str]) -> None:

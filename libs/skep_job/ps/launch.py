@@ -1,0 +1,148 @@
+"""Runs a training script on parameter servers in a gang that Skep, or torchrun, has started.
+
+    python -m skep_job.ps.launch --servers 2 train.py --epochs 10
+
+Of N ranks the first two are servers then, the others are workers, with RANK from 0 and a WORLD_SIZE
+of N - 2. With --beside all ranks are workers, and rank 0 starts the servers next to itself. Rank 0
+keeps the coordinator at MASTER_ADDR:MASTER_PORT, and starts it again if it is killed. Every rank
+needs the same SKEP_PS_TOKEN, a secret of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from skep_job.launch import main as run_script
+from skep_job.observe import boot
+from skep_job.ps.errors import ParameterServerError
+from skep_job.ps.wire import settings
+
+EXIT_USAGE = 2
+RESTARTS_MAX = 10
+END_S = 20.0
+"""How long coordinator and servers may take to see that every worker is done."""
+
+
+class Children:
+    """Processes of this rank. They end with it."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+        self._codes: dict[str, int] = {}
+        self._ending = False
+
+    def server(self, name: str) -> None:
+        """Start a server."""
+        self._keep(name, ["server", "--exit-on-term"], again=None)
+
+    def coordinator(self, servers: int, workers: int) -> None:
+        """Start the coordinator, and again whenever a signal kills it."""
+        command = ["coordinator", "--servers", str(servers), "--workers", str(workers)]
+        self._keep("coordinator", command, again="--recover")
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Wait for their ends; return the first code that is not 0."""
+        for thread in self._threads:
+            thread.join(seconds)
+        if any(thread.is_alive() for thread in self._threads):
+            self.end()
+            return 1
+        return next((abs(code) for code in self._codes.values() if code), 0)
+
+    def end(self) -> None:
+        """End all of them."""
+        self._ending = True
+        for process in list(self._processes.values()):
+            process.terminate()
+
+    def _keep(self, name: str, command: list[str], *, again: str | None) -> None:
+        self._start(name, command)
+        thread = threading.Thread(target=self._watch, args=(name, command, again), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _start(self, name: str, command: list[str]) -> None:
+        module = f"skep_job.ps.{command[0]}"
+        # Without the agent's socket: what these do is not the training that is observed.
+        environ = {key: text for key, text in os.environ.items() if key != "SKEP_SOCK"}
+        argv = [sys.executable, "-m", module, *command[1:]]
+        self._processes[name] = subprocess.Popen(argv, env=environ)
+
+    def _watch(self, name: str, command: list[str], again: str | None) -> None:
+        for _ in range(RESTARTS_MAX):
+            code = self._processes[name].wait()
+            if again is None or code >= 0 or self._ending:
+                break
+            command = [*command, again] if again not in command else command
+            self._start(name, command)
+        self._codes[name] = self._processes[name].wait()
+
+
+def main() -> None:
+    """Be a server or a worker, as the rank says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m skep_job.ps.launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--servers", type=int, required=True, help="how many the job begins with")
+    parser.add_argument("--beside", action="store_true", help="servers beside rank 0, no ranks")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    first = 0 if options.beside else options.servers
+    if options.servers < 1 or world <= first:
+        parser.error(f"{options.servers} servers leave no worker of {world} ranks")
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    os.environ["SKEP_PS"] = f"{address}:{os.environ.get('MASTER_PORT', '')}"
+    try:
+        settings(dict(os.environ))
+    except ParameterServerError as error:
+        print(f"skep ps: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from None
+
+    if rank >= first:
+        boot(os.environ)  # With the rank that Skep knows; the script has one among the workers.
+    children = Children()
+    signal.signal(signal.SIGTERM, lambda number, _: _stop(children, number))
+    if rank == 0:
+        children.coordinator(options.servers, world - first)
+        for number in range(options.servers if options.beside else 0):
+            children.server(f"server {number}")
+    if rank < first:
+        children.server("server")
+        raise SystemExit(children.wait())
+    os.environ["RANK"] = str(rank - first)
+    os.environ["WORLD_SIZE"] = str(world - first)
+    try:
+        run_script([options.script, *options.arguments])
+    finally:
+        _leave_optimizers()
+        children.wait(END_S)
+
+
+def _stop(children: Children, number: int) -> None:
+    children.end()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _leave_optimizers() -> None:
+    """Say that this worker is done, which it otherwise does when the interpreter ends."""
+    optimizer = sys.modules.get("skep_job.ps.optimizer")
+    if optimizer is not None:
+        optimizer.close_all()
+
+
+if __name__ == "__main__":
+    # The script gets `__main__` for itself: what is still to be run afterwards must live elsewhere.
+    from skep_job.ps.launch import main as main_elsewhere
+
+    main_elsewhere()
