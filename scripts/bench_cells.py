@@ -21,16 +21,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from skep.cells.fair import place_yielding
 from skep.cells.forest import Draft
-from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.base import Record, Restarted
+from skep.machines.allocator.watch import ROUND_GPUS
+from skep.machines.base import Record, Restarted, Tick
 from skep.units import GIB, Instant
+from skep.wire import codec
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts
-from skep.wire.facts import Admitted, EpochBegan, JobBound
+from skep.wire.facts import Admitted, CellsSet, EpochBegan, JobBound
 from skep.wire.node import Gpu, MemberExited, NodeJoined, Outcome
 from skep.wire.spec import JobSpec, Resources
 
@@ -247,6 +251,65 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
     return clock.summary()
 
 
+def joins(nodes: int) -> dict[str, Any]:
+    """Return what it costs that nodes join a millisecond apart and make up the cells."""
+    machine = AllocatorMachine()
+    machine.apply(EpochBegan(epoch=1, owner="bench"))
+    now = Instant(1_700_000_000_000_000_000)
+    gpus = tuple(Gpu(index=index, type="v100") for index in range(GPUS))
+    events: list[Any] = [Restarted(epoch=1), SetVcs(vcs={"vc0": VirtualCluster(gpus=nodes * GPUS)})]
+    events += [NodeJoined(node=f"n{at:04}", identity=f"id-{at}", incarnation=1, address="10.0.0.1",
+                          ports=(20000, 20099), gpus=gpus, cpus=64, memory=512 * GIB)
+               for at in range(nodes)]  # fmt: skip
+    facts: list[Any] = []
+    begin = time.thread_time()
+    for event in (*events, None):
+        now = Instant(now + (1_000_000 if event is not None else 1_000_000_000))
+        wake_at = machine.wake_at()
+        for each in ([Tick()] if wake_at is not None and wake_at <= now else []) + [event]:
+            if each is not None:
+                facts += [effect.fact for effect in machine.decide(each, now)
+                          if isinstance(effect, Record)]  # fmt: skip
+    spent = time.thread_time() - begin
+    told = [len(codec.encode(fact)) for fact in facts if isinstance(fact, CellsSet)]
+    assert len(machine.cells.chains[f"v100x{GPUS}"].topology.nodes) == nodes
+    return {"nodes": nodes, "cells_told": len(told), "mb": round(sum(told) / 1e6, 2),
+            "cpu_s": round(spent, 2)}  # fmt: skip
+
+
+def yields(wanted: Cluster, nodes: int) -> dict[str, Any]:
+    """Return the cost of finding who yields to a gang where one tenant's jobs are everywhere."""
+    state, clock, rng = Cells(wanted), Clock(), random.Random(SEED)
+    chain, shape = state.chains["v100"], state.chains["v100"].topology
+    losses: dict[str, float] = {}
+    for leaf in range(0, shape.leaves, 2):
+        request = Request(f"o{leaf}", "vc0", OPPORTUNISTIC, ((1, 2),))
+        state.hold(request, Placement("v100", (Spot((leaf, leaf + 1)),)))
+        losses[request.job] = rng.random()
+    shares = {"vc0": (shape.leaves, 1.0), "vc1": (0, 1.0)}
+    for workers in (2, 16, nodes):
+        request = Request("gang", "vc1", OPPORTUNISTIC, ((workers, GPUS),))
+        found = clock(f"{workers} x {GPUS}", place_yielding, chain, state.holds, request, shares,
+                      losses.__getitem__, None, lambda _: True)  # fmt: skip
+        assert found is not None, workers
+    return clock.summary()
+
+
+def watch(wanted: Cluster, count: int) -> dict[str, Any]:
+    """Return the cost of what the watch over the cells looks at each second, half of them used."""
+    bench, rng, clock = Bench(wanted), random.Random(SEED), Clock()
+    for _ in range(count):
+        idle, gpus = rng.random() < LOAD, rng.choice((1, 2, 4, 8))
+        bench.decide(bench.admitted(rng.choice(list(wanted.vcs)), gpus, idle=idle))
+    patrol = Patrol(bench.machine.cells)
+    gc.collect()
+    gc.freeze()
+    while not patrol.over:
+        clock("each second", lambda: list(patrol.step(ROUND_GPUS)))
+    gc.unfreeze()
+    return clock.summary()
+
+
 def main() -> int:
     """Measure, and print the JSON."""
     assert __doc__ is not None
@@ -276,6 +339,9 @@ def main() -> int:
         lambda: requests(cluster(nodes, node_cells(nodes)), count, 1.0))  # fmt: skip
     row("gang", lambda: gangs(cluster(nodes, node_cells(nodes)), nodes))
     row("node", lambda: node_events(cluster(nodes, node_cells(nodes)), 1000))
+    row("joins", lambda: joins(1000))
+    row("yields", lambda: yields(cluster(nodes, node_cells(nodes)), nodes))
+    row("watch", lambda: watch(cluster(nodes, all_levels(nodes)), nodes * RACKS))
     row("start_s", lambda: {name: round(Bench(cluster(nodes, owned(nodes))).start_s, 2)
                             for name, owned in tenants.items()})  # fmt: skip
     report["max_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

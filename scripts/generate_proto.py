@@ -17,11 +17,12 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.proto_examples import GROUPS, SPEC
+from scripts.proto_examples import ASKS, GROUPS, SPEC
 from skep import __version__
-from skep.wire import facts, subjects
+from skep.wire import facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import QueueAdvice
+from skep.wire.changes import Ask
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
@@ -42,6 +43,8 @@ UNIONS: dict[str, Any] = {
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
     "agent-facts": facts.AgentFact,
+    "job-says": talk.Said,
+    "job-hears": talk.Told,
 }
 """Every group of messages, by the name of its schema file."""
 
@@ -79,6 +82,8 @@ PAYLOADS: dict[str, dict[str, Any]] = {
 CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("submit", subjects.submit("{vc}"), "job-spec", "SUBMIT", "A tenant hands in a job."),
     ("cancel", subjects.cancel("{vc}"), "", "SUBMIT", 'A tenant ends a job: {"job": "j17"}.'),
+    ("ask", subjects.ask("{vc}"), "asks", "SUBMIT",
+     "A tenant asks for a change of a running job."),
     ("verdict", f"{subjects.PREFIX}.reply.{{vc}}.{{any}}", "verdict", "",
      "Admission's answer, to the subject in the Skep-Reply header."),
     ("admin", subjects.admin("{verb}"), "admin", "ADMIN", "An operator changes the cluster."),
@@ -109,6 +114,8 @@ def documents() -> dict[str, str]:
         made[f"{name}.schema.json"] = _text(_schema(union))
     made["asyncapi.json"] = _text(_asyncapi())
     made["examples/job-spec.json"] = _text(SPEC)
+    made["asks.schema.json"] = _text(_schema(Ask))
+    made |= {f"examples/asks/{_tag(ask)}.json": _text(ask) for ask in ASKS}
     for name, group in GROUPS.items():
         for message in group:
             made[f"examples/{name}/{_tag(message)}.json"] = _text(message)

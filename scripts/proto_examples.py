@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from skep.units import Duration, Instant
-from skep.wire import admin, advice, commands, facts, findings, node, reports, verdict
+from skep.wire import (
+    admin,
+    advice,
+    changes,
+    commands,
+    facts,
+    findings,
+    moves,
+    node,
+    part_facts,
+    reports,
+    talk,
+    verdict,
+)
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
@@ -76,58 +91,74 @@ CELLS = Cluster(
     },
 )
 
+CHANGE = commands.ChangeJob(
+    order=44,
+    epoch=2,
+    settled=41,
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    change=commands.Suspend(release=True, step=120),
+    deadline_ms=5_000,
+    trace=TRACE,
+)
+
 COMMANDS: tuple[msgspec.Struct, ...] = (
     BIND,
     commands.StopJob(order=43, epoch=2, settled=41, node="node-1", identity=IDENTITY, job="j17",
                      attempt=1, grace_s=10.0),
-    commands.ChangeJob(order=44, epoch=2, settled=41, node="node-1", identity=IDENTITY, job="j17",
-                       attempt=1, change=commands.Suspend(release=True, step=120),
-                       deadline_ms=5_000, trace=TRACE),
+    CHANGE,
     commands.RefuseNode(epoch=2, node="node-1", identity="other",
                         text="another agent named node-1 is alive"),
     commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
     commands.ClearNode(order=43, epoch=2, node="node-1", identity=IDENTITY),
 )  # fmt: skip
+KNOWN = node.MemberKnown(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    at=AT,
+    trace=TRACE,
+    tier=node.Tier.OBSERVED,
+    can=("suspend", "release"),
+)
+READY = node.MemberReady(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=2,
+    at=AT,
+    trace=TRACE,
+    doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),),
+)
+LOADED = node.MemberLoaded(
+    node="node-1", identity=IDENTITY, job="j17", attempt=2, step=120, at=AT, trace=TRACE
+)
+CHANGED = node.MemberChanged(
+    node="node-1",
+    identity=IDENTITY,
+    job="j17",
+    attempt=1,
+    order=44,
+    manner=node.Manner.BOUNDARY,
+    at=AT,
+    step=120,
+    moved=104_857_600,
+    residue=524_288_000,
+    pause_ns=140_000_000,
+    trace=TRACE,
+)
+
 NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     JOINED,
     node.MemberStarted(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
     node.MemberStepped(node="node-1", identity=IDENTITY, job="j17", attempt=1, at=AT, trace=TRACE),
-    node.MemberKnown(
-        node="node-1",
-        identity=IDENTITY,
-        job="j17",
-        attempt=1,
-        at=AT,
-        trace=TRACE,
-        tier=node.Tier.OBSERVED,
-        can=("suspend", "release"),
-    ),
-    node.MemberReady(
-        node="node-1",
-        identity=IDENTITY,
-        job="j17",
-        attempt=2,
-        at=AT,
-        trace=TRACE,
-        doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),),
-    ),
-    node.MemberLoaded(
-        node="node-1", identity=IDENTITY, job="j17", attempt=2, step=120, at=AT, trace=TRACE
-    ),
-    node.MemberChanged(
-        node="node-1",
-        identity=IDENTITY,
-        job="j17",
-        attempt=1,
-        order=44,
-        manner=node.Manner.BOUNDARY,
-        at=AT,
-        step=120,
-        moved=104_857_600,
-        residue=524_288_000,
-        pause_ns=140_000_000,
-        trace=TRACE,
-    ),
+    KNOWN,
+    READY,
+    LOADED,
+    CHANGED,
     EXITED,
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
@@ -172,6 +203,12 @@ ADMIN: tuple[msgspec.Struct, ...] = (
 VERDICTS: tuple[msgspec.Struct, ...] = (
     verdict.Verdict(job="j18", accepted=False, reason=Reason.UNKNOWN_KEY, problems=(PROBLEM,)),
 )
+ASKS: tuple[msgspec.Struct, ...] = (
+    changes.AskSuspend(job="j17", release=True),
+    changes.AskResume(job="j17"),
+    changes.AskCheckpoint(job="j17"),
+    changes.AskMigrate(job="j17", to="node-2"),
+)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
     facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
@@ -183,12 +220,16 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
     facts.CancelAsked(job="j17"),
     facts.JobOver(job="j17"),
+    changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
 )  # fmt: skip
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
                    fates=(facts.JobFate(job="j16", fate="demoted"),)),
     facts.ClusterRefused(problems=(PROBLEM,)),
+    facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
+                     text="1 cells of level node are owed and not there", at=LATER,
+                     story=('{"type":"job-ended","job":"j16"}',)),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
     facts.CellsReserved(job="j17", attempt=1, chain="cpux4", members=(OWNED,), victims=("j16",),
                         at=AT, why=Reason.BEST_FIT_ONE_NODE),
@@ -213,6 +254,29 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.GhostGone(job="j17", attempt=1, node="node-1"),
     facts.JobRequeued(job="j17", attempt=1, why=Reason.EXITED_NONZERO, counted=True, at=LATER,
                       detail="node-1: rank 1: exit status 3", trace=TRACE),
+    changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
+    changes.AskOver(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True),
+                    result=changes.Result.UNDONE, why=Reason.NOT_TAKEN, detail="node-1", at=LATER),
+    changes.MemberLearned(job="j17", attempt=1, node="node-1", tier=node.Tier.OBSERVED,
+                          can=("suspend", "release")),
+    changes.JobChanging(job="j17", attempt=1, order=44, goal=changes.Goal.SUSPEND,
+                        change=commands.Suspend(release=True), nodes=("node-1",),
+                        why=Reason.REQUESTED, at=AT, ask=21, trace=TRACE),
+    changes.MemberAnswered(job="j17", attempt=1, node="node-1", order=44,
+                           manner=node.Manner.BOUNDARY, step=120, moved=104_857_600,
+                           residue=524_288_000, pause_ns=140_000_000),
+    changes.JobChanged(job="j17", attempt=1, goal=changes.Goal.SUSPEND,
+                       result=changes.Result.DONE, why=Reason.REQUESTED, at=LATER, released=True,
+                       step=120, trace=TRACE),
+    moves.SuccessorBound(job="j17", attempt=2, order=45, members=(OWNED,), master_port=20001,
+                         at=AT, chain="cpux4", secret="5d1c", trace=TRACE),  # noqa: S106
+    moves.SuccessorReady(job="j17", attempt=2, node="node-1",
+                         doors=(node.Door(rank=0, host="10.0.0.1", port=31_000),)),
+    moves.SuccessorLoaded(job="j17", attempt=2, node="node-1", step=120),
+    moves.JobMoved(job="j17", attempt=2, source=1, order=47, at=LATER, step=120, trace=TRACE),
+    moves.SuccessorDropped(job="j17", attempt=2, order=47, why=Reason.NOT_TAKEN, at=LATER,
+                           detail="the successor took too long"),
+    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip
@@ -225,9 +289,55 @@ AGENT_FACTS: tuple[msgspec.Struct, ...] = (
     facts.PartStarted(job="j17", attempt=1, event=8, at=AT),
     facts.PartStepped(job="j17", attempt=1, event=9, at=AT),
     facts.PartOver(event=10, exited=EXITED),
+    part_facts.PartKnown(event=11, known=KNOWN),
+    part_facts.PartReady(event=12, ready=READY),
+    part_facts.PartLoaded(event=13, loaded=LOADED),
+    part_facts.ChangeTaken(command=CHANGE, serial=5),
+    part_facts.ChangeTried(job="j17", attempt=1, serial=6),
+    part_facts.RankJoins(
+        token="j17.1.2",  # noqa: S106
+        plan=commands.RankPlan(rank=2, local_rank=2, devices=(2,)),
+    ),
+    part_facts.PartChanged(
+        event=14,
+        changed=CHANGED,
+        stand=part_facts.Stand.SUSPENDED,
+        holds=(commands.Hold.SCHEDULER,),
+    ),
     facts.ClearDone(order=43, event=7),
     facts.FloorRaised(order=41, event=10, epoch=2, forgotten=(("j16", 1),)),
 )
+
+_RANK: dict[str, Any] = {"job": "j17", "attempt": 1, "rank": 0}
+JOB_SAYS: tuple[msgspec.Struct, ...] = (
+    talk.Hello(**_RANK, pid=4711, world=2, token="j17.1.0"),  # noqa: S106
+    talk.Can(**_RANK, tier="observed", can=("release", "suspend")),
+    talk.Stats(**_RANK, steps=120, step_ns=150_000_000, monotonic_ns=99_000_000_000,
+               last_step_monotonic_ns=98_900_000_000, memory_bytes=300_000_000),
+    talk.CountingFailed(**_RANK, error="optimizer hook: KeyError: 1"),
+    talk.Suspended(**_RANK, order=41, step=120),
+    talk.Past(**_RANK, order=41, step=121),
+    talk.Released(**_RANK, order=42, moved=300_000_000, residue=500_000_000),
+    talk.Resumed(**_RANK, order=51, step=120, pause_ns=3_000_000_000),
+    talk.Checkpointed(**_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130",
+                      pause_ns=400_000_000),
+    talk.Ready(**_RANK, port=31_000),
+    talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
+    talk.Loaded(**_RANK, step=140, bytes=300_000_000),
+    talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
+    talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
+    talk.Bye(**_RANK, steps=200),
+)  # fmt: skip
+
+JOB_HEARS: tuple[msgspec.Struct, ...] = (
+    talk.SuspendRank(**_RANK, order=41, step=120),
+    talk.ReleaseRank(**_RANK, order=42, max_bytes=16_000_000_000),
+    talk.ResumeRank(**_RANK, order=51),
+    talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
+    talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
+    talk.RescaleRank(**_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001,
+                     step=150),
+)  # fmt: skip
 
 GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "commands": COMMANDS,
@@ -240,4 +350,6 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
     "agent-facts": AGENT_FACTS,
+    "job-says": JOB_SAYS,
+    "job-hears": JOB_HEARS,
 }

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from skep_job.frames import encode
+
 LIBS = Path(__file__).parent.parent / "libs"
 
 DEADLINE_S = 120.0
@@ -81,6 +83,10 @@ class JobAgent:
         with self._changed:
             for peer in self._peers:
                 peer.sendall(data)
+
+    def order(self, kind: str, order: int, **fields: object) -> None:
+        """Send an order to every job that is connected."""
+        self.tell(encode({"type": kind, "order": order, **fields}))
 
     def wait_until(self, condition: Callable[[JobAgent], object]) -> None:
         """Return once `condition` holds; it is looked at whenever something has arrived."""

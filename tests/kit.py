@@ -193,8 +193,17 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AllocatorMachine: ("soft", "effects"),
-    AgentMachine: ("progress", "told", "settled", "unsure", "clearing", "report_at", "_effects"),
+    AllocatorMachine: ("soft", "effects", "key"),
+    AgentMachine: (
+        "progress",
+        "told",
+        "settled",
+        "unsure",
+        "clearing",
+        "report_at",
+        "changes",
+        "_effects",
+    ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
 

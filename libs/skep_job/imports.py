@@ -20,13 +20,18 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 
     def __init__(self, watched: Mapping[str, OnImport]) -> None:
         self._watched = dict(watched)
+        self._looking = False
+
+    def add(self, watched: Mapping[str, OnImport]) -> None:
+        """Watch these too."""
+        self._watched.update(watched)
 
     def install(self) -> None:
         """Start watching; modules that are loaded already are handed over at once."""
         if self in sys.meta_path:
             return
         sys.meta_path.insert(0, self)
-        for name, on_import in self._watched.items():
+        for name, on_import in list(self._watched.items()):
             module = sys.modules.get(name)
             if module is not None:
                 on_import(module)
@@ -40,8 +45,21 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         on_import = self._watched.get(fullname)
-        if on_import is None:
+        if on_import is None or self._looking:  # Another watcher may ask this one in turn.
             return None
+        self._looking = True
+        try:
+            return self._find(fullname, path, target, on_import)
+        finally:
+            self._looking = False
+
+    def _find(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None,
+        on_import: OnImport,
+    ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
             if finder is self:
                 continue

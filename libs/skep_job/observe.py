@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from skep_job import accelerator
+from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
-from skep_job.settings import Unobserved, read
+from skep_job.settings import Settings, Unobserved, read
+from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
+from skep_job.watch import parts
 
 
 class Observation(NamedTuple):
@@ -20,6 +25,8 @@ class Observation(NamedTuple):
     tally: Tally
     hooks: TorchHooks
     reporter: Reporter
+    control: Control
+    settings: Settings
 
 
 _active: Observation | None = None
@@ -30,19 +37,93 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
 
     Idempotent: a second call, in this process or in a fork of it, returns what the first started.
     """
-    global _active  # noqa: PLW0603  a process is observed once
     if _active is not None:
         return _active
     settings = read(environ)
     if isinstance(settings, Unobserved):
         return settings
-    tally = Tally()
-    reporter = Reporter(settings, tally, memory_bytes)
-    tally.wake = reporter.wake
-    hooks = TorchHooks(tally)
-    _active = Observation(tally, hooks, reporter)
-    hooks.install()
-    os.register_at_fork(after_in_child=reporter.abandon)
-    atexit.register(reporter.close)  # First in, last out: the script's own handlers run before.
-    reporter.start()
-    return _active
+    _, count = parts(environ)
+    if count > 1:
+        boot_at_first_step(environ)
+        return Unobserved(
+            f"{count} processes share one of Skep's ranks, and the first reports for all; to take "
+            "part in more, give each a rank of its own (workers, without a launcher)"
+        )
+    waiting = _Waiting.latest
+    if waiting is None:
+        waiting = _Waiting(environ)
+        waiting.hooks.install()
+    return waiting.begin(settings, alone=True)
+
+
+def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
+    """Start to count; report from the first mini-batch on, in the process or fork that makes it.
+
+    Returns why nothing is reported. Idempotent.
+    """
+    if _active is not None or _Waiting.latest is not None:
+        return None
+    settings = read(environ)
+    if isinstance(settings, Unobserved):
+        return settings
+    waiting = _Waiting.latest = _Waiting(environ)
+    waiting.tally.wake = waiting.begin_once
+    waiting.hooks.install()
+    return None
+
+
+class _Waiting:
+    """All that observes a process but the reporter, which is made once it is known who it is."""
+
+    latest: _Waiting | None = None
+    """The one whose hooks are in place before anything is reported."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.tally = Tally()
+        self.control = Control(self.tally.reached)
+        self._suspender: Suspender | None = None
+        self.hooks = TorchHooks(self.tally, self.control, self._can)
+        try:
+            accelerator.attach(environ)
+        except ValueError as error:
+            sys.exit(f"skep_job: {error}")
+
+    def begin_once(self) -> None:
+        """Begin, if this process reports for its rank. Called at the first mini-batch."""
+        self.tally.wake = _nothing
+        settings = read(self._environ)  # A launcher's child has set its own rank by now.
+        part, count = parts(self._environ)
+        if not isinstance(settings, Unobserved) and part == 0:
+            self.begin(settings, alone=count == 1)
+
+    def begin(self, settings: Settings, *, alone: bool) -> Observation:
+        """Start to report; take orders if this process is all there is of its rank."""
+        global _active  # noqa: PLW0603  a process is observed once
+        tally, control = self.tally, self.control
+        control.adopt()
+        reporter = Reporter(settings, tally, memory_bytes, control)
+        tally.wake = reporter.wake
+        control.wake = reporter.wake_to_send
+        if alone:
+            self._suspender = Suspender(tally, control, settings.host_bytes)
+            self._suspender.install()
+        _active = Observation(tally, self.hooks, reporter, control, settings)
+        os.register_at_fork(after_in_child=reporter.abandon)
+        os.register_at_fork(after_in_child=control.abandon)
+        # First in, last out: the script's own handlers run before.
+        atexit.register(reporter.close)
+        reporter.start()
+        return _active
+
+    def _can(self) -> list[str]:
+        return self._suspender.can() if self._suspender is not None else []
+
+
+def current() -> Observation | None:
+    """Return what observes this process, or None outside Skep and in a fork."""
+    return _active if _active is not None and _active.reporter.is_own() else None
+
+
+def _nothing() -> None:
+    pass

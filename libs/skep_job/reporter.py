@@ -12,9 +12,9 @@ Messages to the agent, each with `type`, `job`, `attempt` and `rank`:
     bye    steps                                 the final count
 
 `steps` is cumulative within one source; when `source` goes from "dataloader" to "optimizer" it may
-be smaller than before. After a failure `source` is "none". What the agent sends is read, and
-messages of unknown type are passed over. If the agent is away, the thread tries again for ever,
-and the training does not notice.
+be smaller than before. It is "cooperative" where the script itself says what a mini-batch is. After a failure `source` is "none". What the agent sends, and the answers,
+are `skep_job.control`'s: after hello the job says again what it can and how it stands. If the agent
+is away, the thread tries again for ever, and the training does not notice.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from skep_job.control import Control
 from skep_job.descriptors import WakePipe
 from skep_job.link import WAIT_S, Link, LinkLost
 from skep_job.settings import Settings
@@ -60,9 +61,16 @@ _OWN_SIGNALS = {
 class Reporter:
     """Reports one tally to one agent, from the process that created it and from no fork of it."""
 
-    def __init__(self, settings: Settings, tally: Tally, memory: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tally: Tally,
+        memory: Callable[[], int],
+        control: Control | None = None,
+    ) -> None:
         self._settings = settings
         self._tally = tally
+        self._control = control or Control()
         self._memory = memory
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="skep-reporter", daemon=True)
@@ -88,9 +96,17 @@ class Reporter:
         except Exception as error:
             self._end(error)
 
+    def is_own(self) -> bool:
+        """Return whether this is the process that reports, and no fork of it."""
+        return os.getpid() == self._pid
+
     def wake(self) -> None:
         """Have the next stats sent at once. Neither blocks nor raises; does nothing in a fork."""
         self._urgent = True
+        self._pipe.wake()
+
+    def wake_to_send(self) -> None:
+        """Have what control says sent at once. Neither blocks nor raises."""
         self._pipe.wake()
 
     def close(self) -> None:
@@ -128,6 +144,7 @@ class Reporter:
     def _end(self, error: Exception | None = None) -> None:
         if error is not None:
             complain(f"reports end here: {type(error).__name__}: {error}")
+            self._control.lose()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -146,6 +163,8 @@ class Reporter:
                 self._report_at = now + self._settings.report_every_s
                 self._urgent = False  # Before the count is taken: a later wake counts again.
                 self._report(self._link)
+            if self._link is not None:
+                self._send_answers(self._link)
         except LinkLost:
             self._lose_link()
 
@@ -164,6 +183,8 @@ class Reporter:
                     token=self._settings.token,
                 )
             )
+            self._control.greet()
+            self._send_answers(link)
         except LinkLost:
             link.close()
             raise
@@ -196,9 +217,19 @@ class Reporter:
             raise OSError(reason)
         if self._link is not None:
             try:
-                self._link.receive()  # No message of the agent has a meaning for this version.
+                messages = self._link.receive()
             except LinkLost:
                 self._lose_link()
+                return
+            for message in messages:
+                if message.get("attempt", self._settings.attempt) == self._settings.attempt:
+                    self._control.take(message)
+
+    def _send_answers(self, link: Link) -> None:
+        """Send what control has said so far. Raises LinkLost; what has not left stays."""
+        while (message := self._control.unsent()) is not None:
+            link.send({**self._message(str(message["type"])), **message})
+            self._control.sent(message)
 
     def _take_leave(self, deadline: float) -> None:
         """Send the final count, trying again until `deadline` (monotonic seconds)."""
@@ -206,6 +237,7 @@ class Reporter:
             try:
                 if self._link is None:
                     self._link = self._connect(max(deadline - time.monotonic(), _LAST_WAIT_S))
+                self._send_answers(self._link)
                 self._report(self._link, ended=True)
                 steps = self._tally.count(ended=True).steps
                 self._link.send(self._message("bye", steps=steps))

@@ -33,6 +33,7 @@ class Settings(NamedTuple):
     world: int
     token: str
     report_every_s: float
+    host_bytes: int | None = None  # what `release` may put into the host's memory; None: no bound
 
 
 class Unobserved(NamedTuple):
@@ -45,8 +46,9 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
     """Return the settings in `environ`, or why there are none.
 
     SKEP_SOCK (a Unix socket's path; absent or empty: not observed), SKEP_JOB and SKEP_GEN (the
-    attempt) are required together; SKEP_TOKEN, RANK, WORLD_SIZE and SKEP_REPORT_S (seconds, kept
-    within 0.05 to 60) have defaults.
+    attempt) are required together; SKEP_TOKEN, SKEP_RANK and SKEP_WORLD (else RANK and
+    WORLD_SIZE), SKEP_REPORT_S (seconds, kept
+    within 0.05 to 60) and SKEP_HOST_BYTES (no bound) have defaults.
     """
     path = environ.get("SKEP_SOCK", "")
     if not path:
@@ -63,16 +65,21 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
         return Unobserved("SKEP_SOCK is set and SKEP_JOB is not; set it to the job's id")
 
     attempt = _integer(environ, "SKEP_GEN", None)
-    rank = _integer(environ, "RANK", 0)
-    world = _integer(environ, "WORLD_SIZE", 1)
+    # Launchers inside the job set the latter of the two for their own children.
+    rank = _integer(environ, "SKEP_RANK" if environ.get("SKEP_RANK") else "RANK", 0)
+    world = _integer(environ, "SKEP_WORLD" if environ.get("SKEP_WORLD") else "WORLD_SIZE", 1)
     report_every_s = _seconds(environ, "SKEP_REPORT_S", REPORT_S)
-    for value in (attempt, rank, world, report_every_s):
+    host_bytes = (
+        None if not environ.get("SKEP_HOST_BYTES") else _integer(environ, "SKEP_HOST_BYTES", None)
+    )
+    for value in (attempt, rank, world, report_every_s, host_bytes):
         if isinstance(value, Unobserved):
             return value
     assert isinstance(attempt, int)
     assert isinstance(rank, int)
     assert isinstance(world, int)
     assert isinstance(report_every_s, float)
+    assert not isinstance(host_bytes, Unobserved)
     return Settings(
         socket_path=os.path.abspath(path),  # The script may change its working directory.
         job=environ["SKEP_JOB"],
@@ -81,6 +88,7 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
         world=world,
         token=environ.get("SKEP_TOKEN", ""),
         report_every_s=min(max(report_every_s, REPORT_S_MIN), REPORT_S_MAX),
+        host_bytes=host_bytes,
     )
 
 

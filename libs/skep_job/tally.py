@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from skep_job.control import Control
+
 WINDOW = 64
 """Mini-batches whose median duration is reported: enough to pass over an evaluation in between."""
 
@@ -37,7 +39,7 @@ class Count(NamedTuple):
     steps: int  # mini-batches completed since the process started
     step_ns: int  # median duration of the last up to WINDOW mini-batches, 0 if unknown
     last_step_ns: int  # when the latest mini-batch ended, 0 if none has
-    source: str  # "optimizer", "dataloader", or "none"
+    source: str  # "optimizer", "dataloader", "cooperative", or "none"
 
 
 class _Level:
@@ -64,6 +66,7 @@ class Tally:
         """Called when there is something to report at once. Must not raise, must not block."""
         self.first_step: Callable[[], None] = _nothing
         """Called once, on the training thread, when the first optimizer has stepped."""
+        self.source = "optimizer"
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
         self.batches = 0  # handed out by data loaders
@@ -94,6 +97,31 @@ class Tally:
         if is_first:
             self.wake()
             self.first_step()
+
+    def hand_over(self) -> None:
+        """Count what `tick` is told from here on, and nothing else; go on from what is reached."""
+        if not self.steps:
+            self.ends.clear()
+        self.steps = self.reached()
+        self.source = "cooperative"
+        self.batches = 0
+        self.batch_open = False
+
+    def tick(self) -> None:
+        """Count a mini-batch that the script says is done."""
+        self.steps += 1
+        self.ends.append(time.monotonic_ns())
+        if self.steps == 1:
+            self.wake()
+
+    def reached(self) -> int:
+        """Return the mini-batches completed, as `count` would."""
+        return self.steps or self.batches - self.batch_open
+
+    def pass_over(self, pause_ns: int) -> None:
+        """Take a pause that ends now out of the durations. For the thread that trains."""
+        for place in range(len(self.ends)):  # In between, one of the gaps is wrong: the median not.
+            self.ends[place] += pause_ns
 
     def begin_batch(self) -> None:
         """Note that a data loader has handed out a batch, which ends the one before."""
@@ -133,7 +161,7 @@ class Tally:
         After a failure the source is "none" and `steps` is what had been counted by then.
         """
         ends = list(self.ends.copy())
-        steps, source = self.steps, "optimizer"
+        steps, source = self.steps, self.source
         if not steps:
             steps = self.batches - (self.batch_open and not ended)
             source = "dataloader"
@@ -142,11 +170,13 @@ class Tally:
         return Count(steps, _median_gap(ends), ends[-1] if ends else 0, source)
 
 
-def after_step(tally: Tally) -> AfterStep:
+def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     """Return the hook that torch is to call after each step of any optimizer.
 
-    It takes about 0.3 us, does no input or output except at the first step, and never raises.
+    It takes about 0.3 us and does no input or output except at the first step and when an order of
+    `control` is due. It raises only what a signal's handler raised while such an order was done.
     """
+    control = control or Control()
     levels = tally.levels
     append = tally.ends.append
     clock = time.monotonic_ns
@@ -155,9 +185,10 @@ def after_step(tally: Tally) -> AfterStep:
         try:
             level = levels[id(optimizer)]
             level.steps = steps = level.steps + 1
-            if steps > tally.steps:
-                tally.steps = steps
-                append(clock())
+            if steps <= tally.steps:
+                return
+            tally.steps = steps
+            append(clock())
         except KeyError:
             try:
                 tally.join(optimizer)
@@ -165,6 +196,8 @@ def after_step(tally: Tally) -> AfterStep:
                 tally.fail("optimizer hook", error)
         except Exception as error:
             tally.fail("optimizer hook", error)
+        if control.due:
+            control.boundary(tally.steps)
 
     # torch.compile calls the hook instead of tracing into it, where it would warn about the clock.
     count_step._torchdynamo_disable = True  # type: ignore[attr-defined]

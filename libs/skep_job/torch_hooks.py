@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from skep_job.control import Control
 from skep_job.imports import ImportWatcher
 from skep_job.tally import Tally, after_step
 
@@ -17,16 +18,25 @@ LOADERS = "torch.utils.data.dataloader"
 class TorchHooks:
     """The hooks of one tally. What goes wrong here stops the counting, never the script."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(
+        self,
+        tally: Tally,
+        control: Control | None = None,
+        can: Callable[[], list[str]] = list,
+    ) -> None:
+        """`can` says what the job can do, and is asked at the first boundary of either kind."""
         self._tally = tally
-        self._after_step = after_step(tally)
+        self._can = can
+        self._control = control or Control()
+        self._after_step = after_step(tally, self._control)
+        self._optimizer_hook: Any = None
         self._loader_iterator: type | None = None
         self._original_next: object = None
         self._counting_next: object = None
         self._watcher = ImportWatcher(
             {OPTIMIZERS: self._on_optimizers, LOADERS: self._on_loaders},
         )
-        tally.first_step = self._release_loaders
+        tally.first_step = self._on_first_step
 
     def install(self) -> None:
         """Watch for the imports of the modules to hook into."""
@@ -37,9 +47,21 @@ class TorchHooks:
         self._watcher.remove()
         self._release_loaders()
 
+    def hand_over(self) -> None:
+        """Leave the counting to the script, which says itself when a mini-batch is done."""
+        self.remove()
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        self._tally.hand_over()
+
+    def can(self) -> list[str]:
+        """Return what can be done with this process without its help."""
+        return self._can()
+
     def _on_optimizers(self, module: ModuleType) -> None:
         try:
-            module.register_optimizer_step_post_hook(self._after_step)
+            self._optimizer_hook = module.register_optimizer_step_post_hook(self._after_step)
         except Exception as error:
             self._tally.fail(f"hooking into {OPTIMIZERS}", error)
 
@@ -49,7 +71,7 @@ class TorchHooks:
         try:
             iterator = module._BaseDataLoaderIter
             original = iterator.__next__
-            counting = _counting(original, self._tally)
+            counting = _counting(original, self._tally, self._control, self._tell)
             iterator.__next__ = counting
         except Exception as error:
             self._tally.fail(f"hooking into {LOADERS}", error)
@@ -57,6 +79,17 @@ class TorchHooks:
         self._loader_iterator = iterator
         self._original_next = original
         self._counting_next = counting
+
+    def _on_first_step(self) -> None:
+        self._release_loaders()
+        self._control.move_clock()
+        self._tell()
+
+    def _tell(self) -> None:
+        try:
+            self._control.say("can", tier="observed", can=self._can())
+        except Exception as error:
+            self._tally.fail("looking at what can be done", error)
 
     def _release_loaders(self) -> None:
         """Give the data loaders their own `__next__` back, unless somebody else replaced it too."""
@@ -66,19 +99,30 @@ class TorchHooks:
         self._loader_iterator = None
 
 
-def _counting(original: Callable[[Any], Any], tally: Tally) -> Callable[[Any], Any]:
-    """Return `original`, a loader's `__next__`, with its batches counted."""
+def _counting(
+    original: Callable[[Any], Any], tally: Tally, control: Control, first: Callable[[], None]
+) -> Callable[[Any], Any]:
+    """Return `original`, a loader's `__next__`, with its batches counted.
+
+    Asking for the next batch is the boundary of scripts that update by hand. `first` is called
+    when there is one.
+    """
 
     @functools.wraps(original)
     def counting_next(self: Any) -> Any:
         if tally.failure is not None or tally.steps:
             return original(self)
+        if control.due:
+            tally.end_batch()
+            control.boundary(tally.batches)
         try:
             batch = original(self)
         except StopIteration:
             tally.end_batch()
             raise
         tally.begin_batch()
+        if tally.batches == 1:
+            first()
         return batch
 
     return counting_next

@@ -193,7 +193,22 @@ class NodeRuntime(Protocol):
         ...
 
     async def stop(self, token: str, grace_s: float) -> None:
-        """Ask the whole tree to end (SIGTERM), kill what is left after `grace_s`. Idempotent."""
+        """Ask the whole tree to end (SIGTERM), kill what is left after `grace_s`. Idempotent.
+
+        A frozen tree is thawed first: it may use its grace.
+        """
+        ...
+
+    async def freeze(self, token: str) -> str:
+        """Freeze the whole tree where it is; return why it could not be, or an empty text.
+
+        It stays frozen when this process, or what holds the runs, dies. Idempotent; a run that is
+        unknown or has ended is fine.
+        """
+        ...
+
+    async def thaw(self, token: str) -> str:
+        """Let a frozen tree go on; return why it could not be, or an empty text. Idempotent."""
         ...
 
     async def forget(self, token: str) -> None:

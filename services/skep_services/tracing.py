@@ -17,7 +17,7 @@ import msgspec
 from skep.machines.base import Call, Effect, Record, Send
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.codec import Facts, Submission, Unreadable, is_fresh
-from skep.wire.facts import JobEnded, JobQueued
+from skep.wire.facts import CellsAlarm, JobEnded, JobQueued
 
 QUIET = frozenset({"JobWaits", "EpochBegan", "RankUp", "RankDown", "FloorRaised"})
 """Facts that come too often, or say too little, to be spans."""
@@ -162,11 +162,22 @@ class Decisions:
             trace_id = trace.split("-")[1] if trace else ""
             took, at = type(event).__name__, self._text_of(ended)
             self._lines.append(Decided(self._service, took, out, job, trace_id, at))
+            if "CellsAlarm" in out:
+                self._alarms(effects)
         if isinstance(event, Submission) and is_fresh(event):
             about = {"job": event.job, "vc": event.vc}
             self._tracer.root("submit", event.trace, min(event.at, began), ended, about)
         for name, trace, attributes in spans(self._service, event, effects):
             self._tracer.span(name, trace, began, ended, attributes)
+
+    def _alarms(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            fact = _subject(effect)
+            if isinstance(fact, CellsAlarm):
+                tell = self._log.info if fact.over else self._log.error
+                tell("cells alarm over" if fact.over else "cells alarm", rule=fact.rule,
+                     chain=fact.chain, where=fact.where, vcs=fact.vcs, text=fact.text,
+                     story=fact.story)  # fmt: skip
 
     async def flush(self) -> None:
         """Write the lines and send the spans that have gathered."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -103,6 +104,7 @@ ASKED = {
     "skep.v1.submit.ml",
     "skep.v1.submit.web",
     "skep.v1.cancel.ml",
+    "skep.v1.ask.ml",
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
@@ -131,7 +133,12 @@ SENDS = {
         "skep.v1.heartbeat.n1",
         "skep.v1.span.node-n1",
     },
-    VC_ML: {"skep.v1.submit.ml", "skep.v1.cancel.ml", "_INBOX.vc-ml.x"},
+    VC_ML: {
+        "skep.v1.submit.ml",
+        "skep.v1.cancel.ml",
+        "skep.v1.ask.ml",
+        "_INBOX.vc-ml.x",
+    },
 }
 EVERY_SEND = sorted(
     set[str]().union(*SENDS.values())
@@ -175,7 +182,7 @@ ALSO_SENDS = {
         "$JS.API.CONSUMER.DELETE.ALLOC.gateway",
     },
     OPERATOR: {"$JS.API.STREAM.INFO.SUBMIT"},
-    BOOTSTRAP: {"$JS.API.STREAM.CREATE.EVIL"},
+    BOOTSTRAP: {"$JS.API.STREAM.CREATE.EVIL", "$JS.API.STREAM.UPDATE.SUBMIT"},
 }
 HEARS = {
     ADMISSION_SERVICE: {"skep.v1.health.admission"},
@@ -356,6 +363,22 @@ async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> Non
     assert cluster.marker.read_text() == (
         '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","KEPT","LATER"]'
     )
+
+
+async def test_a_stream_of_an_earlier_version_learns_the_subjects_added_since(
+    cluster: Cluster,
+) -> None:
+    bus = await cluster.bus(BOOTSTRAP)
+    (submit,) = (plan for plan in STREAM_PLANS if plan.name == "SUBMIT")
+    fewer = msgspec.structs.replace(submit, subjects=submit.subjects[:-1])
+    answer = await ask(bus.link, "STREAM.UPDATE.SUBMIT", fewer.config(1), Answer)
+    assert answer.error is None
+    tenant = await cluster.bus(VC_ML)
+    await bootstrap_streams(bus, cluster.marker)
+    assert await tenant.publish("skep.v1.ask.ml", b"{}", "key-1", {}) == 1
+    # No subject is taken away from a stream that has more.
+    with pytest.raises(DriftedStreamError, match="subjects"):
+        await bootstrap_streams(bus, cluster.marker, plans=(fewer,))
 
 
 async def test_a_stream_configured_otherwise_is_told_apart(cluster: Cluster) -> None:

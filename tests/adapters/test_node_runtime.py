@@ -7,10 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from skep_services.ports import RunExited, RunStarted
+from skep_services.ports import NodeRuntime, RunExited, RunStarted
 from tests.node_runtimes import (
     Node,
     alive,
@@ -296,6 +297,107 @@ async def test_what_is_forked_in_answer_to_sigterm_is_killed_too(node: Node) -> 
     assert node.marked_with("a") == []
 
 
+# --- freezing -------------------------------------------------------------------------------------
+
+# A family that counts: a shell, a child in a session of its own, and a grandchild.
+FAMILY = """
+count() {{ n=0; while :; do n=$((n+1)); echo $n > {0}/$1; sleep 0.01; done; }}
+count a & (setsid sh -c '
+n=0; while :; do n=$((n+1)); echo $n > {0}/b; sleep 0.01; done' &) ; count c
+"""
+
+
+def counts(folder: Path) -> list[str]:
+    return [(folder / name).read_text() if (folder / name).exists() else "" for name in "abc"]
+
+
+async def counting(folder: Path) -> None:
+    """Return once each of the family has counted on from where it is."""
+    before = counts(folder)
+    await until(lambda: all(new and new != old for new, old in zip(counts(folder), before,
+                                                                  strict=True)))  # fmt: skip
+
+
+async def family(node: Node, runtime: NodeRuntime, token: str = "a") -> RunStarted:
+    run = await started(runtime, node.shell(token, FAMILY.format(node.folder)))
+    await counting(node.folder)
+    return run
+
+
+async def stands_still(node: Node) -> None:
+    """Assert that nobody counts: for a while, in which each would have counted ten times."""
+    before = counts(node.folder)
+    # tidy: allow sleep because there is no event for what does not happen
+    await asyncio.sleep(0.1)
+    assert counts(node.folder) == before
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_tree_stands_still_and_goes_on(node: Node) -> None:
+    runtime = await node.open()
+    run = await family(node, runtime)
+    for _ in range(2):
+        assert await runtime.freeze("a") == ""
+        assert await runtime.freeze("a") == ""
+        await stands_still(node)
+        assert list(await runtime.runs()) == [msgspec.structs.replace(run, frozen=True)]
+        assert await runtime.thaw("a") == ""
+        assert await runtime.thaw("a") == ""
+        await counting(node.folder)
+        assert list(await runtime.runs()) == [run]
+    await runtime.stop("a", 0.0)
+    await node.end_of("a")
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_tree_stays_so_when_the_agent_dies(node: Node) -> None:
+    first = await node.open()
+    run = await family(node, first)
+    assert await first.freeze("a") == ""
+    await first.close()
+    second = await node.open()
+    assert list(await second.runs()) == [msgspec.structs.replace(run, frozen=True)]
+    await stands_still(node)
+    assert await second.thaw("a") == ""
+    await counting(node.folder)
+    await second.stop("a", 0.0)
+    await node.end_of("a")
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_run_that_is_stopped_has_its_grace(node: Node) -> None:
+    runtime = await node.open()
+    script = "trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+    await started(runtime, node.shell("a", script))
+    await node.words("a")
+    assert await runtime.freeze("a") == ""
+    await runtime.stop("a", 30.0)
+    end = await node.end_of("a")
+    assert (end.code, end.asked) == (7, True)
+    assert "saved" in node.log("a")
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_run_that_ignores_sigterm_is_killed(node: Node) -> None:
+    runtime = await node.open()
+    await started(runtime, node.shell("a", STUBBORN))
+    await node.words("a")
+    assert await runtime.freeze("a") == ""
+    await runtime.stop("a", 0.2)
+    assert (await node.end_of("a")).code == -signal.SIGKILL
+    assert node.marked_with("a") == []
+
+
+@pytest.mark.asyncio
+async def test_unknown_and_ended_runs_are_frozen_without_a_word(node: Node) -> None:
+    runtime = await node.open()
+    await started(runtime, node.plan("a", "true"))
+    await node.end_of("a")
+    for token in ("a", "unheard-of"):
+        assert await runtime.freeze(token) == ""
+        assert await runtime.thaw(token) == ""
+
+
 # --- leftovers ------------------------------------------------------------------------------------
 
 
@@ -307,7 +409,9 @@ async def test_detached_daemon_ends_with_the_run(node: Node, environment: str) -
     await started(runtime, node.python("a", script))
     end = await node.end_of("a")
     assert await node.words("a") == ["ready"]
-    assert end == RunExited("a", 0, end.at, node.leftovers(1))
+    assert end == RunExited("a", 0, end.at, node.leftovers(1), left=end.left)
+    assert all(node.sleeper(1) in text for text in end.left)
+    assert len(end.left) == node.leftovers(1)
     assert not node.sleeps(1)
 
 

@@ -133,7 +133,7 @@ async def test_leftovers_of_a_run_that_ended_without_runner(node: Node) -> None:
     kill(gone.pid)
     kill(pid)
     end, other = await node.end_of("a"), await node.end_of("b")
-    assert end == RunExited("a", None, end.at, 1)
+    assert end == RunExited("a", None, end.at, 1, left=end.left)
     assert other == RunExited("b", None, other.at, 0)
     assert not alive(int(daemon))
 
@@ -147,7 +147,7 @@ async def test_leftovers_of_an_adopted_run(node: Node) -> None:
     await runtime.ping()
     kill(run.pid)
     end = await node.end_of("a")
-    assert end == RunExited("a", None, end.at, 1)
+    assert end == RunExited("a", None, end.at, 1, left=end.left)
     assert not alive(int(daemon))
 
 

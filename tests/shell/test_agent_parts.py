@@ -62,7 +62,7 @@ class TestDevices:
         assert slots.visible((1, 2)) == {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": "1,2"}
         assert slots.in_container((1, 2)) == slots.visible((1, 2))
         assert slots.names((1, 2)) == ()
-        assert slots.utilisation() == {}
+        assert slots.look() == ()
 
     def test_a_containers_memory_is_its_limit(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,21 +80,24 @@ class TestDevices:
             ({"SKEP_GPUS": "many"}, "must be a number"),
             ({"SKEP_GPUS": "0"}, "ask for 1 to"),
             ({"SKEP_GPUS": "1000"}, "ask for 1 to"),
-            ({"SKEP_DEVICE": "tpu"}, "must be `cpu` or `cuda`"),
+            ({"SKEP_DEVICE": "fake", "SKEP_GPU_MEMORY": "lots"}, "number of bytes"),
+            ({"SKEP_DEVICE": "tpu"}, "must be `cpu`, `fake` or `cuda`"),
         ],
     )
-    def test_wishes_that_cannot_be(self, wish: dict[str, str], text: str) -> None:
+    def test_wishes_that_cannot_be(self, wish: dict[str, str], text: str, tmp_path: Path) -> None:
         with pytest.raises(devices.DeviceError, match=text):
-            devices.open_devices(wish)
+            devices.open_devices(wish, tmp_path)
 
-    def test_slots_by_default(self) -> None:
-        found = devices.open_devices({"SKEP_GPUS": "2", "SKEP_GPU_TYPE": "slot"})
+    def test_slots_by_default(self, tmp_path: Path) -> None:
+        found = devices.open_devices({"SKEP_GPUS": "2", "SKEP_GPU_TYPE": "slot"}, tmp_path)
         assert [gpu.type for gpu in found.gpus()] == ["slot", "slot"]
 
-    def test_without_bindings_it_says_what_to_install(self, monkeypatch: Any) -> None:
+    def test_without_bindings_it_says_what_to_install(
+        self, monkeypatch: Any, tmp_path: Path
+    ) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         with pytest.raises(devices.DeviceError, match="install the `cuda` extra"):
-            devices.open_devices({"SKEP_DEVICE": "cuda"})
+            devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
 
     def test_nvml_without_a_driver_or_gpu(self, monkeypatch: Any) -> None:
         class NVMLError(Exception):
@@ -112,23 +115,43 @@ class TestDevices:
         with pytest.raises(devices.DeviceError, match="sees no GPU"):
             devices.NvmlGpus()
 
-    def test_nvml_inventory(self, monkeypatch: Any) -> None:
+    def test_nvml_inventory(self, monkeypatch: Any, tmp_path: Path) -> None:
+        class NVMLError(Exception):
+            value = 15
+
+        def processes(handle: int) -> list[Any]:
+            if handle:
+                raise NVMLError
+            return [SimpleNamespace(pid=7, usedGpuMemory=9),
+                    SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
+
         library = SimpleNamespace(
-            NVMLError=Exception,
+            NVMLError=NVMLError,
+            NVML_ERROR_GPU_IS_LOST=15,
             nvmlInit=lambda: None,
             nvmlDeviceGetCount=lambda: 2,
+            nvmlDeviceGetComputeRunningProcesses=processes,
+            nvmlDeviceGetRemappedRows=lambda handle: (0, 1, 0, handle),
             nvmlDeviceGetHandleByIndex=lambda index: index,
             nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle else "NVIDIA H200",
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=150_000_000_000 + handle),
+            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+                total=150_000_000_000 + handle, used=10 + handle
+            ),
             nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
             nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50 + handle),
         )
         monkeypatch.setitem(sys.modules, "pynvml", library)
-        found = devices.open_devices({"SKEP_DEVICE": "cuda"})
+        found = devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
         assert [(gpu.type, gpu.uuid) for gpu in found.gpus()] == [
             ("nvidia-h200", "GPU-0"), ("nvidia-h200", "GPU-1"),
         ]  # fmt: skip
-        assert found.utilisation() == {0: 500, 1: 510}
+        first, second = found.look()
+        assert first.processes == (devices.DeviceProcess(7, 9), devices.DeviceProcess(8, -1))
+        assert (first.utilisation, first.memory, first.trouble) == (500, 10, ())
+        assert (second.utilisation, second.memory, second.processes) == (510, 11, ())
+        assert second.trouble == (
+            "the driver lost the device", "remapping a row of its memory failed",
+        )  # fmt: skip
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
         assert found.names((1,)) == ("GPU-1",)
         # A container sees the devices it was given, and counts them from 0.
@@ -153,6 +176,16 @@ class TestEnvironment:
         assert {name: plan.env.get(name) for name in wanted} == wanted
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
+
+    def test_every_python_of_a_command_watches_for_training(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        plan = run_plan(start(env={"PYTHONPATH": "/mine"}), tmp_path, slots, {})
+        folder, theirs = plan.env["PYTHONPATH"].split(":")
+        assert sorted(path.name for path in Path(folder).glob("*.py")) == ["sitecustomize.py"]
+        assert theirs == "/mine"
+        # What launchers inside the command do not change.
+        assert (plan.env["SKEP_RANK"], plan.env["SKEP_WORLD"]) == ("2", "4")
+        assert "PYTHONPATH" not in run_plan(start(image="a:1"), tmp_path, slots, {}).env
 
     def test_scripts_run_on_the_agents_interpreter(self, tmp_path: Path) -> None:
         command = start(argv=(AGENT_PYTHON, "-m", "skep_job", "t.py"), workdir="/w", trace="")
@@ -211,6 +244,14 @@ class Runtime:
     async def stop(self, token: str, grace_s: float) -> None:
         self.asked.append(("stop", token, grace_s))
 
+    async def freeze(self, token: str) -> str:
+        self.asked.append(("freeze", token))
+        return "" if token != "bad" else "no engine"
+
+    async def thaw(self, token: str) -> str:
+        self.asked.append(("thaw", token))
+        return ""
+
     async def forget(self, token: str) -> None:
         if token == "bad":
             raise OSError("the runner is gone")
@@ -262,10 +303,11 @@ async def test_a_plan_with_an_image_goes_to_the_containers() -> None:
     await both.start(plain)
     await both.start(msgspec.structs.replace(plain, token="c", image="a:1"))
     await both.stop("c", 1.0)
+    assert await both.freeze("c") == await both.thaw("c") == ""
     await both.forget("p")
     assert len(await both.runs()) == 2
     await both.close()
-    asked = [("stop", "c", 1.0), ("forget", "p"), "close"]
+    asked = [("stop", "c", 1.0), ("freeze", "c"), ("thaw", "c"), ("forget", "p"), "close"]
     assert processes.asked == [("start", "p"), *asked]
     assert containers.asked == [("start", "c"), *asked]
 
@@ -291,6 +333,10 @@ async def test_calls_reach_the_runtime_and_the_stream(tmp_path: Path) -> None:
     hands.calls.start(machine.ForgetRun("t"), hands.answers.put)
     await hands.ask(machine.ListRuns())
     assert hands.runtime.asked[1:] == [("stop", "t", 1.5), ("forget", "t")]
+    frozen = await hands.ask(machine.FreezeRun("t"))
+    assert frozen == machine.RunFrozen("t")
+    assert await hands.ask(machine.FreezeRun("bad")) == machine.RunFrozen("bad", "no engine")
+    assert await hands.ask(machine.ThawRun("t")) == machine.RunThawed("t")
     await hands.calls.close()
     assert hands.fatal == []
 
@@ -333,6 +379,7 @@ def frame(**message: Any) -> bytes:
 WHO = {"job": "j7", "attempt": 2, "rank": 1}
 STATS = {"type": "stats", **WHO, "steps": 5, "step_ns": 10, "monotonic_ns": 1_000,
          "last_step_monotonic_ns": 900, "source": "optimizer", "memory_bytes": 64}  # fmt: skip
+HELLO = frame(type="hello", **WHO, pid=1, token="j7.2.1")
 
 
 @pytest.mark.asyncio
@@ -340,21 +387,24 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
     state = tmp_path / ("long" * 30)
     state.mkdir()
     clock = ManualClock(Instant(5_000))
-    events: asyncio.Queue[machine.RankStats] = asyncio.Queue()
+    events: asyncio.Queue[Any] = asyncio.Queue()
     jobs = JobSocket(state, clock, events.put)
     (state / "jobs.sock").write_text("left by an earlier agent")
     await jobs.open()
     folder = os.open(state, os.O_PATH)
     reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/jobs.sock")
     os.close(folder)
-    writer.write(frame(type="hello", **WHO, pid=1) + frame(**STATS))
+    writer.write(HELLO + frame(**STATS) + frame(type="unheard of", news=1))
     writer.write(frame(type="error", **WHO, error="odd") + frame(type="bye", **WHO, steps=9))
+    hello = await asyncio.wait_for(events.get(), DEADLINE_S)
+    assert (hello.message.token, hello.message.pid) == ("j7.2.1", 1)
     first = await asyncio.wait_for(events.get(), DEADLINE_S)
     expected = RankProgress(rank=1, steps=5, step_ns=10, last_step_at=Instant(4_900), memory=64)
     assert first == machine.RankStats("j7", 2, expected)
+    assert (await asyncio.wait_for(events.get(), DEADLINE_S)).message.error == "odd"
     last = await asyncio.wait_for(events.get(), DEADLINE_S)
     assert (last.progress.steps, last.progress.memory) == (9, 64)
-    writer.write(frame(type="unheard of"))
+    writer.write(frame(type="suspended", **WHO, order="one"))
     assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b"", "garbage ends the connection"
     writer.close()
     await jobs.close()
@@ -362,11 +412,13 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_giant_messages_and_unset_times(tmp_path: Path) -> None:
-    events: asyncio.Queue[machine.RankStats] = asyncio.Queue()
+    events: asyncio.Queue[Any] = asyncio.Queue()
     jobs = JobSocket(tmp_path, ManualClock(), events.put)
     await jobs.open()
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "jobs.sock"))
-    writer.write(frame(**{**STATS, "last_step_monotonic_ns": 0}) + struct.pack(">I", 2**31))
+    unset = frame(**{**STATS, "last_step_monotonic_ns": 0})
+    writer.write(HELLO + unset + struct.pack(">I", 2**31))
+    assert (await asyncio.wait_for(events.get(), DEADLINE_S)).message.pid == 1
     assert (await asyncio.wait_for(events.get(), DEADLINE_S)).progress.last_step_at == 0
     assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
     writer.close()

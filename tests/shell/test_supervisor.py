@@ -310,6 +310,9 @@ class Steps:
     async def stop_jobs(self) -> None:
         self._note("stop-jobs")
 
+    async def admit(self, reload: Callable[[], None]) -> None:
+        assert callable(reload)
+
     def _note(self, step: str) -> None:
         with self._order.open("a") as file:
             file.write(f"{step}\n")
@@ -323,7 +326,8 @@ async def supervised(
 ) -> tuple[int, list[str]]:
     """Run a supervisor until `then` is done; return its exit code and the order of things."""
     write_cluster(folder)
-    supervisor = Supervisor(str(folder), cluster_plan(folder), steps.prepare, steps.stop_jobs)
+    supervisor = Supervisor(str(folder), cluster_plan(folder), steps.prepare, steps.stop_jobs,
+                            steps.admit)  # fmt: skip
     task = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(DEADLINE_S):
         await then()
@@ -408,7 +412,9 @@ async def test_bus_that_is_given_up_fails_the_start(folder: Path) -> None:
     write_cluster(folder)
     whole = ClusterPlan(bus=plan(folder, "nats", "exit 64"), services=(), agents=())
     steps = Steps(folder)
-    task = asyncio.create_task(Supervisor(str(folder), whole, steps.prepare, steps.stop_jobs).run())
+    task = asyncio.create_task(
+        Supervisor(str(folder), whole, steps.prepare, steps.stop_jobs, steps.admit).run()
+    )
     await until(lambda: state_of(folder) == "failed")
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(DEADLINE_S):

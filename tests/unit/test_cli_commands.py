@@ -290,6 +290,29 @@ def test_why(gateway: FakeGateway, run: Run) -> None:
     assert "what would" not in run("why", "j1")[1]
 
 
+def test_changes_are_asked_for_and_waited_for(gateway: FakeGateway, run: Run) -> None:
+    asked = {"job": "j1", "ask": "suspend", "number": 7, "accepted": True}
+    gateway.on("POST /v1/jobs/j1/suspend", asked, 202)
+    gateway.refuse("POST /v1/jobs/j2/suspend", 409, "already-ended", "j2 has ended")
+    assert run("suspend", "j1") == (0, "j1 is asked to stand still\n", "")
+    code, out, err = run("suspend", "j1", "j2", "--release")
+    assert (code, out, err) == (1, "j1 is asked to stand still\n", "j2: j2 has ended\n")
+    assert json.loads(run("suspend", "j1", "--json")[1]) == {"jobs": [asked]}
+
+    told = {"number": 7, "ask": "suspend", "result": "done", "why": None, "detail": ""}
+    gateway.on("GET /v1/jobs/j1", {**row("j1", state="suspended"), "asks": [told]})
+    assert run("suspend", "j1", "--wait") == (0, "j1 stands still\n", "")
+    undone = {**told, "result": "undone", "why": "not-taken", "detail": "node-1"}
+    gateway.on("GET /v1/jobs/j1", {**row("j1", state="running"), "asks": [undone]})
+    assert run("suspend", "j1", "--wait") == (1, "", "j1: suspend undone (not-taken: node-1)\n")
+    gateway.on("GET /v1/jobs/j1", {**row("j1", state="running"), "asks": []})
+    code, _, err = run("suspend", "j1", "--wait", "--timeout", "0")
+    assert (code, err) == (5, "j1: not in time; it is still under way\n")
+    gateway.on("GET /v1/jobs/j1", {**ended("j1"), "asks": []})
+    code, _, err = run("suspend", "j1", "--wait")
+    assert (code, err) == (1, "j1: suspend overtaken (already-ended: succeeded)\n")
+
+
 def test_cancel_exits_with_the_worst_outcome(gateway: FakeGateway, run: Run) -> None:
     gateway.on("DELETE /v1/jobs/j1", {"job": "j1", "accepted": True}, 202)
     gateway.refuse("DELETE /v1/jobs/j2", 409, "already-ended", "j2 has ended")

@@ -11,7 +11,16 @@ from skep.cells import hostlist
 from skep.cells.clustercheck import PROBLEMS_MAX, cluster_problems, cluster_remarks
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.clustertext import to_yaml
-from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep.wire.cluster import (
+    Chain,
+    Cluster,
+    Level,
+    NodeCell,
+    Pin,
+    QuarantineRule,
+    Quota,
+    VirtualCluster,
+)
 from skep.wire.spec import Problem
 
 GOOD = """
@@ -418,3 +427,23 @@ def test_compressed_lists_expand_to_the_same() -> None:
 
 def test_names_sort_as_people_sort_them() -> None:
     assert sorted(["a10", "a2", "a", "b1"], key=hostlist.natural) == ["a", "a2", "a10", "b1"]
+
+
+def test_the_rule_of_quarantine_has_defaults_and_names_its_mistakes() -> None:
+    assert parse_cluster({}) == Cluster(quarantine=QuarantineRule())
+    own = QuarantineRule(jobs=2, within=30, share=0.05, signs=("exit",))
+    tree = {"quarantine": {"jobs": 2, "within": 30, "share": 0.05, "signs": ["exit"]}}
+    read = parse_cluster(tree)
+    assert isinstance(read, Cluster)
+    assert read == Cluster(quarantine=own)
+    assert parse_cluster(yaml.safe_load(to_yaml(read))) == read
+    wrong = {"quarantine": {"job": 2, "within": "5m", "share": 2, "signs": ["signals"]}}
+    found = parse_cluster(wrong)
+    assert isinstance(found, list)
+    told = [(one.path, one.reason.value, one.suggestion) for one in found]
+    assert told == [
+        ("$.quarantine.job", "unknown-key", "did you mean `jobs`?"),
+        ("$.quarantine.within", "wrong-type", ""),
+        ("$.quarantine.share", "bad-value", ""),
+        ("$.quarantine.signs", "bad-value", "did you mean `signal`?"),
+    ]

@@ -206,3 +206,24 @@ def test_a_check_without_a_bus_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert check.main([], environment) == 1
     assert "127.0.0.1: " in capsys.readouterr().err
     assert check.main([], {}) == 1
+
+
+def test_a_tenant_made_later_gets_credentials_and_everybody_else_keeps_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init.main([str(tmp_path), "--vc", "nlp=8"]) == 0
+    before = json.loads((tmp_path / "cluster.json").read_text())
+    assert capsys.readouterr().out == ""
+    assert init.main([str(tmp_path), "--tenant", "fresh"]) == 0
+    assert "kill -s HUP nats-1 nats-2 nats-3" in capsys.readouterr().out
+    after = json.loads((tmp_path / "cluster.json").read_text())
+    assert after["vcs"] == before["vcs"], "what the cells are is set elsewhere"
+    known = after["nats"]["users"]
+    assert {**known, **before["nats"]["users"]} == known
+    token = after["gateway"]["tokens"]["vc-fresh"]
+    assert json.loads((tmp_path / "tokens.json").read_text())[token] == "vc-fresh"
+    for server in init.SERVERS:
+        assert known["vc-fresh"] in (tmp_path / f"{server}.conf").read_text()
+    assert init.main([str(tmp_path)]) == 0, "they stay"
+    assert json.loads((tmp_path / "cluster.json").read_text())["nats"]["users"] == known
+    assert init.main([str(tmp_path), "--tenant", "no name"]) == init.EXIT_BAD_OPTIONS

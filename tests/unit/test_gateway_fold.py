@@ -28,7 +28,9 @@ from skep.wire.node import MemberStepped, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
+from skep_services.gateway.cells import cells_view
 from skep_services.gateway.fold import Changes, Fold
+from skep_services.gateway.mirror import frozen
 from skep_services.gateway.rows import ATTEMPTS_KEPT, PLACED, Job, State
 from tests.gateway_kit import (
     Cluster,
@@ -293,6 +295,12 @@ def agree_on_cells(told: Cells, fold: Fold) -> None:
     """Assert that the cells made of the fold's rows are the allocator's."""
     made = fold.holdings.cells()
     check(made)
+    assert fold.holdings.mirror.misfits == 0
+    anew = fold.holdings._made()
+    assert (held(anew), sorted(anew.ill()), anew.astray) == (
+        held(made), sorted(made.ill()), made.astray)  # fmt: skip
+    shown = [cells_view(each, "") for each in (made, frozen(made))]
+    assert shown[0] == shown[1]
     assert fold.clusters.resolved == told.cluster
     assert held(made) == held(told)
     assert sorted(made.ill()) == sorted(told.ill())

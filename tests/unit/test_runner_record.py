@@ -29,19 +29,22 @@ def test_everything_comes_back(path: str) -> None:
     first = record.began("a", 7, "/logs/a", 10)
     record.started(first, 17, 18, 19)
     first.asked = True
-    record.exited(first, -9, 2, 20)
-    record.started(record.began("b", 7, "/logs/b", 11), 27, 28, 29)
-    record.began("c", 7, "/logs/c", 12)
+    record.exited(first, -9, 2, 20, ["5: sleep"])
+    record.started(second := record.began("b", 7, "/logs/b", 11), 27, 28, 29)
+    record.frozen(second, "/group")
+    third = record.began("c", 7, "/logs/c", 12)
+    record.frozen(third, "/other")
+    record.thawed(third)
     record.began("d", 7, "/logs/d", 13)
     record.not_started("d")
     record.exited(record.began("e", 7, "/logs/e", 14), None, 0, 30)
     record.began("f", 7, "/logs/f", 15)
     record.forgot("f")
     expected = [
-        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20),
-        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0),
-        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0),
-        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30),
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"]),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", []),
+        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", []),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", []),
     ]
     assert facts(record) == expected
     record.close()
@@ -53,10 +56,27 @@ def test_everything_comes_back(path: str) -> None:
 
 def test_pids_of_another_boot_mean_nothing(path: str) -> None:
     record = Record(path, "boot")
-    record.started(record.began("a", 7, "/logs/a", 10), 17, 18, 19)
+    record.started(known := record.began("a", 7, "/logs/a", 10), 17, 18, 19)
+    record.frozen(known, "/group")
     record.close()
     record = Record(path, "later")
-    assert facts(record) == [("a", 7, "/logs/a", 10, 0, 18, 19, None, 0, False, 0)]
+    expected: tuple[object, ...] = (
+        "a",
+        7,
+        "/logs/a",
+        10,
+        0,
+        18,
+        19,
+        None,
+        0,
+        False,
+        0,
+        False,
+        "",
+        [],
+    )
+    assert facts(record) == [expected]
     record.close()
     assert written(path)[0] == {"boot": "later"}
 

@@ -21,7 +21,7 @@ from skep.cells.levels import (
     level_names,
 )
 from skep.ids import is_token
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, VirtualCluster
+from skep.wire.cluster import JOBS_MAX, Chain, Cluster, QuarantineRule, VirtualCluster
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
@@ -34,6 +34,9 @@ GPUS_MAX = 1_000_000
 """GPUs of one chain, and cells in one quota."""
 DEVICE_MAX = 1023
 WEIGHT_MAX = 1_000_000
+SIGNS = ("signal", "not-started", "exit")
+"""How an attempt may end that says something against its GPUs."""
+SECONDS_MAX = 366 * 86_400
 PROBLEMS_MAX = 100
 """A file can have a thousand problems; the first hundred are enough to start mending."""
 
@@ -129,9 +132,26 @@ def rest_problems(
     for name, vc in cluster.vcs.items():
         more += _vc(cluster, name, vc, chains, paths)
     more += _owners(cluster, paths)
+    more += _quarantine(cluster.quarantine)
     if not more and not any(True for _ in found):
         more += _infeasible(cluster, paths)
     return more
+
+
+def _quarantine(rule: QuarantineRule) -> Iterator[Problem]:
+    path = "$.quarantine"
+    for key, least, most in (
+        ("jobs", 0, 1000), ("within", 1, SECONDS_MAX), ("window", 1, SECONDS_MAX), ("share", 0, 1),
+    ):  # fmt: skip
+        value = getattr(rule, key)
+        if not least <= value <= most:
+            text = f"`{key}` is {value}; it must be {least} to {most}"
+            yield problem(f"{path}.{key}", Reason.BAD_VALUE, text)
+    for sign in rule.signs:
+        if sign not in SIGNS:
+            text = f"unknown sign {sign!r}"
+            hint = nearest(sign, list(SIGNS)) or f"known are {', '.join(SIGNS)}"
+            yield problem(f"{path}.signs", Reason.BAD_VALUE, text, hint)
 
 
 # --- one chain ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@
     vcs:
       nlp: {cells: {v100/socket: 2}, pinned: [big], weight: 2, jobs_max: 1000}
       vision: 6                    # GPUs, in the largest cells that make them up
+    quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
 list between brackets needs quotes around host lists: `nodes: ["a-[1-8]", b1]`.
@@ -30,6 +31,7 @@ from skep.cells import hostlist
 from skep.cells.clustercheck import (
     NODES_MAX,
     PROBLEMS_MAX,
+    SIGNS,
     Paths,
     chain_problems,
     level_problems,
@@ -37,15 +39,27 @@ from skep.cells.clustercheck import (
     rest_problems,
 )
 from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep.wire.cluster import (
+    JOBS_MAX,
+    QUARANTINE,
+    Chain,
+    Cluster,
+    Level,
+    NodeCell,
+    Pin,
+    QuarantineRule,
+    Quota,
+    VirtualCluster,
+)
 from skep.wire.parse import kind_of, nearest
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 
 CLUSTER_VERSION = 1
 
-CLUSTER_KEYS = ("version", "chains", "pinned", "vcs")
+CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
+QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
 VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max")
 
 
@@ -166,7 +180,29 @@ class _Reader:
         vcs: dict[str, VirtualCluster] = {}
         for name, value in self.mapping(top.get("vcs"), "$.vcs", "virtual clusters").items():
             vcs[name] = self.vc(f"$.vcs.{name}", value, chains)
-        return Cluster(chains=chains, pins=pins, vcs=vcs)
+        rule = self.quarantine(top.get("quarantine"))
+        return Cluster(chains=chains, pins=pins, vcs=vcs, quarantine=rule)
+
+    def quarantine(self, value: Any) -> QuarantineRule:
+        """Return when GPUs are quarantined by rule; what is not given has its default."""
+        path, usual = "$.quarantine", QUARANTINE
+        tree = self.mapping(value, path, "an object")
+        self.keys(tree, QUARANTINE_KEYS, path)
+        numbers = {key: self.number(tree.get(key, getattr(usual, key)), f"{path}.{key}")
+                   for key in ("jobs", "within", "window")}  # fmt: skip
+        share, signs = tree.get("share", usual.share), tree.get("signs", list(usual.signs))
+        if type(share) not in (int, float):
+            self.wrong_type(f"{path}.share", "a number from 0 to 1", share)
+            share = usual.share
+        if not isinstance(signs, list) or not all(isinstance(one, str) for one in signs):
+            self.wrong_type(f"{path}.signs", f"a list of {', '.join(SIGNS)}", signs)
+            signs = []
+        rule = QuarantineRule(
+            **{key: getattr(usual, key) if told is None else told for key, told in numbers.items()},
+            share=float(share),
+            signs=tuple(signs),
+        )
+        return usual if rule == usual else rule
 
     # --- chains -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from skep.cells.hostlist import compress
 from skep.cells.levels import cells_by_level, gpus_by_level, gpus_per_node, level_names
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
+from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, QuarantineRule, VirtualCluster
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 PLAIN_HOSTS = re.compile(r"[A-Za-z][A-Za-z0-9_.\-,\[\]]*")
@@ -62,7 +62,14 @@ def to_yaml(cluster: Cluster, *, explain: bool = False) -> str:
     if cluster.vcs:
         lines.append("\nvcs:\n")
         lines += [f"  {_quoted(name)}: {_vc(vc)}\n" for name, vc in cluster.vcs.items()]
+    if cluster.quarantine != QuarantineRule():
+        lines.append(_quarantine(cluster.quarantine))
     return "".join(lines)
+
+
+def _quarantine(rule: QuarantineRule) -> str:
+    numbers = f"jobs: {rule.jobs}, within: {rule.within}, window: {rule.window}"
+    return f"\nquarantine: {{{numbers}, share: {rule.share!r}, signs: [{', '.join(rule.signs)}]}}\n"
 
 
 def cell_path(chain: Chain, pin: Pin) -> str:

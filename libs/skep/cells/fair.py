@@ -8,9 +8,11 @@ turn, and whoever has most per weight gives first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from skep.cells.chain import ChainState
+from skep.cells.fairgang import place_gang
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.pick import Loss, available, seize
 from skep.cells.place import Limit
@@ -31,24 +33,49 @@ def may_take(shares: Shares, request: Request, victims: Iterable[Hold]) -> bool:
     )
 
 
+def spare(shares: Shares, request: Request) -> dict[str, int]:
+    """Return how many GPUs each VC may have to give for a gang: as many as `may_take` allows."""
+    used, weight = shares[request.vc]
+    after = (used + sum(request.sizes)) / weight
+    left: dict[str, int] = {}
+    for vc, (theirs, heavy) in shares.items():
+        if vc != request.vc:
+            most = max(0, math.floor(theirs - after * heavy) + 1)
+            left[vc] = most if (theirs - most) / heavy >= after else max(0, most - 1)
+    return left
+
+
 def place_yielding(
     chain: ChainState, holds: Mapping[str, Hold], request: Request, shares: Shares, loss: Loss,
     limit: Limit, stoppable: Callable[[str], bool],
 ) -> Placement | None:  # fmt: skip
-    """Return a placement on one node for which jobs of tenants above their share are stopped.
+    """Return a placement for which jobs of tenants above their share are stopped.
 
-    A gang that needs several nodes waits for idle GPUs. Victims are those that lose least.
+    On one node if the gang fits there, else over several. Victims are those that lose least.
     """
-    shape, sizes = chain.topology, request.sizes
-    within = shape.level(request.within) if request.within and request.hard else shape.node_level
-    if sum(sizes) > shape.node_size or within is None:
-        return None
+    shape, left = chain.topology, spare(shares, request)
+    if not any(left.values()):
+        return None  # The usual answer, once everybody has his share.
     yielding = {
         hold.job
         for hold in holds.values()
         if hold.chain == shape.name and hold.priority == OPPORTUNISTIC and not hold.claims
-        and stoppable(hold.job) and may_take(shares, request, [hold])
+        and hold.gpus <= left.get(hold.vc, 0) and stoppable(hold.job)
     }  # fmt: skip
+    found = _on_one(chain, holds, request, shares, loss, limit, yielding)
+    if found is None and len(request.sizes) > 1:
+        found = place_gang(chain, holds, request, loss, limit, yielding, left)
+    return found
+
+
+def _on_one(
+    chain: ChainState, holds: Mapping[str, Hold], request: Request, shares: Shares, loss: Loss,
+    limit: Limit, yielding: set[str],
+) -> Placement | None:  # fmt: skip
+    shape, sizes = chain.topology, request.sizes
+    within = shape.level(request.within) if request.within and request.hard else shape.node_level
+    if sum(sizes) > shape.node_size or within is None:
+        return None
     nodes = dict.fromkeys(leaf // shape.node_size for job in sorted(yielding)
                           for spot in holds[job].spots for leaf in spot.leaves)  # fmt: skip
     best: tuple[float, Placement] | None = None

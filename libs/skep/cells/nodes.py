@@ -19,10 +19,14 @@ class Holding(msgspec.Struct, frozen=True):
     cpus: int
     memory: int
     port: int
+    suspended: bool = False
+    """It has given its GPUs to others, and is there all the same."""
 
     @property
     def devices(self) -> tuple[int, ...]:
         """Return every GPU of the node that the attempt holds."""
+        if self.suspended:
+            return ()
         return tuple(device for rank in self.member.devices for device in rank)
 
 
@@ -107,6 +111,11 @@ class NodeState:
         holding = self.holdings.pop(attempt)
         self.cpus_free += holding.cpus
         self.memory_free += holding.memory
+
+    def suspend(self, attempt: Attempt, *, suspended: bool) -> None:
+        """Note that an attempt has given back its GPUs, or has them again; the rest stays its."""
+        held = self.holdings[attempt]
+        self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
 
     def settled(self, order: int) -> int:
         """Return the highest order up to which this node has answered all, given the latest."""

@@ -26,8 +26,9 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.changes import Ask, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
-from skep.wire.codec import CancelRequest, Facts, Submission, Unreadable
+from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
     Admitted,
@@ -73,6 +74,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
     promised: dict[str, int]
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
+    last_asked: int = 0
 
 
 class ActiveKept(msgspec.Struct, frozen=True, tag="active-kept"):
@@ -120,6 +122,8 @@ class AdmissionMachine:
         """GPUs of each VC's unfinished guaranteed jobs together."""
         self.outstanding_jobs: dict[str, int] = {}
         self.last_sequence = 0
+        self.last_asked = 0
+        """The latest request for a change that was accepted, by its sequence in SUBMIT."""
         self._effects: list[Effect] = []
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
@@ -131,6 +135,8 @@ class AdmissionMachine:
                 self._submission(event)
             case CancelRequest():
                 self._cancellation(event)
+            case AskRequest():
+                self._ask(event)
             case Facts():
                 for fact in event.facts:
                     if isinstance(fact, JobEnded) and fact.job in self.active:
@@ -159,7 +165,8 @@ class AdmissionMachine:
         kept: list[Kept] = [
             AdmissionKept(epoch=self.epoch, last_sequence=self.last_sequence, vcs=self.vcs,
                           promised=self.promised, gpus=tuple(self.outstanding_gpus.items()),
-                          jobs=tuple(self.outstanding_jobs.items()))
+                          jobs=tuple(self.outstanding_jobs.items()),
+                          last_asked=self.last_asked)
         ]  # fmt: skip
         kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
@@ -174,6 +181,7 @@ class AdmissionMachine:
                 self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
                 self.vcs, self.promised = dict(kept.vcs), dict(kept.promised)
                 self.outstanding_gpus, self.outstanding_jobs = dict(kept.gpus), dict(kept.jobs)
+                self.last_asked = kept.last_asked
             case ActiveKept():
                 self.active.update(kept.jobs)
             case KeysKept():
@@ -206,6 +214,8 @@ class AdmissionMachine:
                 self._answered(fact.job, fact.vc, "")
             case CancelAsked():
                 self.active[fact.job].cancelling = True
+            case ChangeAsked():
+                self.last_asked = fact.number
             case JobOver():
                 self._count(self.active.pop(fact.job), -1)
             case _:
@@ -430,18 +440,47 @@ class AdmissionMachine:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return "", Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
                                suggestion='publish {"job": "j17"}')  # fmt: skip
-        if not isinstance(job, str) or (sequence := job_sequence(job)) is None:
+        if not isinstance(job, str) or job_sequence(job) is None:
             return "", Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                                suggestion='publish {"job": "j17"}')  # fmt: skip
+        return job, self._not_active(job, event.vc)
+
+    def _not_active(self, job: str, vc: str) -> Problem | None:
+        """Return why nothing can be asked of a job by a VC, or None if it is one of its own."""
         active = self.active.get(job)
-        if active is not None and active.vc == event.vc:
-            return job, None
-        if active is None and 0 < sequence <= self.last_sequence:
+        if active is not None and active.vc == vc:
+            return None
+        if active is None and 0 < (job_sequence(job) or 0) <= self.last_sequence:
             # Another tenant's finished job looks the same from here, which tells it nothing.
-            return job, Problem(path="$.job", reason=Reason.ALREADY_ENDED,
-                                text=f"{job} has already ended")  # fmt: skip
-        return job, Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
-                            text=f"`{event.vc}` has no job {job}")  # fmt: skip
+            return Problem(path="$.job", reason=Reason.ALREADY_ENDED,
+                           text=f"{job} has already ended")  # fmt: skip
+        return Problem(path="$.job", reason=Reason.UNKNOWN_JOB,
+                       text=f"`{vc}` has no job {job}")  # fmt: skip
+
+    def _ask(self, event: AskRequest) -> None:
+        """Pass a request for a change on to the allocator, or say why there is nothing to change.
+
+        One that is read again after a restart was passed on then.
+        """
+        parsed = parse_ask(event.raw)
+        job, problems = "", parsed if isinstance(parsed, list) else []
+        if not isinstance(parsed, list):
+            job, problem = parsed.job, self._change_problem(parsed, event.vc)
+            problems = [problem] if problem is not None else []
+            if problem is None and event.number > self.last_asked:
+                self._record(ChangeAsked(number=event.number, ask=parsed, at=event.at))
+        verdict = Verdict(job=job, accepted=not problems, problems=tuple(problems),
+                          reason=problems[0].reason if problems else None)  # fmt: skip
+        self._reply(event.reply, event.vc, verdict, "")
+
+    def _change_problem(self, ask: Ask, vc: str) -> Problem | None:
+        problem = self._not_active(ask.job, vc)
+        target = getattr(ask, "to", "")
+        if problem is None and target and target not in self.nodes:
+            known = sorted(self.nodes)
+            problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
+                              suggestion=nearest(target, known))  # fmt: skip
+        return problem
 
     def _added(self, joined: NodeJoined) -> None:
         gpus: dict[str, int] = {}

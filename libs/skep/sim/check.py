@@ -12,6 +12,10 @@
         never has more unfinished jobs than it may when one is admitted
     I9  the same key makes one job, and every verdict says what the log says
     I10 once faults end, everything ends within a bounded time
+    I12 every change of a running job that is begun ends, with all parts in one state, and every
+        request for one comes to one end; who is suspended without GPUs does not train
+    I13 a moved job trains at one place at a time: its successor once it was recorded to be the
+        job, with the whole state, and what it succeeds never again
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -38,8 +42,18 @@ from skep.wire.node import Outcome
 
 SOFT = {
     "AdmissionMachine": ("_effects",),
-    "AllocatorMachine": ("soft", "effects"),
-    "AgentMachine": ("_effects", "progress", "settled", "told", "unsure", "clearing", "report_at"),
+    "AllocatorMachine": ("soft", "effects", "key"),
+    "AgentMachine": (
+        "_effects",
+        "progress",
+        "settled",
+        "told",
+        "unsure",
+        "clearing",
+        "report_at",
+        "changes",
+        "used",
+    ),
 }
 """What each machine may forget in a crash."""
 
@@ -86,7 +100,7 @@ class Watch:
 
     def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
         """Start empty; `hosts` are the machines by identity."""
-        self.allocator = AllocatorModel(self._freed, self._cleared)
+        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands)
         self.admission = AdmissionModel(self.allocator)
         self.allocator.admission = self.admission
         self.logs = {
@@ -111,14 +125,48 @@ class Watch:
             again = earlier.boot == run.boot or earlier.live
             require(not again, "I4", f"{run.token} is executed twice")
         for other in host.live_runs():
-            shared = [device for device in run.devices if device in other.devices]
-            require(not shared, "I2", f"{run.token} and {other.token} on {host.identity} {shared}")
+            self._apart(host, run, other)
         self.runs[run.token] = run
         self.executions += 1
         if host.identity not in self.allocator.disowned:
             bind: BindJob = command.command
             held = self.allocator.holds(host.identity, bind, run.devices)
             require(held, "I4", f"{run.token} is executed, but its GPUs are not its own")
+
+    def resumed(self, host: Host, run: Run) -> None:
+        """Raise unless a suspended process may train on again."""
+        for other in host.live_runs():
+            if other is not run:
+                self._apart(host, run, other)
+        if host.identity not in self.allocator.disowned:
+            held = self.allocator.has(host.identity, run)
+            require(held, "I4", f"{run.token} goes on, but its GPUs are not its own")
+        self._alone(run)
+
+    def _alone(self, run: Run) -> None:
+        """Require that a moved job trains at one place: it had its state, the other stands."""
+        moved = self.allocator.moved
+        require((run.job, run.attempt) not in moved.values(), "I13",
+                f"{run.token} goes on after its job went on elsewhere")  # fmt: skip
+        if not run.awaits:
+            return
+        source = moved.get((run.job, run.attempt))
+        require(
+            source is not None and run.loaded > 0, "I13", f"{run.token} goes on before its turn"
+        )
+        others = [other.token for host in self._hosts.values() for other in host.live_runs()
+                  if (other.job, other.attempt) == source and not other.suspended]  # fmt: skip
+        require(not others, "I13", f"{run.token} goes on beside {others}")
+
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
+        return list(self._hosts.values())
+
+    @staticmethod
+    def _apart(host: Host, run: Run, other: Run) -> None:
+        shared = [device for device in run.devices
+                  if device in other.devices and not other.released]  # fmt: skip
+        require(not shared, "I2", f"{run.token} and {other.token} on {host.identity} {shared}")
 
     def _freed(self, member: Member, job: str, attempt: int) -> None:
         host = self._hosts[member.identity]
@@ -131,6 +179,12 @@ class Watch:
             for i in range(len(member.devices)):
                 run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
                 require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
+
+    def _stands(self, member: Member, job: str, attempt: int) -> None:
+        trains = [run.token for run in self._hosts[member.identity].live_runs()
+                  if run.job == job and run.attempt == attempt and not run.released]  # fmt: skip
+        require(not trains or member.identity in self.allocator.disowned, "I2",
+                f"{member.node} is said to be free of {trains}")  # fmt: skip
 
     def _cleared(self, identity: str) -> None:
         alive = [run.token for run in self._hosts[identity].live_runs()]

@@ -9,11 +9,24 @@ import msgspec
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.sim.processes import Run
+from skep.wire.changes import (
+    AskOver,
+    AskTaken,
+    ChangeAsked,
+    Goal,
+    GpusRegained,
+    JobChanged,
+    JobChanging,
+    MemberAnswered,
+    Result,
+)
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     End,
@@ -42,7 +55,8 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
-from skep.wire.node import Outcome
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
@@ -73,6 +87,7 @@ class AdmissionModel:
         self.answers: dict[str, Admitted | Refused | Repeated] = {}
         self.cancelled: dict[str, None] = {}
         self.over: dict[str, None] = {}
+        self.asks: dict[int, ChangeAsked] = {}
         self.nodes: dict[str, NodeSeen] = {}
         self.vcs: dict[str, VirtualCluster] = {}
         self.keys: dict[tuple[str, str], str] = {}
@@ -89,6 +104,9 @@ class AdmissionModel:
                     require(admitted, "I1", f"{fact.job} is cancelled but was not admitted")
                     require(fact.job not in self.cancelled, "I1", f"{fact.job} cancelled twice")
                     self.cancelled[fact.job] = None
+                case ChangeAsked():
+                    require(fact.number not in self.asks, "I1", f"{fact} is asked twice")
+                    self.asks[fact.number] = fact
                 case JobOver():
                     require(fact.job in self._allocator.ended, "I1", f"{fact.job} is not over")
                     require(fact.job not in self.over, "I1", f"{fact.job} is over twice")
@@ -126,6 +144,7 @@ class ModelJob(msgspec.Struct):
     spec: JobSpec
     queued: bool = True
     attempt: int = 0
+    spent: int = 0
     order: int = 0
     members: dict[str, Member] = {}
     gone: dict[str, MemberGone] = {}
@@ -133,6 +152,9 @@ class ModelJob(msgspec.Struct):
     stopping: Reason | None = None
     claims: bool = False
     guaranteed: bool = False
+    suspended: bool = False
+    changing: JobChanging | None = None
+    answers: dict[str, MemberAnswered] = {}
 
 
 class ModelNode(msgspec.Struct):
@@ -148,14 +170,18 @@ class AllocatorModel:
     """What the allocator's log says.
 
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
-    are alive there; `cleared` before a machine that has its name anew counts as clean.
+    are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
+    before the GPUs of a suspended attempt count as free.
     """
 
     admission: AdmissionModel
     """What was admitted."""
 
     def __init__(
-        self, freed: Callable[[Member, str, int], None], cleared: Callable[[str], None]
+        self,
+        freed: Callable[[Member, str, int], None],
+        cleared: Callable[[str], None],
+        stands: Callable[[Member, str, int], None],
     ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
@@ -169,10 +195,19 @@ class AllocatorModel:
         """Machines whose name was given to another, until it is theirs again and they are clean."""
         self.hopeless: dict[str, None] = {}
         """Jobs that no cell can hold as things are: somebody has to cancel them."""
+        self.released: dict[Key, None] = {}
+        """Attempts that, suspended, hold no GPUs."""
+        self.asked: dict[int, None] = {}
+        """Requests for changes that were taken, by number."""
+        self.answered: dict[int, None] = {}
+        self.moved: dict[Key, Key] = {}
+        """What took over from what."""
+        self.successors: dict[str, SuccessorBound] = {}
         self.order = 0
         self.attempts = 0
         self._freed = freed
         self._cleared = cleared
+        self._stands = stands
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
@@ -183,13 +218,9 @@ class AllocatorModel:
                 case GhostGone():
                     self._ghost_gone(fact, facts[index + 1 :])
                 case CellsSet():
-                    self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
-                    self.hopeless.clear()
-                    for fate in fact.fates:
-                        if fate.fate == "demoted" and fate.job in self.jobs:
-                            self.jobs[fate.job].guaranteed = False
-                    for vc in self.quotas:
-                        self._within_quota(vc)
+                    self._cells(fact)
+                case CellsAlarm():
+                    require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
                 case JobWaits():
                     if fact.aside:
                         self.hopeless[fact.job] = None
@@ -225,8 +256,23 @@ class AllocatorModel:
                     self._over(fact).queued = True
                 case JobEnded():
                     self._ended(fact)
+                case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
+                    self._change(fact)
+                case AskTaken() | AskOver():
+                    self._asked(fact)
+                case SuccessorBound() | JobMoved() | SuccessorDropped():
+                    self._move(fact)
                 case _:
                     pass  # Why a job waits changes nothing.
+
+    def _cells(self, fact: CellsSet) -> None:
+        self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
+        self.hopeless.clear()
+        for fate in fact.fates:
+            if fate.fate == "demoted" and fate.job in self.jobs:
+                self.jobs[fate.job].guaranteed = False
+        for vc in self.quotas:
+            self._within_quota(vc)
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
@@ -272,7 +318,8 @@ class AllocatorModel:
     def _bound(self, fact: JobBound) -> None:
         job, name = self._job(fact.job), fact.job
         require(job.queued, "I1", f"{name} is bound twice")
-        require(fact.attempt == job.attempt + 1, "I1", f"{name}: attempt {fact.attempt} again")
+        require(fact.attempt > job.spent, "I1", f"{name}: attempt {fact.attempt} again")
+        job.spent = fact.attempt
         self._next_order(fact.order)
         self.attempts += 1
         wanted = job.spec.resources
@@ -291,6 +338,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
+        job.suspended = False
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)
@@ -337,6 +385,7 @@ class AllocatorModel:
         job = self._attempt(fact.job, fact.attempt)
         require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
         self._next_order(fact.order)
+        require(job.changing is None, "I12", f"{fact.job} is stopped in the middle of a change")
         job.stopping = fact.why
         job.guaranteed = False  # Its cells are its VC's again; whoever gets them waits for it.
         if fact.why is Reason.TIME_LIMIT:
@@ -364,7 +413,7 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in _gpus(member):
+        for gpu in () if (job, attempt) in self.released else _gpus(member):
             require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
             del self.gpus[gpu]
         if member.identity not in self.disowned:
@@ -374,6 +423,8 @@ class AllocatorModel:
         job = self._job(fact.job)
         left = [node for node in job.members if node not in job.gone]
         require(job.queued or not left, "I3", f"{fact.job} is over but for {left}")
+        require(job.changing is None, "I12", f"{fact.job} is over in the middle of a change")
+        require(fact.job not in self.successors, "I13", f"{fact.job} is over, its successor not")
         return job
 
     def _ended(self, fact: JobEnded) -> None:
@@ -386,6 +437,96 @@ class AllocatorModel:
         self.ended[fact.job] = fact
         del self.jobs[fact.job]
         self.hopeless.pop(fact.job, None)
+
+    def _change(self, fact: JobChanging | MemberAnswered | JobChanged | GpusRegained) -> None:
+        job, name = self._attempt(fact.job, fact.attempt), fact.job
+        require(job.stopping is None, "I12", f"{name} is changed while it is stopped")
+        members = [member for node, member in job.members.items() if node not in job.gone]
+        match fact:
+            case JobChanging(goal=goal):
+                same = job.changing is None or job.changing.goal is goal
+                require(same, "I12", f"{name}: two changes are open")
+                held = (
+                    job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
+                )
+                require(not held, "I12", f"{name} is resumed without GPUs")
+                self._next_order(fact.order)
+                job.changing, job.answers = fact, {}
+            case MemberAnswered(node=node):
+                open_change = job.changing is not None and job.changing.order == fact.order
+                require(open_change and node not in job.answers, "I12", f"{name}: {fact}")
+                job.answers[node] = fact
+            case JobChanged():
+                require(job.changing is not None, "I12", f"{name}: no change was open")
+                if fact.result is Result.DONE:
+                    self._changed(job, fact, members)
+                job.changing = None
+            case GpusRegained():
+                require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
+                del self.released[name, fact.attempt]
+                for gpu in (gpu for member in members for gpu in _gpus(member)):
+                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
+                    self.gpus[gpu] = name, fact.attempt
+
+    def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
+        name, job = fact.job, self._job(fact.job)
+        self._next_order(fact.order)
+        if isinstance(fact, SuccessorBound):
+            free = not job.queued and job.stopping is None and name not in self.successors
+            require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
+            job.spent = fact.attempt
+            self.successors[name] = fact
+            for member in fact.members:
+                for gpu in _gpus(member):
+                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
+                    self.gpus[gpu] = name, fact.attempt
+            return
+        successor = self.successors.pop(name, None)
+        if successor is None or successor.attempt != fact.attempt:
+            invariant = "I13"
+            raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
+        left, attempt = list(successor.members), fact.attempt
+        if isinstance(fact, JobMoved):
+            require(job.stopping is None, "I13", f"{name} moves while it is stopped")
+            left = [member for node, member in job.members.items() if node not in job.gone]
+            attempt = job.attempt
+            self.moved[name, fact.attempt] = name, attempt
+            job.attempt = fact.attempt
+            job.members = {member.node: member for member in successor.members}
+            job.gone, job.ran = {}, dict.fromkeys(job.members)
+            job.guaranteed = any(level for one in successor.members for level in one.levels)
+        for member in left:
+            self.ghosts[member.node, name, attempt] = member
+
+    def _asked(self, fact: AskTaken | AskOver) -> None:
+        known = self.answered if isinstance(fact, AskOver) else self.asked
+        require(fact.number not in known, "I12", f"{fact} was said before")
+        self.asked[fact.number] = known[fact.number] = None
+
+    def _changed(self, job: ModelJob, fact: JobChanged, members: list[Member]) -> None:
+        told = [job.answers.get(member.node) for member in members]
+        whole = all(one is not None and one.manner is not Manner.UNCHANGED for one in told)
+        undone = job.changing is not None and job.changing.undoing
+        require(whole and not undone, "I12", f"{fact.job}: {fact.goal} is done without {told}")
+        if fact.goal is Goal.SUSPEND:
+            steps = {one.step for one in told if one is not None and one.manner is Manner.BOUNDARY}
+            common = len(steps) <= 1 or job.suspended
+            require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
+            job.suspended = True
+            if fact.released:
+                for member in members:
+                    self._stands(member, fact.job, fact.attempt)
+                    for gpu in _gpus(member):
+                        del self.gpus[gpu]
+                self.released[fact.job, fact.attempt] = None
+                job.guaranteed = False
+        elif fact.goal is Goal.RESUME:
+            job.suspended = False
+
+    def has(self, identity: str, run: Run) -> bool:
+        """Return whether a run's attempt holds its GPUs."""
+        key = run.job, run.attempt
+        return all(self.gpus.get((identity, device)) == key for device in run.devices)
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""

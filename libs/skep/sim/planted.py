@@ -19,14 +19,23 @@ from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
-from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.allocator import (
+    AllocatorMachine,
+    cellwork,
+    changes,
+    changing,
+    dispatch,
+    moving,
+)
 from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
 from skep.sim.driver import Process
 from skep.sim.history import run_seed
 from skep.sim.world import Settings
 from skep.wire import codec
+from skep.wire.changes import MemberAnswered
 from skep.wire.facts import MemberGone, StopTaken
+from skep.wire.node import Manner
 
 SEEDS_MAX = 60
 """Within how many histories a planted bug must show."""
@@ -103,6 +112,34 @@ def _idle_whoever_claims(self: ChainState, leaf: int) -> bool:
     return self.user[leaf] is None and leaf not in self.bad
 
 
+def _owes_once(machine: Any, job: Any, node: Any, epoch: int) -> Any:
+    told = _owed(machine, job, node, epoch)
+    if told is None or told.order in _told_once:
+        return None
+    _told_once[told.order] = None
+    return told
+
+
+def _refuses_nothing(_told: Any) -> dict[str, str]:
+    return {}
+
+
+def _any_home(machine: Any, job: Any) -> str:
+    return str(job.chain) if job.chain in machine.cells.chains else ""
+
+
+def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
+    _move(machine, job, successor, now)
+    if job.change is not None and job.change.answers:
+        successor.loaded = successor.loaded or dict.fromkeys(successor.members, 1)
+        for name, answer in job.change.answers.items():
+            if answer is None:
+                told = MemberAnswered(job=job.job, attempt=job.attempt, node=name,
+                                      order=job.change.order, manner=Manner.BOUNDARY)  # fmt: skip
+                machine.record(told)
+    moving.conclude(machine, job, now)
+
+
 def _does_nothing(*_: Any) -> None:
     """Stand where something should be done."""
 
@@ -111,6 +148,9 @@ _append_next, _read = Process._append_next, Process.read
 _answered, _record = AdmissionMachine._answered, AllocatorMachine.record
 _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
+
+_owed, _move = changes.owed, moving._move
+_told_once: dict[int, None] = {}
 
 PLANTS = (
     Plant("publish before durable", Process, "_append_next", _publishes_first, ("I2", "I4", "I9")),
@@ -136,6 +176,15 @@ PLANTS = (
     Plant("claimed GPUs count as idle", ChainState, "idle", _idle_whoever_claims, ("I0", "I2")),
     Plant("cells stay bound when nobody uses them", ChainState, "_unused", _does_nothing,
           ("I0",)),
+    Plant("a change is told once and never again", changes, "owed", _owes_once, ("I10",)),
+    Plant("a part that refused counts as suspended", changing, "_refusals", _refuses_nothing,
+          ("I12",)),
+    Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
+          ("I0", "I2", "I12")),
+    Plant("a job moves before its successor has its state", moving, "_move", _commits_early,
+          ("I0", "I13")),
+    Plant("a successor that is given up is forgotten", dispatch, "drop", _does_nothing,
+          ("I0", "I13")),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 

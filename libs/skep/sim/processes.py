@@ -2,12 +2,12 @@
 
 What a process does is written in its command line, so that a job behaves alike on every node:
 
-    job KIND MILLISECONDS
+    job KIND MILLISECONDS [TIER]
 
 `ok` exits with 0 after about so long, `fail` with 1, `flaky` with either, `signal` is killed by
 one, `stubborn` is `ok` but ignores SIGTERM, `polite` exits with 0 on SIGTERM, `endless` does not
-end by itself, `absent` does not exist. Requests of one agent are carried out in order; answers come
-when they come.
+end by itself, `absent` does not exist. `ranks` tells what a TIER can do. Requests of one agent are
+carried out in order; answers come when they come.
 """
 
 from __future__ import annotations
@@ -33,17 +33,30 @@ from skep.units import Instant
 from skep.wire.node import Gpu, NodeJoined
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+from skep.wire.talk import Answer, Told
 
 UNSYNCED = 5 * SECOND
 """How far back a power failure reaches: what the runtime noted since may be forgotten."""
 
 STATS_EVERY = 2 * SECOND
+STEP = 10 * MILLISECOND
+"""How long a mini-batch takes, of every job: they are counted from the beginning of time."""
+BEGAN = 1_600_000_000 * SECOND
+"""Before any history."""
 
 KINDS = ("ok", "fail", "flaky", "signal", "stubborn", "polite", "absent", "endless")
 
 
 class Keeper(Protocol):
-    """Who is asked before a process is executed, and told when one is gone."""
+    """Who is asked before a process is executed or goes on."""
+
+    def resumed(self, host: Host, run: Run) -> None:
+        """Raise if the run must not train here."""
+        ...
+
+    def all_hosts(self) -> list[Host]:
+        """Return every machine."""
+        ...
 
     def executed(self, host: Host, command: StartRank, run: Run) -> None:
         """Raise if the run must not be executed here."""
@@ -81,11 +94,46 @@ class Run(msgspec.Struct):
     asked: bool = False
     seen: bool = True
     """Whether the runtime that started it still lives: only that one sees exit codes."""
+    rank: int = 0
+    tier: str = "opaque"
+    standing: bool = False
+    """It waits between two mini-batches."""
+    frozen: bool = False
+    stood_at: int = 0
+    """Since when it does not train, 0 while it does."""
+    released: bool = False
+    order: int = 0
+    """The latest order it has taken."""
+    said: Answer | None = None
+    unheard: list[Told] = []
+    """What it was told while it was frozen."""
+    begun: bool = False
+    """A successor that has been told to train."""
+    awaits: str = ""
+    """The secret of whoever may send it its state; it does not train before it is resumed."""
+    loaded: int = 0
+    """The mini-batch as of which it has its state."""
+    due: int | None = None
+    """The status with which it would have ended meanwhile."""
+
+    @property
+    def suspended(self) -> bool:
+        """Return whether it does not train."""
+        return self.stood_at > 0
+
+    def step(self, now: int) -> int:
+        """Return the mini-batch after which it stands, or that it has just made."""
+        return step_at(self.stood_at or now)
 
     @property
     def live(self) -> bool:
         """Return whether it runs."""
         return self.ended_at is None
+
+
+def step_at(now: int) -> int:
+    """Return the mini-batch that every job has just made at an instant."""
+    return (now - BEGAN) // STEP
 
 
 class Host:
@@ -110,6 +158,10 @@ class Host:
         self.boot = 1
         self.slow_until = 0
         self._timeline, self._rng, self._story, self._keeper = timeline, rng, story, keeper
+        self.others: Callable[[Host, Listener, Any], None] = _unknown
+        """Carries out what is not about starting and ending processes."""
+        self.greeted: Callable[[Host, Run], None] = _silent
+        """Has a rank say hello."""
         self._agent: Listener | None = None
         self._told: dict[str, None] = {}
         self._free_at = 0
@@ -161,7 +213,9 @@ class Host:
         self._agent = agent
         self._told = {}
         for run in list(self.runs.values()):
-            if not run.live:
+            if run.live:
+                self._timeline.after(self._pause(), self.greeted, self, run)
+            else:
                 self._tell_end(run)
 
     def request(self, agent: Listener, command: Any) -> None:
@@ -194,7 +248,69 @@ class Host:
                              for run in self.runs.values())  # fmt: skip
                 self._answer(agent, RunsListed(runs))
             case _:
-                raise AssertionError(command)
+                self.others(self, agent, command)
+
+    def later(self, delay: int, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something on this machine after a while."""
+        self._timeline.after(delay, do, *arguments)
+
+    @property
+    def now(self) -> int:
+        """Return the time."""
+        return self._timeline.now
+
+    def chance(self) -> float:
+        """Return a random number from 0 to 1."""
+        return self._rng.random()
+
+    def stand(self, run: Run) -> None:
+        """Have a rank wait between two mini-batches."""
+        run.stood_at = run.stood_at or self._timeline.now
+        run.standing = True
+
+    def freeze(self, run: Run) -> None:
+        """Freeze a process tree wherever it is."""
+        run.stood_at = run.stood_at or self._timeline.now
+        run.frozen = True
+
+    def thaw(self, run: Run) -> None:
+        """Let a process tree go on; a rank that stands goes on standing."""
+        run.frozen = False
+        if not run.standing and not (run.awaits and not run.begun):
+            self._trains(run)
+
+    def go_on(self, run: Run) -> None:
+        """Have a rank train on."""
+        run.standing, run.released, run.begun = False, False, True
+        self._trains(run)
+
+    def _trains(self, run: Run) -> None:
+        self._keeper.resumed(self, run)
+        run.stood_at = 0
+        if run.due is not None:
+            status, run.due = run.due, None
+            self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
+
+    def others_and_self(self) -> list[Host]:
+        """Return every machine."""
+        return self._keeper.all_hosts()
+
+    def say(self, event: Any) -> None:
+        """Have a rank say something to the agent, if one is connected."""
+        if self._agent is not None:
+            self._answer(self._agent, event)
+
+    def tell(self, agent: Listener, event: Any) -> None:
+        """Tell the agent something, if it still is the one that is connected."""
+        if self._agent is agent:
+            self._answer(agent, event)
+
+    def _finishes(self, run: Run, code: int) -> None:
+        """End a run by itself, or once it goes on."""
+        if run.suspended:
+            run.due = code
+        else:
+            self._ends(run, code)
 
     def _answer(self, agent: Listener, event: Any) -> None:
         self._timeline.after(self._pause(), agent.enter, agent.put, event)
@@ -208,21 +324,24 @@ class Host:
         bind, plan = command.command, command.plan
         if plan.rank == 0 and bind.world > 1 and self._rng.random() < 0.03:
             return RunNotStarted(command.token, f"{PORT_BUSY}port {bind.master_port} is taken")
-        _, kind, milliseconds = bind.argv
+        _, kind, milliseconds, *tier = bind.argv
         if kind == "absent":
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1
         run = Run(token=command.token, job=bind.job, attempt=bind.attempt, kind=kind,
-                  devices=plan.devices, pid=self._pids, boot=self.boot,
+                  devices=plan.devices, rank=plan.rank, tier="".join(tier), pid=self._pids, boot=self.boot,
                   started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
+        if bind.awaits:
+            run.stood_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
+        self._timeline.after(int(self._rng.random() * SECOND), self.greeted, self, run)
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))
         if kind != "endless":
-            self._timeline.after(length, self._ends, run, self._status(kind))
-        if length > STATS_EVERY and plan.rank % 2 == 0:
-            self._timeline.after(STATS_EVERY, self._stats, run, plan.rank, 1)
+            self._timeline.after(length, self._finishes, run, self._status(kind))
+        if length > STATS_EVERY:
+            self._timeline.after(SECOND // 5, self._stats, run, plan.rank)
         return self._started(run)
 
     def _status(self, kind: str) -> int:
@@ -236,15 +355,16 @@ class Host:
             case _:
                 return 0
 
-    def _stats(self, run: Run, rank: int, steps: int) -> None:
+    def _stats(self, run: Run, rank: int) -> None:
         if not run.live:
             return
-        if self._agent is not None and not self._agent.dead:
+        if self._agent is not None and not self._agent.dead and not run.suspended:
             at = Instant(self._timeline.now + self.skew)
-            progress = RankProgress(rank=rank, steps=steps, step_ns=STATS_EVERY, last_step_at=at)
+            progress = RankProgress(rank=rank, steps=run.step(self._timeline.now), step_ns=STEP,
+                                    last_step_at=at)  # fmt: skip
             stats = RankStats(run.job, run.attempt, progress)
             self._agent.enter(self._agent.put, stats)
-        self._timeline.after(STATS_EVERY, self._stats, run, rank, steps + 1)
+        self._timeline.after(STATS_EVERY, self._stats, run, rank)
 
     def _stop(self, token: str, grace_s: float) -> None:
         run = self.runs.get(token)
@@ -275,8 +395,18 @@ class Host:
             self._answer(agent, self._exited(run))
 
     def _started(self, run: Run) -> RunStarted:
-        return RunStarted(run.token, run.pid, 1, Instant(run.started_at + self.skew))
+        at = Instant(run.started_at + self.skew)
+        return RunStarted(run.token, run.pid, 1, at, frozen=run.frozen)
 
     def _exited(self, run: Run) -> RunExited:
         assert run.ended_at is not None, run.token
         return RunExited(run.token, run.code, Instant(run.ended_at + self.skew), asked=run.asked)
+
+
+def _unknown(host: Host, agent: Listener, command: Any) -> None:
+    del host, agent
+    raise AssertionError(command)
+
+
+def _silent(host: Host, run: Run) -> None:
+    """Have a rank that says nothing."""

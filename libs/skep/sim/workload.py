@@ -26,9 +26,14 @@ from skep.wire.verdict import Verdict
 VCS = ("nlp", "vision", "lab")
 KIND_WEIGHTS = (10, 2, 2, 1, 2, 2, 1, 2)
 LENGTHS_MS = (100, 1_000, 5_000, 15_000)
+LATEST = 8
+"""Changes are also asked of the latest jobs, which may not run yet."""
+WAKE_EVERY = 5 * SECOND
 LONG_MS = 45_000
 """Longer than a silent node's jobs are waited for; for few jobs, as everything waits for them."""
 
+CHANGES = ("suspend", "suspend", "suspend", "resume", "checkpoint", "migrate", "migrate")
+TIERS = ("moves", "moves", "opaque", "resident", "releases", "releases", "stores", "both", "fails")
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 assert len(KIND_WEIGHTS) == len(KINDS)
@@ -64,7 +69,11 @@ class People:
         """Submissions still to be made."""
         self._network, self._timeline, self._rng, self._story = network, timeline, rng, story
         self._nodes = nodes
+        self.running: Callable[[], list[tuple[str, str]]] = list
+        """What tenants are shown: jobs that run, each with its VC."""
         self._admin_keys = 0
+        self._asks = 0
+        self._woken: dict[str, int] = {}
         self._changes: deque[tuple[str, bytes]] = deque()
         self._drained: dict[str, None] = {}
         self._quarantined: dict[tuple[str, int], None] = {}
@@ -103,10 +112,12 @@ class People:
 
     def _act(self) -> None:
         roll = self._rng.random()
-        if roll < 0.68:
+        if roll < 0.58:
             if self.left:
                 self.left -= 1
                 self.submit()
+        elif roll < 0.78:
+            self._change()
         elif roll < 0.84:
             self._cancel()
         elif roll < 0.89:
@@ -175,7 +186,7 @@ class People:
         return {
             "name": f"job-{len(self.submissions)}",
             "vc": vc,
-            "command": ["job", kind, str(length)],
+            "command": ["job", kind, str(length), rng.choice(TIERS)],
             "resources": resources,
             "limits": limits,
             "priority": rng.choice((0, 0, 0, 5)),
@@ -226,6 +237,37 @@ class People:
             headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
             raw = codec.encode({"job": job})
             self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
+
+    def _change(self) -> None:
+        """Ask for changes of a job, mostly one that runs, now and then for two that cross."""
+        acked = [(each.job, each.vc) for each in self.submissions if each.job][-LATEST:]
+        shown = self.running()
+        jobs = shown if shown and self._rng.random() < 0.8 else acked
+        if not jobs:
+            return
+        job, vc = self._rng.choice(jobs)
+        for _ in range(self._rng.choice((1, 1, 2))):
+            ask = self._rng.choice(CHANGES)
+            tree: dict[str, Any] = {"ask": ask, "job": job}
+            if ask == "suspend" and self._rng.random() < 0.5:
+                tree["release"] = True
+            if ask == "migrate" and self._rng.random() < 0.3:
+                tree["to"] = self._rng.choice(self._nodes)
+            if self._rng.random() < 0.03:
+                tree["realease"] = True
+            self._ask(vc, tree)
+
+    def wake(self, job: str, vc: str) -> None:
+        """Ask for a suspended job's return, every few seconds."""
+        if self._timeline.now - self._woken.get(job, 0) > WAKE_EVERY:
+            self._woken[job] = self._timeline.now
+            self._ask(vc, {"ask": "resume", "job": job})
+
+    def _ask(self, vc: str, tree: dict[str, Any]) -> None:
+        self._asks += 1
+        headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.ask",
+                   subjects.KEY_HEADER: f"ask-{self._asks}"}  # fmt: skip
+        self._network.publish(self, subjects.ask(vc), codec.encode(tree), headers, _ignore)
 
     def _drain(self) -> None:
         node = self._rng.choice(self._nodes)

@@ -22,6 +22,7 @@ from skep.sim.logs import FactLog
 from skep.sim.model import require
 from skep.sim.network import Network
 from skep.sim.processes import Host
+from skep.sim.ranks import greet, serve
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
@@ -70,6 +71,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
         self.people = People(self.network, self.timeline, rng, self.story, self.nodes)
+        self.people.running = self._running
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
@@ -112,7 +114,7 @@ class World:
         """Add a machine that calls itself `node`, and start its agent."""
         identity = f"{node}-{len(self.hosts) + 1}"
         host = Host(node, identity, gpus, self.timeline, self.rng, self.story, self.watch)
-        host.skew = skew
+        host.skew, host.others, host.greeted = skew, serve, greet
         self.hosts[identity] = host
         log = FactLog("agent", self.watch.log_of(identity), fenced=True)
         self.start(self._add(Role(f"agent:{identity}", log, self.patience, host)))
@@ -125,6 +127,11 @@ class World:
     def agents(self) -> list[Role]:
         """Return the agents that should run."""
         return [role for role in self.roles.values() if role.host is not None and role.wanted]
+
+    def _running(self) -> list[tuple[str, str]]:
+        jobs = self.watch.allocator.jobs.items()
+        return [(name, job.spec.vc) for name, job in jobs
+                if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -233,11 +240,20 @@ class World:
                 return f"{job} has no verdict"
         for job, answer in answers.items():
             if isinstance(answer, Admitted) and job not in ended:
-                for each in watch.allocator.hopeless:
-                    self.people.give_up(each, watch.allocator.jobs[each].spec.vc)
+                for hopeless in watch.allocator.hopeless:
+                    self.people.give_up(hopeless, watch.allocator.jobs[hopeless].spec.vc)
+                for name, each in watch.allocator.jobs.items():
+                    if each.suspended:
+                        self.people.wake(name, each.spec.vc)
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
+        lost = [number for number in watch.admission.asks
+                if number not in watch.allocator.answered]  # fmt: skip
+        if lost:
+            return f"requests without an end: {lost}"
+        if watch.allocator.successors:
+            return f"successors wait: {list(watch.allocator.successors)}"
         if watch.allocator.gpus:
             return f"GPUs are held: {watch.allocator.gpus}"
         return self._nodes_pending()

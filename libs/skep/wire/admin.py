@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skep.ids import is_token
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, VirtualCluster
+from skep.wire.cluster import (
+    JOBS_MAX,
+    QUARANTINE,
+    Chain,
+    Cluster,
+    Pin,
+    QuarantineRule,
+    VirtualCluster,
+)
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
@@ -23,11 +31,13 @@ class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
     vcs: dict[str, VirtualCluster]
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
+    quarantine: QuarantineRule = QUARANTINE
 
     @property
     def cluster(self) -> Cluster:
         """Return what is asked for, as a cluster file says it."""
-        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins)
+        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins,
+                       quarantine=self.quarantine)  # fmt: skip
 
 
 def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:

@@ -84,6 +84,26 @@ class VirtualCluster(_Part, frozen=True):
     jobs_max: int = JOBS_MAX
 
 
+class QuarantineRule(_Part, frozen=True):
+    """When a GPU is quarantined without anybody asking for it.
+
+    When so many `jobs` (0: never) failed on it within so many seconds of their start, in one of
+    the ways in `signs` (signal, not-started, exit), and ran elsewhere for longer than that or to
+    their end, all within a `window` of so many seconds. At most a `share` of a chain's GPUs is
+    quarantined by this rule at one time, or one GPU (0: none).
+    """
+
+    jobs: int = 3
+    within: int = 300
+    window: int = 86_400
+    share: float = 0.1
+    signs: tuple[str, ...] = ("signal", "not-started")
+
+
+QUARANTINE = QuarantineRule()
+"""What holds unless it is said otherwise: one object, so that messages leave it out."""
+
+
 class Cluster(_Part, frozen=True):
     """The whole: chains and pins by name, virtual clusters by name.
 
@@ -93,3 +113,4 @@ class Cluster(_Part, frozen=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     vcs: dict[str, VirtualCluster] = {}
+    quarantine: QuarantineRule = QUARANTINE

@@ -56,6 +56,16 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
     reply: str = ""
 
 
+class AskRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody asked for a change of a running job; `number` is the request's place in SUBMIT."""
+
+    vc: str
+    raw: bytes
+    at: Instant
+    number: int
+    reply: str = ""
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Another service's record, as far as a follower cares: its facts, in order."""
 
@@ -92,6 +102,9 @@ def read(
         case "cancel":
             return CancelRequest(vc=parsed.first, raw=payload, at=at,
                                  reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+        case "ask":
+            return AskRequest(vc=parsed.first, raw=payload, at=at, number=sequence,
+                              reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
         case "fact":
             return _facts(parsed.first, subject, payload)
         case _:

@@ -7,6 +7,8 @@ answered, so the agent need not remember floors at or below it one by one.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from skep.wire.message import Message
 
 AGENT_PYTHON = "@python"
@@ -95,6 +97,13 @@ class ClearNode(Message, frozen=True, tag="clear-node"):
     identity: str
 
 
+class Hold(StrEnum):
+    """On whose behalf a part is suspended: it goes on once nobody holds it any more."""
+
+    SCHEDULER = "scheduler"
+    USER = "user"
+
+
 class Suspend(Message, frozen=True, tag="suspend"):
     """Stop after mini-batch `step` (0: each rank after the one it is in), and wait.
 
@@ -104,12 +113,17 @@ class Suspend(Message, frozen=True, tag="suspend"):
 
     release: bool = False
     step: int = 0
+    hold: Hold = Hold.SCHEDULER
 
 
 class Resume(Message, frozen=True, tag="resume"):
-    """Go on where the job was suspended, or would have been: on the devices of `ranks`, if any."""
+    """Go on where the job was suspended, or would have been: on the devices of `ranks`, if any.
+
+    This ends one hold; while there is another, the part stays suspended and says so (unchanged).
+    """
 
     ranks: tuple[RankPlan, ...] = ()
+    hold: Hold = Hold.SCHEDULER
 
 
 class Checkpoint(Message, frozen=True, tag="checkpoint"):

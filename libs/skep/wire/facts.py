@@ -5,10 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
+from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
+from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads facts finds it here
 from skep.wire.message import Message
+from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, NodeJoined, Outcome
+from skep.wire.part_facts import (
+    ChangeTaken,
+    ChangeTried,
+    PartChanged,
+    PartKnown,
+    PartLoaded,
+    PartReady,
+    RankJoins,
+)
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
 
@@ -98,6 +110,7 @@ AdmissionFact = (
     | Repeated
     | CancelAsked
     | JobOver
+    | ChangeAsked
 )
 
 # --- allocator -----------------------------------------------------------------------------
@@ -109,20 +122,6 @@ class End(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-
-
-class Member(Message, frozen=True):
-    """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`.
-
-    `levels[i]` is the level of the VC's cell that covers them (1 is one GPU); 0, or without
-    `levels`, none does: the rank runs opportunistically.
-    """
-
-    node: str
-    identity: str
-    first_rank: int
-    devices: tuple[tuple[int, ...], ...]
-    levels: tuple[int, ...] = ()
 
 
 class JobFate(Message, frozen=True):
@@ -192,6 +191,23 @@ class JobPromoted(Message, frozen=True, tag="job-promoted"):
     job: str
     attempt: int
     levels: tuple[int, ...]
+
+
+class CellsAlarm(Message, frozen=True, tag="cells-alarm"):
+    """An invariant of the cells does not hold (`over`: it holds again): a bug, or bad memory.
+
+    `where` is a cell, a node, a level or a VC of `chain`, `vcs` whom it concerns. `story` are the
+    latest facts about any of them, oldest first, each cut short.
+    """
+
+    rule: Reason
+    chain: str
+    where: str
+    vcs: tuple[str, ...]
+    text: str
+    at: Instant
+    story: tuple[str, ...] = ()
+    over: bool = False
 
 
 class GpuQuarantined(Message, frozen=True, tag="gpu-quarantined"):
@@ -369,6 +385,7 @@ AllocatorFact = (
     | ReservationDropped
     | JobDemoted
     | JobPromoted
+    | CellsAlarm
     | GpuQuarantined
     | NodeAdded
     | NodeDrained
@@ -386,6 +403,8 @@ AllocatorFact = (
     | JobRequeued
     | JobEnded
     | CancelAsked
+    | ChangeFact
+    | MoveFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------
@@ -433,6 +452,7 @@ class RankDown(Message, frozen=True, tag="rank-down"):
     started: bool = True
     detail: str = ""
     stopped: bool = False
+    left: tuple[str, ...] = ()
 
 
 class PartStarted(Message, frozen=True, tag="part-started"):
@@ -463,14 +483,15 @@ class PartOver(Message, frozen=True, tag="part-over"):
 class FloorRaised(Message, frozen=True, tag="floor-raised"):
     """Orders up to `order` are settled for this node, and these attempts are forgotten.
 
-    `event` and `epoch` keep the event counter and the epoch floor, which the forgotten attempts
-    may have been the last to carry.
+    `event`, `epoch` and `serial` keep the event counter, the epoch floor and the number of the
+    latest try, which the forgotten attempts may have been the last to carry.
     """
 
     order: int
     event: int
     epoch: int
     forgotten: tuple[tuple[str, int], ...] = ()
+    serial: int = 0
 
 
 class ClearDone(Message, frozen=True, tag="clear-done"):
@@ -492,4 +513,11 @@ AgentFact = (
     | PartOver
     | FloorRaised
     | ClearDone
+    | PartKnown
+    | PartReady
+    | PartLoaded
+    | ChangeTaken
+    | ChangeTried
+    | RankJoins
+    | PartChanged
 )

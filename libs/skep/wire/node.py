@@ -78,7 +78,8 @@ class MemberStepped(Message, frozen=True, tag="member-stepped"):
 class MemberExited(Message, frozen=True, tag="member-exited"):
     """Every process of this node's part of the attempt is gone: its GPUs are free.
 
-    `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen.
+    `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen. `leftovers` name
+    processes that outlived their rank and were killed: pid and command line.
     """
 
     node: str
@@ -92,6 +93,7 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     steps: int = 0
     step_ns: int = 0
     trace: str = ""
+    leftovers: tuple[str, ...] = ()
 
 
 class Tier(StrEnum):
@@ -167,7 +169,9 @@ class MemberChanged(Message, frozen=True, tag="member-changed"):
 
     `step` is the mini-batch after which the slowest rank stopped or changed, `moved` the bytes that
     left devices or were written or sent, `residue` the bytes still on devices (-1: not known),
-    `pause_ns` how long training stood still where it is known.
+    `pause_ns` how long training stood still where it is known. `released`: suspended, it keeps its
+    state in the host's memory, and others may use its devices. Unchanged because it was past the
+    step that was named, `step` is where the furthest rank was.
     """
 
     node: str
@@ -183,6 +187,7 @@ class MemberChanged(Message, frozen=True, tag="member-changed"):
     pause_ns: int = 0
     detail: str = ""
     trace: str = ""
+    released: bool = False
 
 
 class NodeCleared(Message, frozen=True, tag="node-cleared"):

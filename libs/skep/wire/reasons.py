@@ -64,6 +64,16 @@ class Reason(StrEnum):
     WAITS_FOR_AFFINITY = "waits-for-affinity"
     FITS_NO_CELL = "fits-no-cell"
 
+    # Why a running job was not changed, or stands still.
+    NOT_RUNNING = "not-running"
+    CANNOT = "cannot"
+    NOT_TAKEN = "not-taken"
+    OVERTAKEN = "overtaken"
+    NO_ROOM = "no-room"
+    REQUESTED = "requested"
+    SUSPENDED = "suspended"
+    WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
+
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
@@ -83,7 +93,13 @@ class Reason(StrEnum):
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
     ASKED_FOR = "asked-for"
+    REPEATED_FAILURES = "repeated-failures"
     RETRIES_USED_UP = "retries-used-up"
+
+    # What the watch over the cells found broken.
+    CELLS_UNSAFE = "cells-unsafe"
+    CELLS_MISCOUNTED = "cells-miscounted"
+    GPUS_HELD_WRONGLY = "gpus-held-wrongly"
 
     # How the advisor ordered the queue.
     PREDICTED_SHORTEST = "predicted-shortest"
@@ -140,8 +156,17 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_REPAIR: "bad hardware that its virtual cluster has to bear is in the way",
     Reason.WAITS_FOR_AFFINITY: "enough GPUs are idle, but not close enough to one another",
     Reason.FITS_NO_CELL: "no cell could hold it even if nothing else ran: change one or the other",
+    Reason.NOT_RUNNING: "the job does not run: there is nothing to change",
+    Reason.CANNOT: "the job's own side cannot do it",
+    Reason.NOT_TAKEN: "a part of the job did not take it, so everything was put back",
+    Reason.OVERTAKEN: "a later request, or the end of the attempt, came first",
+    Reason.NO_ROOM: "no free GPUs elsewhere would hold it",
+    Reason.REQUESTED: "its tenant asked for it",
+    Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
+    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
+    Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",
@@ -158,6 +183,9 @@ TEXT: dict[Reason, str] = {
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
+    Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
+    Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
+    Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",
 }

@@ -17,7 +17,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     Without the file `script` (absolute, or in `workdir`), if one is named, nothing is executed.
 
     With an `image` it is a container: `env` comes on top of what the image sets, and `gpus` are
-    the vendor's names of the devices that the container is given.
+    the vendor's names of the devices that the container is given; `folders` are seen in it beside
+    those that every container sees.
     """
 
     token: str
@@ -29,18 +30,21 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     gpus: tuple[str, ...] = ()
     script: str = ""
+    folders: tuple[str, ...] = ()
 
 
 class RunStarted(msgspec.Struct, frozen=True):
     """The process was executed. `start_ticks` (from /proc/PID/stat) makes `pid` an identity.
 
-    Both are 0 where they cannot be known any more. A container's is its first process.
+    Both are 0 where they cannot be known any more. A container's is its first process. `frozen`:
+    the whole tree was frozen, and has not been thawed.
     """
 
     token: str
     pid: int
     start_ticks: int
     at: Instant
+    frozen: bool = False
 
 
 class RunNotStarted(msgspec.Struct, frozen=True):
@@ -56,7 +60,7 @@ class RunExited(msgspec.Struct, frozen=True):
     `code` is the exit status, or minus the signal's number, or None where nobody saw it end.
     `leftovers` counts descendants that outlived the process and were killed; those of a container
     die with it, uncounted. `asked`: it had been told to end before it did, so `code` says nothing
-    about its work.
+    about its work. `left` names the first leftovers: pid and command line.
     """
 
     token: str
@@ -64,6 +68,7 @@ class RunExited(msgspec.Struct, frozen=True):
     at: Instant
     leftovers: int = 0
     asked: bool = False
+    left: tuple[str, ...] = ()
 
 
 RunEvent = RunStarted | RunNotStarted | RunExited

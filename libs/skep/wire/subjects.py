@@ -14,7 +14,7 @@ ADMISSION = "ADMISSION"
 ALLOC = "ALLOC"
 
 STREAMS: dict[str, tuple[str, ...]] = {
-    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*"),
+    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*", f"{PREFIX}.ask.*"),
     ADMIN: (f"{PREFIX}.admin.*",),
     NODE: (f"{PREFIX}.node.*.*",),
     ADMISSION: (f"{PREFIX}.fact.admission",),
@@ -53,6 +53,11 @@ def submit(vc: str) -> str:
 def cancel(vc: str) -> str:
     """Return where a VC's cancellations are published."""
     return f"{PREFIX}.cancel.{vc}"
+
+
+def ask(vc: str) -> str:
+    """Return where requests to change a VC's running jobs are published."""
+    return f"{PREFIX}.ask.{vc}"
 
 
 def admin(verb: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,10 @@ import msgspec
 
 from skep.units import GIB
 from skep.wire.node import Gpu
+from skep_job import accelerator
 
+FAKE_MEMORY = 16 * GIB
+"""Of a fake GPU, unless SKEP_GPU_MEMORY says otherwise: a V100's, or a P100's."""
 SLOTS_MAX = 64
 """More slots than any machine has GPUs: a larger number is a mistake."""
 
@@ -23,6 +27,27 @@ MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 class DeviceError(Exception):
     """The devices asked for are not there: the text says what is, and what to do."""
+
+
+class DeviceProcess(msgspec.Struct, frozen=True):
+    """A process on a device, and what it holds there: bytes, -1 where the driver does not say."""
+
+    pid: int
+    memory: int = -1
+
+
+class DeviceState(msgspec.Struct, frozen=True):
+    """A device at one moment.
+
+    `utilisation` is thousandths of the time since the last look in which any kernel ran, `memory`
+    the bytes in use; both -1 if unknown. `trouble` is what the device says is wrong with it.
+    """
+
+    index: int
+    utilisation: int = -1
+    memory: int = -1
+    processes: tuple[DeviceProcess, ...] = ()
+    trouble: tuple[str, ...] = ()
 
 
 class Devices(Protocol):
@@ -44,8 +69,8 @@ class Devices(Protocol):
         """Return what a container engine knows these devices by; nothing if it need not."""
         ...
 
-    def utilisation(self) -> Mapping[int, int]:
-        """Return thousandths of each device in use over the last moment; empty if unknown."""
+    def look(self) -> tuple[DeviceState, ...]:
+        """Return the state of each device that can tell; takes some milliseconds at most."""
         ...
 
 
@@ -76,9 +101,61 @@ class CpuSlots:
         """Return nothing: a slot is no device that could be handed out."""
         return ()
 
-    def utilisation(self) -> Mapping[int, int]:
+    def look(self) -> tuple[DeviceState, ...]:
         """Return nothing: a slot is not a device that could tell."""
-        return {}
+        return ()
+
+
+class FakeGpus:
+    """CPU slots that behave like GPUs: contention, utilisation, memory (`skep_job.accelerator`)."""
+
+    def __init__(self, slots: CpuSlots, folder: Path, memory: int) -> None:
+        """Make the devices in `folder`, `memory` bytes each. Raises DeviceError."""
+        self._slots, self._folder, self._memory = slots, str(folder), memory
+        self._seen: dict[int, tuple[int, int]] = {}
+        try:
+            for gpu in slots.gpus():
+                accelerator.create(self._folder, gpu.index, memory)
+        except OSError as error:
+            text = f"fake GPUs cannot be kept in {folder}: {error.strerror}"
+            raise DeviceError(text) from error
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices."""
+        made = (msgspec.structs.replace(gpu, memory=self._memory) for gpu in self._slots.gpus())
+        return tuple(made)
+
+    def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the devices, and where they are."""
+        return {**self._slots.visible(devices), "SKEP_FAKE_GPUS": self._folder}
+
+    def in_container(self, devices: Sequence[int]) -> Mapping[str, str]:
+        """Name the slots only: a container has other process numbers, and no such folder."""
+        return self._slots.in_container(devices)
+
+    def names(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return nothing, as for any slot."""
+        return ()
+
+    def look(self) -> tuple[DeviceState, ...]:
+        """Return what is on the devices, and how busy each was since the last look."""
+        return tuple(self._look(gpu.index) for gpu in self._slots.gpus())
+
+    def _look(self, index: int) -> DeviceState:
+        try:
+            seen = accelerator.view(self._folder, index)
+        except (OSError, ValueError) as error:
+            return DeviceState(index, trouble=(f"its file cannot be used: {error}",))
+        now = time.monotonic_ns()
+        before, then = self._seen.get(index, (seen.busy_ns, now))
+        self._seen[index] = seen.busy_ns, now
+        busy = (seen.busy_ns - before) * 1000 // (now - then) if now > then else 0
+        return DeviceState(
+            index=index,
+            utilisation=min(busy, 1000),
+            memory=sum(process.memory for process in seen.processes),
+            processes=tuple(DeviceProcess(*process) for process in seen.processes),
+        )
 
 
 class _Handle(msgspec.Struct, frozen=True):
@@ -141,25 +218,60 @@ class NvmlGpus:
         uuids = {gpu.index: gpu.uuid for gpu in self.gpus()}
         return tuple(uuids[device] for device in devices)
 
-    def utilisation(self) -> Mapping[int, int]:
-        """Return what the driver sampled: time with any kernel running, not how full it was."""
-        rates = self._nvml.nvmlDeviceGetUtilizationRates
-        return {one.index: int(rates(one.handle).gpu) * 10 for one in self._handles}
+    def look(self) -> tuple[DeviceState, ...]:
+        """Return what the driver says; what it cannot say on this hardware is left unknown."""
+        return tuple(self._look(one) for one in self._handles)
+
+    def _look(self, one: _Handle) -> DeviceState:
+        nvml, trouble = self._nvml, []
+
+        def ask(question: str) -> Any:
+            try:
+                return getattr(nvml, question)(one.handle)
+            except nvml.NVMLError as error:
+                if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                    trouble.append("the driver lost the device")
+                return None
+
+        rates = ask("nvmlDeviceGetUtilizationRates")
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        running = ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        rows = ask("nvmlDeviceGetRemappedRows")
+        if rows is not None and rows[3]:  # Correctable, uncorrectable, pending, failed.
+            trouble.append("remapping a row of its memory failed")
+        return DeviceState(
+            index=one.index,
+            utilisation=-1 if rates is None else int(rates.gpu) * 10,
+            memory=-1 if memory is None else int(memory.used),
+            processes=tuple(DeviceProcess(int(process.pid), _known(process.usedGpuMemory))
+                            for process in running),
+            trouble=tuple(dict.fromkeys(trouble)),
+        )  # fmt: skip
 
 
-def open_devices(environment: Mapping[str, str]) -> Devices:
-    """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for; raises DeviceError."""
+def open_devices(environment: Mapping[str, str], state: Path) -> Devices:
+    """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for; raises DeviceError.
+
+    Fake ones have SKEP_GPU_MEMORY bytes each and are kept in the folder `state`.
+    """
     device = environment.get("SKEP_DEVICE", "cpu")
     if device == "cuda":
         return NvmlGpus()
-    if device != "cpu":
-        text = f"SKEP_DEVICE is {device!r}: it must be `cpu` or `cuda`"
+    if device not in ("cpu", "fake"):
+        text = f"SKEP_DEVICE is {device!r}: it must be `cpu`, `fake` or `cuda`"
         raise DeviceError(text)
     count = environment.get("SKEP_GPUS", "1")
     if not count.isdecimal():
         text = f"SKEP_GPUS is {count!r}: it must be a number of CPU slots"
         raise DeviceError(text)
-    return CpuSlots(int(count), environment.get("SKEP_GPU_TYPE", "cpu"))
+    slots = CpuSlots(int(count), environment.get("SKEP_GPU_TYPE", device))
+    if device == "cpu":
+        return slots
+    memory = environment.get("SKEP_GPU_MEMORY", str(FAKE_MEMORY))
+    if not memory.isdecimal() or not int(memory):
+        text = f"SKEP_GPU_MEMORY is {memory!r}: it must be a number of bytes"
+        raise DeviceError(text)
+    return FakeGpus(slots, state / "gpus", int(memory))
 
 
 def host_memory() -> int:
@@ -182,3 +294,8 @@ assert host_memory() < 2**20 * GIB
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _known(memory: Any) -> int:
+    """Return the bytes the driver says, -1 if it says None or its largest number for unknown."""
+    return int(memory) if memory is not None and int(memory) < 2**60 else -1

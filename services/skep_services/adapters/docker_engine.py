@@ -179,6 +179,28 @@ class Engine:
             return False
         return True
 
+    def freeze(self, token: str) -> str:
+        """Pause a container; return why it is not paused, or an empty text."""
+        return self._pause(token, paused=True)
+
+    def thaw(self, token: str) -> str:
+        """Let a container go on; return why it does not, or an empty text."""
+        return self._pause(token, paused=False)
+
+    def _pause(self, token: str, *, paused: bool) -> str:
+        docker = _sdk()
+        name = self.name(token)
+        try:
+            self._do(lambda api: api.pause(name) if paused else api.unpause(name))
+        except docker.errors.APIError as error:
+            found = self._ask(lambda api: api.inspect_container(name))
+            if found is None or not found["State"]["Running"]:
+                return ""  # Gone or ended, which is seen by looking.
+            if bool(found["State"]["Paused"]) is paused:
+                return ""
+            return f"the engine did not {'freeze' if paused else 'thaw'} it: {error.explanation}"
+        return ""
+
     def remove(self, token: str) -> None:
         """Remove a container, killing it if it runs. Idempotent."""
         self._ask(lambda api: api.remove_container(self.name(token), force=True, v=True))

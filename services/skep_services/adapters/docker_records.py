@@ -51,6 +51,7 @@ class Kept(msgspec.Struct, kw_only=True):
     ticks: int = 0
     started_at: Instant = Instant(0)
     asked_at: Instant = Instant(0)
+    frozen: bool = False
     end: End | None = None
 
 

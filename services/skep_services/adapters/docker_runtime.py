@@ -17,10 +17,9 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,12 @@ from skep_services.adapters.docker_engine import (
     EngineGoneError,
     EngineRefusedError,
     News,
-    sdk_missing,
 )
-from skep_services.adapters.docker_entry import EXECUTED, NOT_FOUND, REFUSED, UNUSABLE
+from skep_services.adapters.docker_entry import EXECUTED, REFUSED
+from skep_services.adapters.docker_plans import folders_of, silence_of, trouble_of
 from skep_services.adapters.docker_records import TOKEN, End, Kept, Records
 from skep_services.adapters.ends import Ends
 from skep_services.agent import proc
-from skep_services.agent.runner_launch import workdir_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
 
@@ -69,12 +67,6 @@ BEGIN_SECONDS_MAX = 60.0
 SAID_SECONDS = 0.005
 SAID_SECONDS_MAX = 0.1
 """How often a container that just started is looked at, doubled up to its bound."""
-
-EXEC_TEXT_BYTES_MAX = 128 * 1024
-ENTRY_BYTES = 1024
-"""Linux's bound of one argument or variable, and room for a variable's name. The engine says of a
-longer one only that the container ended.
-"""
 
 SIGNALS_ABOVE = 128
 SIGNALS_MAX = 64
@@ -176,6 +168,10 @@ class DockerRuntime:
             if run.kept.asked_at == 0:
                 run.kept.asked_at = Instant(time.time_ns())
                 self._write(run.kept)
+            if run.kept.frozen:
+                # A frozen container takes no signal but the last.
+                with contextlib.suppress(EngineGoneError):
+                    await self._call(self._engine.thaw, token)
             at = time.monotonic()
             again = run.kill_at < math.inf
             run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
@@ -184,6 +180,36 @@ class DockerRuntime:
             if run.killer is not None:
                 run.killer.cancel()
             run.killer = self._spawn(self._kill(token, run))
+
+    async def freeze(self, token: str) -> str:
+        return await self._pause(token, frozen=True)
+
+    async def thaw(self, token: str) -> str:
+        return await self._pause(token, frozen=False)
+
+    async def _pause(self, token: str, *, frozen: bool) -> str:
+        """Have the engine freeze or thaw a container; noted first where it is to be frozen."""
+        run = self._find(token) if TOKEN.fullmatch(token) else None
+        if run is None:
+            return ""
+        async with run.lock:
+            kept = run.kept
+            if kept is None or kept.end is not None or (frozen and run.kill_at < math.inf):
+                return ""
+            if not frozen and not kept.frozen:
+                return ""
+            call = self._engine.freeze if frozen else self._engine.thaw
+            try:
+                if frozen:
+                    kept.frozen = True
+                    self._records.write(kept)
+                trouble: str = await self._call(call, token)
+            except (EngineGoneError, OSError) as error:
+                return str(error)
+            if not frozen and not trouble:
+                kept.frozen = False
+                self._write(kept)
+            return trouble
 
     async def forget(self, token: str) -> None:
         run = self._runs.get(token)
@@ -232,7 +258,7 @@ class DockerRuntime:
 
     async def _begin(self, run: _Run, plan: RunPlan) -> str:
         """Start a container; `run.kept` is set if its command may run, else return why not."""
-        trouble = _trouble(plan)
+        trouble = trouble_of(plan)
         if trouble:
             return trouble
         try:
@@ -261,7 +287,8 @@ class DockerRuntime:
 
     async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
         said_path = str(self._records.said_path(plan.token))
-        folders = _folders(str(self._state), plan.workdir, str(Path(plan.log_path).parent))
+        logs = str(Path(plan.log_path).parent)
+        folders = folders_of(str(self._state), plan.workdir, logs, *plan.folders)
         # A container of that name has no record: it is the rest of one that never came to run.
         await self._call(self._engine.remove, plan.token)
         await self._call(self._engine.create, plan, said_path, folders)
@@ -291,7 +318,7 @@ class DockerRuntime:
                 continue
             found = await self._call(self._engine.look, plan.token)
             if (found is None or not found.alive) and not self._records.said(plan.token):
-                return _silence(plan, found)
+                return silence_of(plan, found)
             if time.monotonic() > deadline:
                 return f"the container of {plan.image} did nothing for {BEGIN_SECONDS_MAX:.0f} s"
         return "" if said == EXECUTED else said.removeprefix(REFUSED)
@@ -497,58 +524,12 @@ async def _within(seconds: float, event: Awaitable[object]) -> None:
 
 
 def _started(kept: Kept) -> RunStarted:
-    return RunStarted(kept.token, kept.pid, kept.ticks, kept.started_at)
+    return RunStarted(kept.token, kept.pid, kept.ticks, kept.started_at, kept.frozen)
 
 
 def _exited(kept: Kept) -> RunExited:
     assert kept.end is not None
     return RunExited(kept.token, kept.end.code, kept.end.at, asked=kept.end.asked)
-
-
-def _trouble(plan: RunPlan) -> str:
-    """Return what keeps a plan from being a container, or an empty text."""
-    sdk = sdk_missing()
-    if sdk:
-        return f"image {plan.image}: {sdk}"
-    texts = (*plan.argv, plan.workdir, *plan.env, *plan.env.values())
-    if any("\0" in text or not _is_utf8(text) for text in texts):
-        return "the command, its environment or workdir cannot be passed to exec: NUL or no UTF-8"
-    if any(not name or "=" in name for name in plan.env):
-        return "the environment cannot be passed to exec: a name that is empty or has a `=`"
-    if max(len(os.fsencode(text)) for text in texts) >= EXEC_TEXT_BYTES_MAX - ENTRY_BYTES:
-        return "the arguments and the environment are together too large to execute"
-    if Path(plan.workdir) == Path("/"):
-        return "workdir / cannot be the folder of a container: name another"
-    return workdir_trouble(plan.workdir) or ""
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _folders(*wanted: str) -> Sequence[str]:
-    """Return the folders to mount: none within another."""
-    paths = sorted({Path(each) for each in wanted})
-    return [str(path) for path in paths if not any(above in path.parents for above in paths)]
-
-
-def _silence(plan: RunPlan, found: Container | None) -> str:
-    """Return in words why a container ended before it came to its command."""
-    if found is None:
-        return f"the container of {plan.image} was removed before it came to its command"
-    if found.code == NOT_FOUND:
-        return f"image {plan.image} has no /bin/sh, which starts the command"
-    if found.code == UNUSABLE:
-        return (
-            f"the container of {plan.image} cannot write its log {plan.log_path}: "
-            "its folder needs the same path for the agent and for the engine"
-        )
-    detail = f": {found.error}" if found.error else ""
-    return f"the container of {plan.image} ended with status {found.code} at once{detail}"
 
 
 def _check_log(run: _Run) -> bool:

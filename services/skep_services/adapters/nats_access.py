@@ -120,7 +120,16 @@ def people_grants() -> dict[str, Grants]:
         + says((*_everything_asked(), LOOK_UP), (f"{subjects.PREFIX}.>",))
         + functools.reduce(Grants.__add__, (_follows(OPERATOR, name) for name in subjects.STREAMS)),
         BOOTSTRAP: _inbox(BOOTSTRAP)
-        + says(("$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.CREATE.*")),
+        + says(
+            (
+                "$JS.API.INFO",
+                "$JS.API.STREAM.INFO.*",
+                "$JS.API.STREAM.CREATE.*",
+                # Which virtual clusters were asked for: their people need users here.
+                f"$JS.API.STREAM.MSG.GET.{ADMIN}",
+                f"$JS.API.STREAM.UPDATE.{SUBMIT}",
+            )
+        ),
     }
 
 
@@ -193,9 +202,10 @@ def node_grants(node: str) -> Grants:
 
 
 def vc_grants(vc: str) -> Grants:
-    """Return what a tenant may do: submit and cancel in its VC, and hear the verdicts."""
+    """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
     return _inbox(vc_identity(vc)) + Grants(
-        (subjects.submit(vc), subjects.cancel(vc)), (f"{subjects.PREFIX}.reply.{vc}.>",)
+        (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc)),
+        (f"{subjects.PREFIX}.reply.{vc}.>",),
     )
 
 
@@ -243,6 +253,7 @@ def _everything_asked() -> tuple[str, ...]:
     return (
         subjects.submit("*"),
         subjects.cancel("*"),
+        subjects.ask("*"),
         subjects.admin("*"),
         subjects.logs("*"),
         subjects.health("*"),

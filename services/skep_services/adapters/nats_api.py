@@ -160,6 +160,12 @@ async def publish_once(
     return message
 
 
+async def latest(link: Link, stream: str, subject: str) -> bytes:
+    """Return the last message of a stream on a subject; empty if there is none."""
+    answer = await ask(link, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}, StoredMessage)
+    return answer.payload
+
+
 async def stream_info(link: Link, stream: str) -> StreamInfo:
     """Return what is known of `stream`. Raises MissingStreamError if it does not exist."""
     info = await ask(link, f"STREAM.INFO.{stream}", None, StreamInfo)

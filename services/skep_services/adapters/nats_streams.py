@@ -125,6 +125,8 @@ async def bootstrap_streams(
 ) -> None:
     """Make sure that every stream exists as planned; create those that never existed.
 
+    One that an earlier version made, which kept fewer subjects, is made to keep all of them.
+
     `marker` (JSON, in the state folder) names the streams created so far. Raises
     MissingStreamError if a stream named there is gone, DriftedStreamError if one differs.
     """
@@ -141,11 +143,22 @@ async def bootstrap_streams(
             if answer.error is not None:
                 raise refused(answer.error, f"creating stream {plan.name}")
             info = await ask(bus.link, f"STREAM.INFO.{plan.name}", None, StreamInfo)
+        elif _grows(config, info.config):
+            wider = {**info.config, "subjects": config["subjects"]}
+            answer = await ask(bus.link, f"STREAM.UPDATE.{plan.name}", wider, Answer)
+            if answer.error is not None:
+                raise refused(answer.error, f"widening stream {plan.name}")
+            info = await ask(bus.link, f"STREAM.INFO.{plan.name}", None, StreamInfo)
         _check_drift(plan.name, config, info.config)
     names = [plan.name for plan in plans]
     if not set(names) <= set(created):
         every = [*created, *(name for name in names if name not in created)]
         durable.write(str(marker), msgspec.json.encode(every))
+
+
+def _grows(planned: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Return whether a stream keeps some of the subjects that it should, and no others."""
+    return set(found.get("subjects", ())) < set(planned["subjects"])
 
 
 def _check_drift(name: str, planned: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -33,6 +33,12 @@ class NodeRuntimes:
             self._processes.stop(token, grace_s), self._containers.stop(token, grace_s)
         )
 
+    async def freeze(self, token: str) -> str:
+        return await self._processes.freeze(token) or await self._containers.freeze(token)
+
+    async def thaw(self, token: str) -> str:
+        return await self._processes.thaw(token) or await self._containers.thaw(token)
+
     async def forget(self, token: str) -> None:
         await asyncio.gather(self._processes.forget(token), self._containers.forget(token))
 

@@ -119,6 +119,14 @@ class ProcessRuntime:
     async def stop(self, token: str, grace_s: float) -> None:
         await self._ask({"do": "stop", "token": token, "grace_s": grace_s})
 
+    async def freeze(self, token: str) -> str:
+        answer = await self._ask({"do": "freeze", "token": token})
+        return str(answer.get("trouble", ""))
+
+    async def thaw(self, token: str) -> str:
+        answer = await self._ask({"do": "thaw", "token": token})
+        return str(answer.get("trouble", ""))
+
     async def forget(self, token: str) -> None:
         await self._ask({"do": "forget", "token": token})
         self._ends.forget(token)
@@ -321,8 +329,10 @@ def _run(run: dict[str, Any]) -> RunStarted | RunExited:
 
 
 def _started(run: dict[str, Any]) -> RunStarted:
-    return RunStarted(run["token"], run["pid"], run["ticks"], Instant(run["at"]))
+    frozen = bool(run.get("frozen", False))
+    return RunStarted(run["token"], run["pid"], run["ticks"], Instant(run["at"]), frozen)
 
 
 def _exited(run: dict[str, Any]) -> RunExited:
-    return RunExited(run["token"], run["code"], Instant(run["at"]), run["leftovers"], run["asked"])
+    return RunExited(run["token"], run["code"], Instant(run["at"]), run["leftovers"], run["asked"],
+                     tuple(run.get("left", ())))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import uuid
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.ids import is_token
-from skep.machines.agent import AgentMachine
+from skep.machines.agent import AgentMachine, DevicesSeen, DeviceUse
 from skep.units import MIB, Instant
 from skep.wire import subjects
 from skep.wire.facts import AgentFact
@@ -23,13 +24,17 @@ from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
+from skep_services.agent.checkpoints import checkpoints_dir
 from skep_services.agent.environment import log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
+from skep_services.agent.memory import host_budget
 from skep_services.ports import LogRecord
 from skep_services.service import ConfigurationError, Fatal, Settings, run
 
 IDENTITY = re.compile("[0-9a-f]{32}")
+LOOK_EVERY_S = 1.0
+"""How often the devices are asked: as often as their use is reported."""
 COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
@@ -97,11 +102,13 @@ def _identity(state: Path) -> str:
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled; the jobs go on without the agent."""
     try:
-        devices = open_devices(chosen.environment)
+        devices = open_devices(chosen.environment, chosen.state)
     except DeviceError as error:
         raise ConfigurationError(str(error)) from error
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     machine = AgentMachine(inventory(chosen, devices))
+    machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
+    checkpoints_dir(chosen.environment)
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
@@ -113,16 +120,35 @@ async def main(chosen: Settings, log: Any) -> None:
         part = machine.parts.get((job, attempt))
         return part is not None and part.over is None
 
+    def job_lives(job: str) -> bool:
+        return any(key[0] == job and part.over is None for key, part in machine.parts.items())
+
+    watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
+
+    async def watch_devices(shell: Any) -> None:
+        while True:
+            seen = await asyncio.to_thread(devices.look)
+            used = tuple(DeviceUse(each.index, each.utilisation) for each in seen)
+            if not used:
+                return  # Slots, which cannot tell.
+            await shell.put(DevicesSeen(used))
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
-        await JobSocket(chosen.state, SystemClock(), shell.put).open()
+        watching.append(asyncio.create_task(watch_devices(shell)))
+        jobs = JobSocket(chosen.state, SystemClock(), shell.put)
+        calls.tell = jobs.tell
+        await jobs.open()
+        calls.sweep_checkpoints(job_lives)
 
     try:
         await drive(chosen, log, machine, bus, fatal, facts=journal, calls=calls,
                     listen=(subjects.command(node),), prepare=serve_jobs)  # fmt: skip
     finally:
+        for task in watching:
+            task.cancel()
         await calls.close()
         journal.close()
 

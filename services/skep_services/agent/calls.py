@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep.machines import agent as machine
 from skep.wire import codec, subjects
+from skep.wire.node import MemberExited, Outcome
 from skep.wire.runs import RunExited, RunNotStarted
+from skep.wire.talk import CheckpointRank, ReleaseRank, Told
 from skep_services.adapters.devices import Devices
+from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
+from skep_services.agent.memory import host_bytes_free
+from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
 from skep_services.service import NameTakenError
 from skep_services.tracing import trace_of
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[Any], Awaitable[None]]
 OUTBOX_MAX = 100_000
@@ -43,12 +53,19 @@ class AgentCalls:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
+        self._checkpoints = Checkpoints(state, inherited)
+        self.tell: Callable[[Told], bool] = _to_nobody
+        """Says something to a rank; set by whoever listens to ranks."""
 
     async def open(self, answer: Answer) -> None:
         """Connect to the runtime; ends of runs go to `answer`."""
         self._answer = answer
         await self._runtime.open(self._exited)
         self._sender = self._spawn(self._publish_in_order())
+
+    def sweep_checkpoints(self, lives: Callable[[str], bool]) -> None:
+        """Remove what no job wrote to for long."""
+        self._checkpoints.sweep(lives)
 
     async def close(self) -> None:
         """Stop working; the runs go on."""
@@ -72,6 +89,14 @@ class AgentCalls:
                 self._spawn(self._runtime.forget(command.token))
             case machine.ListRuns():
                 self._spawn(self._list(answer))
+            case machine.FreezeRun():
+                self._spawn(self._freeze(command, answer))
+            case machine.ThawRun():
+                self._spawn(self._thaw(command, answer))
+            case machine.TellRank():
+                self.tell(self._completed(command))
+            case machine.SweepDevices():
+                self._spawn(self._sweep(command))
             case machine.ExitProcess():
                 self._fatal(NameTakenError(command.text))
             case _:
@@ -96,11 +121,44 @@ class AgentCalls:
     async def _list(self, answer: Answer) -> None:
         await answer(machine.RunsListed(tuple(await self._runtime.runs())))
 
+    async def _freeze(self, command: machine.FreezeRun, answer: Answer) -> None:
+        await answer(machine.RunFrozen(command.token, await self._runtime.freeze(command.token)))
+
+    async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
+        await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
+
+    def _completed(self, command: machine.TellRank) -> Told:
+        """Return what a rank is told, with what only this machine knows filled in."""
+        message = command.message
+        match message:
+            case CheckpointRank():
+                path = str(self._checkpoints.path(message.job))
+                return msgspec.structs.replace(message, path=path)
+            case ReleaseRank():
+                # Not even what the budget allows, if others have filled the memory meanwhile.
+                share = max(host_bytes_free() // command.among, 1)
+                most = min(message.max_bytes or share, share)
+                return msgspec.structs.replace(message, max_bytes=most)
+            case _:
+                return message
+
+    async def _sweep(self, command: machine.SweepDevices) -> None:
+        """Name who still holds memory of devices that a part has left."""
+        seen = await asyncio.to_thread(self._devices.look)
+        for text in leaks(seen, command.devices, command.job, command.attempt):
+            log.warning("after %s attempt %d: %s", command.job, command.attempt, text)
+
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         plan = run_plan(command, self._state, self._devices, self._inherited)
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here and port_is_taken(command.command.master_port):
             text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
+            await answer(RunNotStarted(command.token, text))
+            return
+        try:
+            self._checkpoints.provide(command.command.job, whole=command.command.nodes == 1)
+        except OSError as error:
+            text = f"{error.filename or self._state} cannot be written: {error.strerror}"
             await answer(RunNotStarted(command.token, text))
             return
         if plan.image:
@@ -120,7 +178,14 @@ class AgentCalls:
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             payload = codec.encode(event.message)
             await self._bus.publish(event.subject, payload, event.key, headers)
+            ended = event.message
+            if isinstance(ended, MemberExited) and ended.outcome is Outcome.SUCCEEDED:
+                await asyncio.to_thread(self._checkpoints.succeeded, ended.job)
             await answer(machine.Published(event.event))
+
+
+def _to_nobody(message: Told) -> bool:
+    return False
 
 
 def port_is_taken(port: int) -> bool:

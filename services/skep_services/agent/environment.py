@@ -15,7 +15,10 @@ from pathlib import Path
 from skep.machines.agent import StartRank
 from skep.wire.commands import AGENT_PYTHON
 from skep.wire.runs import RunPlan
-from skep_services.adapters.devices import Devices
+from skep_services.adapters.devices import Devices, host_memory
+from skep_services.agent.checkpoints import VARIABLE as CHECKPOINTS_DIR
+from skep_services.agent.checkpoints import Checkpoints
+from skep_services.agent.memory import host_budget
 from skep_services.agent.runner_log import LOG_BYTES_MIN
 from skep_services.service import ConfigurationError
 
@@ -55,7 +58,8 @@ def run_plan(
     """Return the process to execute for one rank of a gang, or the container."""
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
-    library, script = {}, ""
+    library: dict[str, str] = {}
+    script = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
         argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
@@ -63,6 +67,11 @@ def run_plan(
             theirs = command.env.get("PYTHONPATH")
             path = str(job_library_path(state))
             library = {"PYTHONPATH": f"{path}:{theirs}" if theirs else path}
+    elif not image:
+        # Whatever Python the command starts may turn out to train. An image's own PYTHONPATH is
+        # not known here, and setting it would hide that.
+        theirs = command.env.get("PYTHONPATH")
+        library = {"PYTHONPATH": f"{start_up_path()}:{theirs}" if theirs else start_up_path()}
     return RunPlan(
         token=start.token,
         argv=argv,
@@ -72,6 +81,7 @@ def run_plan(
             **command.env,
             **library,
             **_rank_variables(start, state),
+            **_change_variables(start, state, inherited),
             **(devices.in_container if image else devices.visible)(plan.devices),
         },
         image=image,
@@ -80,6 +90,7 @@ def run_plan(
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
+        folders=(inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else (),
     )
 
 
@@ -115,8 +126,9 @@ def provide_job_library(state: Path) -> None:
     with tempfile.TemporaryDirectory(dir=wanted.parent) as folder:
         copy = Path(folder, "copy")
         for path in _job_library_files():
-            (copy / JOB_LIBRARY).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy / JOB_LIBRARY / path.name)
+            target = copy / JOB_LIBRARY / path.relative_to(_job_library())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
         copy.rename(wanted)
 
 
@@ -124,16 +136,27 @@ def provide_job_library(state: Path) -> None:
 def _job_library_version() -> str:
     digest = hashlib.sha256()
     for path in _job_library_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        name = str(path.relative_to(_job_library())).encode()
+        digest.update(name + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
+@functools.cache
+def start_up_path() -> str:
+    """Return the folder that has every Python below a job's command watch for training."""
+    return str(_job_library() / "start_up")
+
+
 def _job_library_files() -> list[Path]:
+    return sorted(_job_library().rglob("*.py"))
+
+
+def _job_library() -> Path:
     # Found, not imported: it is for the job's process, and hooks into what it finds there.
     spec = importlib.util.find_spec(JOB_LIBRARY)
     assert spec is not None, f"{JOB_LIBRARY} is part of this distribution"
     assert spec.origin is not None, f"{JOB_LIBRARY} is a package"
-    return sorted(Path(spec.origin).parent.glob("*.py"))
+    return Path(spec.origin).parent
 
 
 def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
@@ -158,7 +181,27 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_NAME": command.name,
         "SKEP_VC": command.vc,
         "SKEP_GEN": str(command.attempt),
+        "SKEP_RANK": str(plan.rank),
+        "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
         "SKEP_TOKEN": start.token,
         **({"TRACEPARENT": command.trace} if command.trace else {}),
     }
+
+
+def _change_variables(
+    start: StartRank, state: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a job needs to be suspended, stored and moved.
+
+    A successor listens at the node's address; `SKEP_AWAITS` is what its source has to know.
+    """
+    command = start.command
+    found = {
+        "SKEP_CHECKPOINTS": str(Checkpoints(state, inherited).path(command.job)),
+        "SKEP_HOST_BYTES": str(host_budget(inherited, host_memory()) // len(command.ranks)),
+    }
+    if command.awaits:
+        found["SKEP_AWAITS"] = command.awaits
+        found["SKEP_HOST"] = inherited.get("SKEP_ADDRESS", "127.0.0.1")
+    return found

@@ -1,78 +1,75 @@
-"""The socket on which running jobs say how far they are."""
+"""The socket on which running jobs say how far they are, and are told what to do.
+
+One connection speaks for one rank: it says hello with the token of its run first, and nothing on
+it may come from another. Should a second process of a run connect beside the first, it waits: it is
+heard and spoken to once the first is gone.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from skep.machines.agent import RankStats
+from skep.machines.agent import RankSaid, RankStats
 from skep.units import Instant
 from skep.wire.reports import RankProgress
+from skep.wire.talk import Bye, Can, Hello, Said, Speech, Stats, Told
 from skep_services.ports import Clock
 
 LENGTH = struct.Struct(">I")
 MESSAGE_BYTES_MAX = 64 * 1024
 
+WAITING_BYTES_MAX = 256 * 1024
+"""What may wait for a rank that does not read: thousands of messages, of which it gets a few. One
+that has that much waiting is hung up on, and is told again when it returns."""
 
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """A job's `stats` message; times are the host's monotonic clock."""
+CONNECTIONS_PER_RANK_MAX = 8
+"""More processes of one run than would ever train beside one another."""
 
-    job: str
-    attempt: int
-    rank: int
-    steps: int
-    step_ns: int
-    monotonic_ns: int
-    last_step_monotonic_ns: int
-    memory_bytes: int = 0
+Rank = tuple[str, int, int]
+"""Job, attempt, rank."""
 
-
-class Bye(msgspec.Struct, frozen=True, tag="bye"):
-    """A job's last message."""
-
-    job: str
-    attempt: int
-    rank: int
-    steps: int
+DECODER = msgspec.json.Decoder(Said)
+ENCODER = msgspec.json.Encoder()
+KINDS = frozenset(kind.__struct_config__.tag for kind in Said.__args__)
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A job's first message."""
+class _Kind(msgspec.Struct):
+    """As much of a message as every version of it has."""
 
-    job: str
-    attempt: int
-    rank: int
+    type: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag="error"):
-    """The job's counting has failed; its training goes on."""
+class _Line:
+    """One connection, from its hello on."""
 
-    job: str
-    attempt: int
-    rank: int
-    error: str = ""
-
-
-DECODER = msgspec.json.Decoder(Stats | Bye | Hello | Failed)
+    def __init__(self, writer: asyncio.StreamWriter, hello: Hello) -> None:
+        self.writer = writer
+        self.hello = hello
+        self.can: Can | None = None
 
 
 class JobSocket:
-    """Listens on `<state>/jobs.sock` and turns what jobs say into events for the machine."""
+    """Listens on `<state>/jobs.sock`; turns what jobs say into events, and tells them things."""
 
     def __init__(
-        self, state: Path, clock: Clock, put: Callable[[RankStats], Awaitable[None]]
+        self,
+        state: Path,
+        clock: Clock,
+        put: Callable[[RankStats | RankSaid], Awaitable[None]],
     ) -> None:
         """Prepare to listen; `put` takes the events."""
         self._path = state / "jobs.sock"
         self._clock, self._put = clock, put
         self._server: asyncio.Server | None = None
-        self._latest: dict[tuple[str, int, int], RankProgress] = {}
+        self._latest: dict[Rank, RankProgress] = {}
+        self._lines: dict[Rank, list[_Line]] = {}
 
     async def open(self) -> None:
         """Listen; a socket left by an earlier process is replaced."""
@@ -87,30 +84,95 @@ class JobSocket:
         self._path.chmod(0o600)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and hang up."""
         if self._server is not None:
             self._server.close()
+        for lines in list(self._lines.values()):
+            for line in lines:
+                line.writer.close()
+
+    def tell(self, message: Told) -> bool:
+        """Say something to a rank, if it is connected; return whether it is.
+
+        Never waits. A rank that is away is told again by the machine, once it says hello.
+        """
+        lines = self._lines.get((message.job, message.attempt, message.rank))
+        if not lines:
+            return False
+        body = ENCODER.encode(message)
+        assert len(body) <= MESSAGE_BYTES_MAX, f"a message of {len(body)} bytes"
+        writer = lines[0].writer
+        if writer.transport.get_write_buffer_size() + len(body) > WAITING_BYTES_MAX:
+            writer.transport.abort()
+            return False
+        writer.write(LENGTH.pack(len(body)) + body)
+        return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one job's messages until it closes, or says something that cannot be read."""
-        known: tuple[str, int, int] | None = None
-        try:
+        line: _Line | None = None
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if length > MESSAGE_BYTES_MAX:
-                    return
-                message = DECODER.decode(await reader.readexactly(length))
-                known = message.job, message.attempt, message.rank
-                await self._take(message)
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            return
-        finally:
-            if known is not None:
-                self._latest.pop(known, None)
-            writer.close()
+                    break
+                message = _read(await reader.readexactly(length))
+                if message is None:
+                    continue
+                if line is None:
+                    line = self._greet(writer, message)
+                    if line is None:
+                        break
+                    if self._speaks(line):
+                        await self._put(RankSaid(line.hello))
+                elif isinstance(message, Hello) or _rank(message) != _rank(line.hello):
+                    break  # It speaks for one rank, and said which.
+                elif self._speaks(line):
+                    await self._take(message)
+                elif isinstance(message, Can):
+                    line.can = message
+        if line is not None:
+            await self._hang_up(line)
+        writer.close()
 
-    async def _take(self, message: Any) -> None:
-        key = message.job, message.attempt, message.rank
+    def _greet(self, writer: asyncio.StreamWriter, message: Said) -> _Line | None:
+        """Return the line that begins with a message, None unless it may speak for its rank."""
+        key = _rank(message)
+        named = isinstance(message, Hello) and message.token == ".".join(map(str, key))
+        if not named:
+            return None
+        assert isinstance(message, Hello)
+        lines = self._lines.setdefault(key, [])
+        if len(lines) >= CONNECTIONS_PER_RANK_MAX:
+            return None
+        line = _Line(writer, message)
+        earlier = next((each for each in lines if each.hello.pid == message.pid), None)
+        # A process that connects again has lost its first connection, even if nobody here has seen
+        # that yet.
+        lines.insert(len(lines) if earlier is None else lines.index(earlier), line)
+        return line
+
+    def _speaks(self, line: _Line) -> bool:
+        return self._lines[_rank(line.hello)][0] is line
+
+    async def _hang_up(self, line: _Line) -> None:
+        """Forget a connection; whoever waited behind it is heard from now on."""
+        key = _rank(line.hello)
+        lines = self._lines[key]
+        spoke = lines[0] is line
+        lines.remove(line)
+        if not lines:
+            del self._lines[key]
+        if not spoke:
+            return
+        self._latest.pop(key, None)
+        if lines:
+            await self._put(RankSaid(lines[0].hello))
+            if lines[0].can is not None:
+                await self._put(RankSaid(lines[0].can))
+
+    async def _take(self, message: Said) -> None:
+        key = _rank(message)
         match message:
             case Stats():
                 offset = self._clock.now() - message.monotonic_ns
@@ -126,6 +188,22 @@ class JobSocket:
                 earlier = self._latest.get(key, RankProgress(rank=message.rank, steps=0))
                 progress = msgspec.structs.replace(earlier, steps=message.steps)
             case _:
+                await self._put(RankSaid(message))
                 return
         self._latest[key] = progress
         await self._put(RankStats(message.job, message.attempt, progress))
+
+
+def _read(body: bytes) -> Said | None:
+    """Return a message, None for one of a kind that this version does not know."""
+    try:
+        said: Said = DECODER.decode(body)
+    except msgspec.ValidationError:
+        if msgspec.json.decode(body, type=_Kind).type in KINDS:
+            raise
+        return None
+    return said
+
+
+def _rank(message: Speech) -> Rank:
+    return message.job, message.attempt, message.rank

@@ -19,6 +19,9 @@ STAT_BYTES_MAX = 4096
 MARK_MIN = 1 << 60
 """Microseconds: 36,000 years."""
 
+COMMAND_CHARS_MAX = 160
+"""What is shown of a command line: program, script and the first arguments."""
+
 ENVIRON_CHUNK_BYTES = 65_536
 """One read covers nearly every environment; the kernel bounds the whole at 6 MiB."""
 
@@ -66,6 +69,21 @@ def children(pid: int) -> list[int]:
     except FileNotFoundError:
         # A kernel without CONFIG_PROC_CHILDREN.
         return [one.pid for one in processes().values() if one.ppid == pid]
+
+
+def command_line(pid: int) -> str:
+    """Return the words a process was executed with, for people; if it has none, its name.
+
+    ASCII, bounded, without control characters, and `?` where nothing can be read.
+    """
+    try:
+        words = _read(f"/proc/{pid}/cmdline").split(b"\0")
+        text = " ".join(word.decode(errors="replace") for word in words if word)
+        text = text or _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+    except OSError:
+        return "?"
+    shown = "".join(each if each.isascii() and each.isprintable() else "?" for each in text)
+    return shown[:COMMAND_CHARS_MAX]
 
 
 def environ(pid: int) -> dict[bytes, bytes]:

@@ -12,9 +12,11 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     {"id": 3, "do": "forget", "token"}              -> {"id": 3, "done": true}
     {"id": 4, "do": "list"}                         -> {"id": 4, "runs": [started or exited, ...]}
     {"id": 5, "do": "ping"}                         -> {"id": 5, "pid": N, "live": N}
+    {"id": 8, "do": "freeze" or "thaw", "token"}    -> {"id": 8, "done": true}
+                                                     | {"id": 8, "trouble": "what would not"}
     {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
     a request that makes no sense                   -> {"id": 7, "error": "why"}
-    to every client, when a run ends                -> {"exited": {token, code, leftovers, at}}
+    to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
 
 It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
 it end with its last run. It is not to be trusted with anything it cannot write to STATE: what it
@@ -36,16 +38,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from skep_services.agent.runner_holder import RUNS_MAX, Holder
+from skep_services.agent.proc import COMMAND_CHARS_MAX
+from skep_services.agent.runner_holder import LEFT_NAMES_MAX, LEFT_RUNS_MAX, RUNS_MAX, Holder
 
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+MESSAGE_BYTES_MAX = 24 * 1024 * 1024
 """Room for a list of all runs; a plan is far smaller."""
 
 TOKEN_CHARS_MAX = 128
-RUN_CHARS_MAX = TOKEN_CHARS_MAX + 112
-"""One run in a list: its token (ASCII), and four numbers of at most 19 digits with their names."""
+RUN_CHARS_MAX = TOKEN_CHARS_MAX + 144
+"""One run in a list: its token (ASCII), four numbers of at most 19 digits, whether it is frozen,
+and the names of all that; what it left is told of the first that left anything.
+"""
 
-assert RUNS_MAX * RUN_CHARS_MAX < MESSAGE_BYTES_MAX
+LEFT_CHARS_MAX = LEFT_NAMES_MAX * (COMMAND_CHARS_MAX + 24)
+assert RUNS_MAX * RUN_CHARS_MAX + LEFT_RUNS_MAX * LEFT_CHARS_MAX < MESSAGE_BYTES_MAX
 
 BUFFER_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 """What may wait from a client, and for one that does not read; beyond it the client is dropped,
@@ -233,6 +239,9 @@ class Server:
                 return self.holder.start(request["plan"])
             case "stop":
                 self.holder.stop(request["token"], request["grace_s"])
+            case "freeze" | "thaw" as what:
+                trouble = getattr(self.holder, what)(request["token"])
+                return {"trouble": trouble} if trouble else {"done": True}
             case "forget":
                 self.holder.forget(request["token"])
             case "list":

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from skep_services.agent import proc
+from skep_services.agent import proc, runner_freeze
 from skep_services.agent.runner_launch import launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
@@ -41,6 +41,12 @@ RUNS_MAX = 65_536
 
 LEFTOVER_GRACE_SECONDS = 1.0
 """How long after SIGTERM a process may live that outlived its run's main process."""
+
+LEFT_NAMES_MAX = 4
+LEFT_RUNS_MAX = 1000
+"""How many leftovers of a run are named, and of how many runs in a list: whoever leaks leaks more
+of the same.
+"""
 
 LOG_CHECK_SECONDS = 0.25
 LOG_CHECK_FLOOD_SECONDS = 0.05
@@ -85,6 +91,15 @@ class Run:
         self.look_at = math.inf
         self.killed: dict[tuple[int, int], bool] = {}
         self.leftovers: dict[tuple[int, int], bool] = {}
+        self.left: list[str] = []
+
+    def leave(self, found: list[proc.Process]) -> None:
+        """Note what outlived the main process; the first are named, while they are there."""
+        for one in found:
+            if (one.pid, one.ticks) not in self.leftovers:
+                self.leftovers[one.pid, one.ticks] = True
+                if len(self.left) < LEFT_NAMES_MAX:
+                    self.left.append(f"{one.pid}: {proc.command_line(one.pid)}")
 
 
 class Orphan:
@@ -156,6 +171,7 @@ class Holder:
         if run is None:
             return
         self.reap()
+        self.thaw(token)
         run.known.asked = run.known.asked or not run.main_gone
         at = time.monotonic()
         run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
@@ -164,6 +180,44 @@ class Holder:
         run.stopping = True
         self._look(run, at)
 
+    def freeze(self, token: str) -> str:
+        """Freeze a run's tree where it is; return what would not be, or an empty text.
+
+        It is noted first: a tree that is frozen and not known to be would stay so for ever.
+        """
+        run = self.live.get(token)
+        if run is None or run.stopping:
+            return ""
+        self.reap()
+        known = run.known
+        group = known.group or runner_freeze.group_for(known.mark)
+        try:
+            self._record.frozen(known, group)
+        except OSError as error:
+            return f"the record cannot be written: {error}"
+        trouble = ""
+        if group:
+            trouble = runner_freeze.freeze_group(group, lambda: self._members(run))
+        if trouble or not group:
+            if group:
+                _complain(f"{trouble}; stopped by signals instead")
+                runner_freeze.thaw_group(group)
+                self._note(self._record.frozen, known, "")
+            trouble = runner_freeze.stop_all(lambda: self._members(run))
+        return trouble
+
+    def thaw(self, token: str) -> str:
+        """Let a run's tree go on; return why that failed, or an empty text."""
+        run = self.live.get(token)
+        if run is None or not (run.known.frozen or run.known.group):
+            return ""
+        trouble = runner_freeze.thaw_group(run.known.group) if run.known.group else ""
+        if not run.known.group:
+            runner_freeze.continue_all(lambda: self._members(run))
+        if not trouble and run.known.frozen:
+            self._note(self._record.thawed, run.known)
+        return trouble
+
     def forget(self, token: str) -> None:
         """Drop an ended run. Unknown runs are fine, living ones stay."""
         if token in self._record.runs and token not in self.live:
@@ -171,10 +225,13 @@ class Holder:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return every run known, as told to clients."""
-        return [
-            _started(known) if token in self.live else _ended(known)
+        told = [
+            _alive(known) if token in self.live else _ended(known)
             for token, known in self._record.runs.items()
         ]
+        for run in [run for run in told if run.get("left")][LEFT_RUNS_MAX:]:
+            run["left"] = []
+        return told
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -241,7 +298,7 @@ class Holder:
             return
         if run.main_gone and run.kill_at == math.inf:
             left = self._members(run)
-            run.leftovers.update(dict.fromkeys(_identities(left), True))
+            run.leave(left)
             _terminate(left)
             run.kill_at = at + LEFTOVER_GRACE_SECONDS
         if at >= run.kill_at:
@@ -261,7 +318,10 @@ class Holder:
         if run.log is not None:
             _check_log(run)
             run.log.close()
-        self._note(self._record.exited, known, run.code, len(run.leftovers), time.time_ns())
+        if known.group:
+            runner_freeze.remove(known.group)
+        self._note(self._record.exited, known, run.code, len(run.leftovers), time.time_ns(),
+                   run.left)  # fmt: skip
         self.ends.append(_ended(known))
 
     def _kill(self, run: Run) -> bool:
@@ -282,12 +342,12 @@ class Holder:
                 break
             _signal(fresh, signal.SIGSTOP)
             frozen.update((one.pid, one) for one in fresh)
+        fresh_ids = [each for each in _identities(list(frozen.values())) if each not in run.killed]
+        if run.main_gone:
+            run.leave([one for one in frozen.values() if (one.pid, one.ticks) in fresh_ids])
         _signal(list(frozen.values()), signal.SIGKILL)
         _outrun(begin=False)
-        fresh_ids = [each for each in _identities(list(frozen.values())) if each not in run.killed]
         run.killed.update(dict.fromkeys(fresh_ids, True))
-        if run.main_gone:
-            run.leftovers.update(dict.fromkeys(fresh_ids, True))
         return bool(fresh_ids)
 
     def _freeze_orphans(self, run: Run, frozen: dict[int, proc.Process]) -> bool:
@@ -463,11 +523,16 @@ def _started(known: Known) -> dict[str, Any]:
     return {"token": known.token, "pid": known.pid, "ticks": known.ticks, "at": known.at}
 
 
+def _alive(known: Known) -> dict[str, Any]:
+    return {**_started(known), **({"frozen": True} if known.frozen else {})}
+
+
 def _ended(known: Known) -> dict[str, Any]:
     return {
         "token": known.token,
         "code": known.code,
         "leftovers": known.leftovers,
+        "left": known.left,
         "asked": known.asked,
         "at": known.ended_at,
     }

@@ -4,7 +4,8 @@
     {"began": TOKEN, "mark": N, "log": PATH, "log_bytes_max": N}    written before it is executed
     {"started": TOKEN, "pid": N, "ticks": N, "at": NS}
     {"not_started": TOKEN}                          it could not be executed: it may be tried again
-    {"exited": TOKEN, "code": N or null, "leftovers": N, "asked": BOOL,
+    {"frozen": TOKEN, "group": PATH or ""} {"thawed": TOKEN}    written before it is done
+    {"exited": TOKEN, "code": N or null, "leftovers": N, "left": [TEXT], "asked": BOOL,
      "at": NS}
     {"forgot": TOKEN}
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 LINES_SPARE_MAX = 4096
@@ -31,6 +33,7 @@ class Known:
 
     `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
     its main process had; after the runner's death that is known only of what had ended by then.
+    `group` is the control group that its tree was put into, if any; it stays in it when thawed.
     """
 
     def __init__(self, token: str, mark: int, log: str, log_bytes_max: int) -> None:
@@ -45,6 +48,9 @@ class Known:
         self.leftovers = 0
         self.asked = False
         self.ended_at = 0
+        self.frozen = False
+        self.group = ""
+        self.left: list[str] = []
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines that make this run."""
@@ -59,12 +65,17 @@ class Known:
         ]
         if self.pid:
             lines.append({"started": token, "pid": self.pid, "ticks": self.ticks, "at": self.at})
+        if self.group or self.frozen:
+            lines.append({"frozen": token, "group": self.group})
+        if self.group and not self.frozen:
+            lines.append({"thawed": token})
         if self.ended_at:
             lines.append(
                 {
                     "exited": token,
                     "code": self.code,
                     "leftovers": self.leftovers,
+                    "left": self.left,
                     "asked": self.asked,
                     "at": self.ended_at,
                 }
@@ -107,9 +118,22 @@ class Record:
         del self.runs[token]
         self._append({"not_started": token})
 
-    def exited(self, known: Known, code: int | None, leftovers: int, at: int) -> None:
-        """Note its end."""
+    def frozen(self, known: Known, group: str) -> None:
+        """Note that its tree is about to be frozen, and in which control group, if in one."""
+        known.frozen, known.group = True, group
+        self._append({"frozen": known.token, "group": group})
+
+    def thawed(self, known: Known) -> None:
+        """Note that its tree is about to be thawed."""
+        known.frozen = False
+        self._append({"thawed": known.token})
+
+    def exited(
+        self, known: Known, code: int | None, leftovers: int, at: int, left: Sequence[str] = ()
+    ) -> None:
+        """Note its end; `left` names leftovers."""
         known.code, known.leftovers, known.ended_at = code, leftovers, at
+        known.left = list(left)
         self._append(known.lines()[-1])
 
     def forgot(self, token: str) -> None:
@@ -157,6 +181,7 @@ class Record:
         if self._boot_read != self.boot:
             for known in self.runs.values():
                 known.pid = 0
+                known.frozen, known.group = False, ""
 
     def _take(self, line: dict[str, Any]) -> None:
         if "boot" in line:
@@ -167,9 +192,15 @@ class Record:
         elif "started" in line:
             known = self.runs[line["started"]]
             known.pid, known.ticks, known.at = line["pid"], line["ticks"], line["at"]
+        elif "frozen" in line:
+            known = self.runs[line["frozen"]]
+            known.frozen, known.group = True, line["group"]
+        elif "thawed" in line:
+            self.runs[line["thawed"]].frozen = False
         elif "exited" in line:
             known = self.runs[line["exited"]]
             known.code, known.leftovers = line["code"], line["leftovers"]
+            known.left = line.get("left", [])
             known.asked, known.ended_at = line["asked"], line["at"]
         elif "not_started" in line or "forgot" in line:
             del self.runs[line.get("not_started") or line["forgot"]]

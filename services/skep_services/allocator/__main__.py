@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.wire import subjects
+from skep.wire.changes import ChangeAsked
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
@@ -14,7 +16,7 @@ from skep_services.shell import Follow
 FOLLOW = (
     Follow(subjects.ADMIN),
     Follow(subjects.NODE),
-    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked)),
+    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked)),
 )
 LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
 
@@ -22,7 +24,9 @@ LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE)
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
-    await serve(chosen, log, AllocatorMachine(), follow=FOLLOW, listen=LISTEN, keeps=keeps)
+    machine = AllocatorMachine()
+    machine.key = secrets.token_bytes(32)
+    await serve(chosen, log, machine, follow=FOLLOW, listen=LISTEN, keeps=keeps)
 
 
 if __name__ == "__main__":

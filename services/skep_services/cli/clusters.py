@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skep.wire.spec import Problem
     from skep_services.cli.specs import Document
 
-KEYS = ("version", "chains", "pinned", "vcs", "physicalCluster", "virtualClusters")
+KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "physicalCluster", "virtualClusters")
 
 BARE_HOSTS = re.compile(r"\[[^\"'\n]*[\w.-]\[\d")
 """A host list without quotes between brackets, which YAML takes for a list in a list."""

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from skep_services.cli import exits, render
@@ -337,11 +337,24 @@ def service_checks(client: Client) -> Iterator[Check]:
 def token_checks(client: Client) -> Iterator[Check]:
     """Yield whether the token is accepted."""
     try:
-        client.get("/v1/vcs")
+        answer = client.get("/v1/vcs")
     except CommandError as error:
         yield Check("token", FAIL, error.text.splitlines()[0], "check SKEP_TOKEN")
     else:
         yield Check("token", OK, "accepted")
+        yield cells_check(answer.get("alarms", ()))
+
+
+def cells_check(alarms: Sequence[dict[str, Any]]) -> Check:
+    """Say whether the allocator found its cells in order."""
+    if not alarms:
+        return Check("cells", OK, "in order")
+    more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
+    todo = (
+        "jobs run on, but what tenants were promised may not hold: keep the story "
+        "(`skep vc ls --json`) for a report, and restart the allocator, which counts anew"
+    )
+    return Check("cells", FAIL, alarms[0]["text"] + more, todo)
 
 
 def clock_skew_s(date: str, now_s: float) -> float | None:

@@ -30,6 +30,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("show", "why a job waits, where it runs or why it ended, and what would change it"),
         "logs": ("logs", "print a job's output"),
         "cancel": ("jobs", "end jobs"),
+        "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),
+        "resume": ("changes", "have suspended jobs go on"),
+        "checkpoint": ("changes", "have jobs store their state durably, and go on"),
+        "migrate": ("changes", "have jobs go on elsewhere"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
@@ -70,7 +74,7 @@ def overview() -> str:
     lines = ["usage: skep COMMAND [options]     (skep COMMAND -h tells more)", ""]
     for title, group in GROUPS.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:8} {text}" for name, (_, text) in group.items()]
+        lines += [f"  {name:10} {text}" for name, (_, text) in group.items()]
         lines.append("")
     lines.append("every command takes --json and --home DIR\n")
     lines.append(exits.HELP)

@@ -54,7 +54,9 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
-        ("tier", _tier(spec)),
+        ("tier", _tier(row, spec)),
+        ("changing", _changing(row)),
+        ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),
         ("place", row["place"]),
         ("submitted", clock_time(row["submitted_at"], date=True)),
@@ -109,7 +111,43 @@ def _command(spec: dict[str, Any]) -> str:
     return shlex.join(map(str, command))
 
 
-def _tier(spec: dict[str, Any]) -> str:
+ALLOWS = {
+    "release": "can make room for others without losing work",
+    "migrate": "can move to another node",
+    "checkpoint": "can be stored and repeated from there",
+    "resize": "can grow and shrink",
+}
+"""What an ability of a job is good for."""
+
+
+def _changing(row: dict[str, Any]) -> str:
+    changing = row.get("changing")
+    if not changing:
+        return ""
+    left = ", ".join(changing["waits_for"])
+    undoing = "undoing " if changing["undoing"] else ""
+    return f"{undoing}{changing['goal']}, round {changing['round']}; {left} not answered"
+
+
+def _asked(row: dict[str, Any]) -> str:
+    asks = row.get("asks") or ()
+    if not asks:
+        return ""
+    last = asks[-1]
+    why = (
+        f" ({last['why']}{': ' + last['detail'] if last['detail'] else ''})" if last["why"] else ""
+    )
+    return f"{last['ask']}: {last['result'] or 'under way'}{why}"
+
+
+def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
+    """Return what the running job can do, as it said itself, or what its spec lets expect."""
+    if row.get("tier"):
+        can = row["can"]
+        allowed = "; ".join(text for name, text in ALLOWS.items() if name in can)
+        return f"{row['tier']}: {', '.join(can) or 'start and stop'}" + (
+            f" ({allowed})" if allowed else ""
+        )
     if not spec:
         return ""
     if spec.get("script"):

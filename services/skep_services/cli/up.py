@@ -34,7 +34,9 @@ def options_up(parser: ArgumentParser) -> None:
         "--gpus", metavar="N", help="GPUs of each node (default 4), or auto with --device cuda"
     )
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="cpu: slots without GPUs (default); cuda: NVML"
+        "--device",
+        choices=("cpu", "fake", "cuda"),
+        help="cpu: slots without GPUs (default); fake: slots that behave like GPUs; cuda: NVML",
     )
     parser.add_argument("--gpu-type", metavar="TYPE", help="what to call the GPUs")
     parser.add_argument(
@@ -148,7 +150,7 @@ def _settle(home: str, wishes: Wishes) -> Cluster:
         raise CommandError(exits.FAILED, text) from None
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None
-    fresh = nats_access.new_passwords([node.name for node in cluster.nodes], list(cluster.vcs))
+    fresh = nats_access.new_passwords([node.name for node in cluster.nodes], cluster.who)
     known = cluster.nats.users
     cluster.nats.users = {name: known.get(name, password) for name, password in fresh.items()}
     return cluster

@@ -62,7 +62,10 @@ def _list(arguments: Namespace) -> int:
     if arguments.json:
         print_raw(client.get_bytes("/v1/usage"))
         return exits.OK
-    vcs = client.get("/v1/usage")["vcs"]
+    answer = client.get("/v1/usage")
+    vcs = answer["vcs"]
+    for alarm in answer.get("alarms", ()):
+        say(f"ALARM: {alarm['text']}")
     if not vcs:
         say("no virtual clusters yet: skep vc apply FILE")
         return exits.OK

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from skep_services.adapters import nats_access, nats_server
-from skep_services.supervisor import boot
+from skep_services.supervisor import boot, tenants
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, ConfigError, Wishes, parse_vc, settle
 
@@ -37,6 +37,12 @@ READABLE = 0o644
 """A container's user has another number than the folder's owner, so the files are open to all. The
 folder around them is not, and each container is given its own files only."""
 
+RELOAD = """\
+The bus servers take new users in when they read their configuration again:
+  docker compose kill -s HUP nats-1 nats-2 nats-3
+The gateway reads its tokens by itself.
+"""
+
 EXIT_BAD_OPTIONS = 64
 
 
@@ -48,6 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
     parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of three")
     parser.add_argument("--port", type=int, help="of the gateway")
+    parser.add_argument(
+        "--tenant", action="append", default=[], metavar="VC",
+        help="credentials for a virtual cluster that `skep vc apply` made",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     try:
         wishes = Wishes(
@@ -56,15 +66,20 @@ def main(arguments: Sequence[str]) -> int:
             vcs=dict(map(parse_vc, given.vc)) if given.vc else None,
             port=given.port,
         )
-        write(given.folder, wishes, given.nats_port)
+        write(given.folder, wishes, given.nats_port, given.tenant)
     except (ConfigError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_BAD_OPTIONS
+    if given.tenant:
+        sys.stdout.write(RELOAD)
     return 0
 
 
-def write(target: Path, wishes: Wishes, nats_port: int) -> Cluster:
-    """Write all files into `target`; return the cluster. Raises ConfigError, OSError."""
+def write(target: Path, wishes: Wishes, nats_port: int, more: Sequence[str] = ()) -> Cluster:
+    """Write all files into `target`; return the cluster. Raises ConfigError, OSError.
+
+    `more` are virtual clusters whose people get credentials, although they are set elsewhere.
+    """
     if not 0 < nats_port <= 65536 - len(SERVERS):
         text = f"--nats-port {nats_port}: three ports from --nats-port on are 1 to 65535"
         raise ConfigError(text)
@@ -72,7 +87,8 @@ def write(target: Path, wishes: Wishes, nats_port: int) -> Cluster:
     cluster = settle(boot.read_cluster(str(target)), wishes, str(target))
     ports = range(nats_port, nats_port + len(SERVERS))
     cluster.nats.url = ",".join(f"nats://{HOST}:{port}" for port in ports)
-    nodes, vcs = [node.name for node in cluster.nodes], list(cluster.vcs)
+    tenants.admit(cluster, more)
+    nodes, vcs = [node.name for node in cluster.nodes], cluster.who
     fresh = {
         **nats_access.new_passwords(nodes, vcs, REPLICAS),
         ROUTE: secrets.token_urlsafe(nats_access.PASSWORD_BYTES),

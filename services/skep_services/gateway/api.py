@@ -58,26 +58,43 @@ CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
 class Tokens:
-    """Who each bearer token belongs to."""
+    """Who each bearer token belongs to. Those of a file are read again when it changes."""
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
+    def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
         """Take {token: identity}; raises ConfigurationError for an identity that is none."""
-        self._callers: list[tuple[bytes, Caller]] = []
+        self._callers = self._checked(tokens)
+        self._path, self._seen = path, _state(path)
+
+    @staticmethod
+    def _checked(tokens: Mapping[str, str]) -> list[tuple[bytes, Caller]]:
+        callers: list[tuple[bytes, Caller]] = []
         for token, name in tokens.items():
             vc = name.removeprefix("vc-") if name.startswith("vc-") else ""
             if not token or not (name == OPERATOR or (vc and is_token(vc))):
                 text = f"SKEP_TOKENS: {name!r} is neither `operator` nor `vc-<vc>`"
                 raise ConfigurationError(text)
-            self._callers.append((token.encode(), Caller(name, vc)))
+            callers.append((token.encode(), Caller(name, vc)))
+        return callers
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
         """Return the tokens in a JSON file; raises ConfigurationError."""
         try:
-            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
+            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, str]), path)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             text = f'SKEP_TOKENS: {path} must be JSON like {{"<token>": "operator"}}: {error}'
             raise ConfigurationError(text) from error
+
+    def refresh(self) -> None:
+        """Take over the file's tokens if it changed; one that cannot be read changes nothing."""
+        if self._path is None or (state := _state(self._path)) == self._seen:
+            return
+        try:
+            self._callers = Tokens.read(self._path)._callers
+            log.info("tokens read again", tokens=len(self._callers))
+        except ConfigurationError as error:
+            log.error("tokens not read again", error=str(error))
+        self._seen = state
 
     def caller(self, authorization: str) -> Caller | None:
         """Return who sent this Authorization header, or None."""
@@ -89,6 +106,15 @@ class Tokens:
             if hmac.compare_digest(token, secret):
                 found = caller
         return found if scheme.lower() == "bearer" else None
+
+
+def _state(path: Path | None) -> tuple[int, int, int]:
+    """Return what tells one content of a file from another; zeros if there is none."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return 0, 0, 0
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found is not None else (0, 0, 0)
 
 
 def middleware(tokens: Tokens, metrics: Metrics) -> Any:
@@ -157,6 +183,7 @@ def unknown_job(name: str) -> ApiError:
 
 
 def _authenticated(tokens: Tokens, request: web.Request) -> Caller:
+    tokens.refresh()
     caller = tokens.caller(request.headers.get("Authorization", ""))
     if caller is None:
         text = "a token is needed: `Authorization: Bearer <token>`"

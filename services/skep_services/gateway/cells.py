@@ -11,15 +11,17 @@ from typing import Any
 
 from skep.cells.chain import ChainState
 from skep.cells.holds import Hold
-from skep.cells.keep import reconfigure
+from skep.cells.keep import CellsKept, Change, reconfigure, restore
 from skep.cells.levels import gpus_owned
 from skep.cells.pools import VCell
 from skep.cells.propose import resolve
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster, VirtualCluster
+from skep.wire.reasons import TEXT
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.holdings import job_of
 from skep_services.gateway.rows import PLACED, State
+from skep_services.gateway.texts import alarm_text
 
 Plain = dict[str, Any]
 HIDDEN = "?"
@@ -118,6 +120,26 @@ def _shown(owner: str, vc: str, text: str) -> str:
     return text if vc in {"", owner} else HIDDEN
 
 
+def alarms_view(fold: Fold, vc: str) -> list[Plain]:
+    """Return what the allocator found broken in the cells and not in order since.
+
+    A tenant is told what concerns it, and not the story, which names others' jobs.
+    """
+    return [
+        {
+            "rule": alarm.rule,
+            "chain": alarm.chain,
+            "where": alarm.where,
+            "vcs": list(alarm.vcs) if not vc else [vc],
+            "at": alarm.at,
+            "text": alarm_text(alarm) if not vc else TEXT[alarm.rule],
+            "story": list(alarm.story) if not vc else [],
+        }
+        for alarm in fold.clusters.alarms
+        if not vc or vc in alarm.vcs
+    ]
+
+
 # --- tenants -------------------------------------------------------------------------------------
 
 
@@ -153,9 +175,8 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
     ]
 
 
-def usage_view(fold: Fold, vc: str) -> list[Plain]:
-    """Return tenants by name with their cells: how many of each level, and where each one is."""
-    cells = fold.holdings.cells()
+def usage_view(cells: Cells, rows: list[Plain], vc: str) -> list[Plain]:
+    """Return tenants (rows of `vcs_view`) with their cells: how many, and where each one is."""
     return [
         {
             **row,
@@ -163,7 +184,7 @@ def usage_view(fold: Fold, vc: str) -> list[Plain]:
             "bound": list(bound_view(cells, row["vc"], vc)),
             "borrowers": list(_borrowers(cells, row["vc"])),
         }
-        for row in vcs_view(fold, vc)
+        for row in rows
     ]
 
 
@@ -241,14 +262,22 @@ def _borrowers(cells: Cells, vc: str) -> Iterator[Plain]:
 # --- a change ------------------------------------------------------------------------------------
 
 
-def plan_view(fold: Fold, asked: Cluster) -> Plain:
+def resolved(fold: Fold, asked: Cluster) -> Cluster:
+    """Return what a sound cluster would be with the nodes that have joined."""
+    nodes = sorted(fold.nodes.values(), key=lambda node: node.number)
+    return resolve(asked, [node.joined for node in nodes if node.joined is not None])
+
+
+def fates(kept: CellsKept, after: Cluster) -> list[Change]:
+    """Return what other cells would mean for each job that holds GPUs."""
+    return reconfigure(restore(kept), after)[1]
+
+
+def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Change]) -> Plain:
     """Return what a sound cluster would mean: for each job that holds GPUs, and for each VC.
 
     `missing` are nodes of it that have not joined: their cells count as bad until they do.
     """
-    nodes = sorted(fold.nodes.values(), key=lambda node: node.number)
-    after = resolve(asked, [node.joined for node in nodes if node.joined is not None])
-    _, changes = reconfigure(fold.holdings.cells(), after)
     before = fold.clusters.resolved
     jobs = []
     for change in changes:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from skep.cells.clustercheck import cluster_problems
+from skep.cells.keep import keep
+from skep.cells.state import Cells
+from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.cluster import Chain, Pin, VirtualCluster
+from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
-from skep_services.gateway.api import ApiError, caller_of, json_response
-from skep_services.gateway.cells import cells_view, plan_view, usage_view, vcs_view
+from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
+from skep_services.gateway.cells import (
+    alarms_view,
+    cells_view,
+    fates,
+    plan_view,
+    resolved,
+    usage_view,
+    vcs_view,
+)
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
+from skep_services.gateway.mirror import frozen
 from skep_services.gateway.page import PAGE, PAGE_POLICY
 from skep_services.gateway.picture import picture
 from skep_services.gateway.submit import Submitter
@@ -35,6 +49,7 @@ class VcsBody(msgspec.Struct, forbid_unknown_fields=True):
     vcs: dict[str, VirtualCluster]
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
+    quarantine: QuarantineRule = QUARANTINE
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,39 +140,56 @@ class Cluster:
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""
-        return json_response({"vcs": vcs_view(self._indexer.fold, caller_of(request).vc)})
+        fold, vc = self._indexer.fold, caller_of(request).vc
+        return json_response({"vcs": vcs_view(fold, vc), "alarms": alarms_view(fold, vc)})
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
         """Answer one virtual cluster's cells: where they are and who is inside."""
-        name, fold = request.match_info["vc"], self._indexer.fold
-        found = [one for one in usage_view(fold, caller_of(request).vc) if one["vc"] == name]
-        if not found:
+        name, vc = request.match_info["vc"], caller_of(request).vc
+        rows = [one for one in vcs_view(self._indexer.fold, vc) if one["vc"] == name]
+        if not rows:
             raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
-        return json_response(found[0])
+        cells = self._frozen()
+        return raw_response(await _apart(lambda: usage_view(cells, rows, vc)[0]))
 
     async def usages(self, request: web.Request) -> web.StreamResponse:
         """Answer every virtual cluster's cells."""
-        return json_response({"vcs": usage_view(self._indexer.fold, caller_of(request).vc)})
+        fold, vc = self._indexer.fold, caller_of(request).vc
+        rows, alarms, cells = vcs_view(fold, vc), alarms_view(fold, vc), self._frozen()
+        return raw_response(
+            await _apart(lambda: {"vcs": usage_view(cells, rows, vc), "alarms": alarms})
+        )
 
     async def cells(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells."""
-        return json_response({"chains": self._tree(request)})
+        alarms = alarms_view(self._indexer.fold, caller_of(request).vc)
+        tree = self._tree(request)
+        return raw_response(await _apart(lambda: {"chains": tree(), "alarms": alarms}))
 
     async def picture(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells as a picture."""
-        svg = picture(self._tree(request), sorted(self._indexer.fold.clusters.resolved.vcs))
+        tree, vcs = self._tree(request), sorted(self._indexer.fold.clusters.resolved.vcs)
+        svg = await asyncio.to_thread(lambda: picture(tree(), vcs))
         return web.Response(text=svg, content_type="image/svg+xml")
 
-    def _tree(self, request: web.Request) -> list[dict[str, Any]]:
+    def _frozen(self) -> Cells:
+        return frozen(self._indexer.fold.holdings.cells())
+
+    def _tree(self, request: web.Request) -> Callable[[], list[dict[str, Any]]]:
+        """Return what makes the tree of cells that is asked for, as they are now: in a thread."""
         fold, chain = self._indexer.fold, request.query.get("chain", "")
         if chain and chain not in fold.clusters.resolved.chains:
             raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
-        return cells_view(fold.holdings.cells(), caller_of(request).vc, chain)
+        cells, vc = self._frozen(), caller_of(request).vc
+        return lambda: cells_view(cells, vc, chain)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
         """Answer what the cells an operator has in mind would mean for who runs."""
         asked = _sound(await _operators(request, VcsBody)).cluster
-        return json_response(plan_view(self._indexer.fold, asked))
+        fold = self._indexer.fold
+        after, kept = resolved(fold, asked), keep(fold.holdings.cells())
+        changes = await asyncio.to_thread(fates, kept, after)
+        return json_response(plan_view(fold, asked, after, changes))
 
     async def set_vcs(self, request: web.Request) -> web.StreamResponse:
         """Publish the virtual clusters an operator wants."""
@@ -190,9 +222,15 @@ class Cluster:
         return json_response(done.body, done.status)
 
 
+async def _apart(make: Callable[[], Any]) -> bytes:
+    """Return a long answer, made in a thread of what nobody changes."""
+    return await asyncio.to_thread(lambda: codec.encode(make()))
+
+
 def _sound(body: VcsBody) -> SetVcs:
     """Return what an operator wants if it can be. Raises ApiError."""
-    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins)
+    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins,
+                  quarantine=body.quarantine)  # fmt: skip
     problems = tuple(cluster_problems(wish.cluster))
     if problems:
         raise ApiError(422, problems[0].reason, problems[0].text, problems)

@@ -18,13 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     ClusterRefused,
@@ -51,9 +55,11 @@ from skep.wire.facts import (
     Repeated,
     ReservationDropped,
 )
+from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep_services.gateway import changes
 from skep_services.gateway.holdings import Holdings
 from skep_services.gateway.rows import (
     ACTIVE,
@@ -163,8 +169,8 @@ class Fold:
                 self.unreadable += 1
             case SetVcs() | DrainNode() | QuarantineGpu():
                 self.note(event, at, describe_admin(event), None)
-            case codec.CancelRequest():
-                pass  # Admission's CancelAsked says whether it came to anything.
+            case codec.CancelRequest() | codec.AskRequest():
+                pass  # Admission's facts say whether it came to anything.
             case _:
                 self._agent(event, at)
 
@@ -234,7 +240,7 @@ class Fold:
         job.row.vc, job.row.submitted_at = event.vc, event.at
         job.trace, job.key = event.trace, event.key
         if job.row.state is State.UNSEEN:
-            self._enter(job, State.SUBMITTED)
+            self.enter(job, State.SUBMITTED)
 
     def _admission(self, fact: Any, at: Instant) -> None:
         match fact:
@@ -245,7 +251,7 @@ class Fold:
                     job.key = fact.key
                     if job.row.state in {State.UNSEEN, State.SUBMITTED}:
                         job.row.why = Reason.WAITS_BEHIND
-                        self._enter(job, State.QUEUED)
+                        self.enter(job, State.QUEUED)
             case Refused():
                 job = self._refused(fact, at)
             case Repeated():
@@ -254,6 +260,10 @@ class Fold:
                 job = self._job(fact.job)
                 if job is not None:
                     job.cancel_asked = True
+            case ChangeAsked():
+                job = self._job(fact.ask.job)
+                if job is not None:
+                    changes.asked(job, fact)
             case EpochBegan():
                 job = None
             case _:
@@ -268,7 +278,7 @@ class Fold:
             row.submitted_at, row.ended_at = fact.submitted_at, at
             row.why = fact.problems[0].reason if fact.problems else None
             job.problems, job.key, job.trace = fact.problems, fact.key, fact.trace
-            self._enter(job, State.REFUSED)
+            self.enter(job, State.REFUSED)
         return job
 
     def _repeated(self, fact: Repeated) -> Job | None:
@@ -277,7 +287,7 @@ class Fold:
         if job is None or original is None:
             return None
         job.original, job.row.vc, job.trace = fact.original, fact.vc, fact.trace
-        self._enter(job, State.REPEATED)
+        self.enter(job, State.REPEATED)
         if fact.job not in original.repeated_by:
             original.repeated_by.append(fact.job)
             del original.repeated_by[:-REPEATS_KEPT]
@@ -296,6 +306,9 @@ class Fold:
             case CellsSet():
                 self._cells_set(fact)
                 self.note(fact, at, describe(fact), None)
+            case CellsAlarm():
+                self._alarm(fact)
+                self.note(fact, at, describe(fact), None)
             case EpochBegan() | ClusterRefused():
                 self.note(fact, at, describe(fact), None)
             case CancelAsked():
@@ -303,7 +316,12 @@ class Fold:
             case _:
                 job = self._job(fact.job)
                 if job is not None:
-                    self._job_fact(job, fact)
+                    if isinstance(fact, ChangeFact):
+                        changes.apply(self, job, fact)
+                    elif isinstance(fact, MoveFact):
+                        changes.move(self, job, fact)
+                    else:
+                        self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
 
     def _cells_set(self, fact: CellsSet) -> None:
@@ -317,7 +335,19 @@ class Fold:
             job = self._job(name)
             if job is not None:
                 job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
-        self.clusters = self._clusters = Clusters(fact.asked, fact.cluster)
+        self.clusters = self._clusters = msgspec.structs.replace(
+            self.clusters, asked=fact.asked, resolved=fact.cluster
+        )
+
+    def _alarm(self, fact: CellsAlarm) -> None:
+        known = self.clusters
+        place = fact.rule, fact.chain, fact.where
+        others = [each for each in known.alarms if (each.rule, each.chain, each.where) != place]
+        self.clusters = self._clusters = msgspec.structs.replace(
+            known,
+            alarms=tuple(others) if fact.over else (*others, fact),
+            alarms_raised=known.alarms_raised + (not fact.over),
+        )
 
     def _job_fact(self, job: Job, fact: JobFact) -> None:
         row = job.row
@@ -329,22 +359,24 @@ class Fold:
             case JobQueued():
                 self._described(job, fact.spec, fact.submitted_at, fact.trace)
                 row.why = Reason.WAITS_BEHIND
-                self._enter(job, State.QUEUED)
+                self.enter(job, State.QUEUED)
+            case JobWaits() if row.state is State.SUSPENDED:
+                row.needs = fact.needs  # Why it stands aside stays the reason.
             case JobWaits():
                 row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
             case JobBound():
                 self._bound(job, fact)
             case JobRan():
                 row.started_at = job.attempt(fact.attempt).started_at = fact.at
-                self._enter(job, State.RUNNING)
+                self.enter(job, State.RUNNING)
             case JobStopping():
                 row.why, row.needs = fact.why, ""
                 attempt = job.attempt(fact.attempt)
                 attempt.ended_why, attempt.detail = fact.why, fact.detail
-                self._enter(job, State.STOPPING)
+                self.enter(job, State.STOPPING)
                 self.holdings.give_back(job, fact.attempt)
             case GhostGone():
-                self._free(fact.node, fact.job, fact.attempt)
+                self.free(fact.node, fact.job, fact.attempt)
                 job.attempt(fact.attempt).part(fact.node).free = True
             case JobRequeued():
                 self._requeued(job, fact)
@@ -353,9 +385,10 @@ class Fold:
             case CellsReserved():
                 job.claims, job.victims = fact.members, fact.victims
                 row.why = Reason.WAITS_FOR_VICTIMS
-                self.holdings.changed()
+                self.holdings.claimed(job)
             case ReservationDropped():
                 self._unclaimed(job)
+                self.holdings.unclaimed(fact)
             case JobDemoted():
                 self.holdings.regrade(job, fact.attempt, ())
             case JobPromoted():
@@ -371,25 +404,25 @@ class Fold:
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.steps = 0
         job.claims = job.victims = ()
+        job.released, job.changing = False, None
         for member in fact.members:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices
         attempt.members.sort(key=lambda part: part.first_rank)
         self.holdings.take(job, fact)
-        self._enter(job, State.BOUND)
+        self.enter(job, State.BOUND)
 
     def _unclaimed(self, job: Job) -> None:
         """Have a job wait as if nothing had been reserved for it."""
         job.claims = job.victims = ()
         job.row.why, job.row.needs = Reason.WAITS_BEHIND, ""
-        self.holdings.changed()
 
     def _gone(self, job: Job, fact: MemberGone) -> None:
         part = job.attempt(fact.attempt).part(fact.node)
         part.outcome, part.detail, part.free = fact.outcome, fact.detail, fact.free
         part.steps, part.step_ns = fact.steps, fact.step_ns
         if fact.free:
-            self._free(fact.node, fact.job, fact.attempt)
+            self.free(fact.node, fact.job, fact.attempt)
         else:
             # What a lost node still runs does not keep its VC from healthy cells.
             self.holdings.give_back(job, fact.attempt)
@@ -402,10 +435,11 @@ class Fold:
         attempt.steps = min((part.steps for part in parts), default=0)
         row.place, row.bound_at, row.started_at = "", None, None
         row.class_in_force = ""
+        job.released, job.changing = False, None
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.why, row.needs, row.steps = fact.why, "", 0
         job.detail = fact.detail
-        self._enter(job, State.QUEUED)
+        self.enter(job, State.QUEUED)
 
     def _over(self, job: Job, fact: JobEnded) -> None:
         row = job.row
@@ -413,12 +447,13 @@ class Fold:
             self._over_attempt(job.attempt(fact.attempts), fact)
         row.ended_at, row.why, row.needs = fact.at, fact.why, ""
         row.class_in_force = ""
+        job.released, job.changing = False, None
         job.claims = job.victims = ()
         row.steps = fact.steps
         row.eta_s = row.stalled_since = None
         job.detail = fact.detail
         job.trace = job.trace or fact.trace
-        self._enter(job, State(fact.end.value))
+        self.enter(job, State(fact.end.value))
         self._ended.append((job, fact.at))
 
     @staticmethod
@@ -428,7 +463,7 @@ class Fold:
             attempt.ended_at, attempt.steps, attempt.step_ns = fact.at, fact.steps, fact.step_ns
 
     def _node_fact(self, fact: NodeFact) -> None:
-        self.holdings.changed()
+        name = fact.joined.node if isinstance(fact, NodeAdded) else fact.node
         match fact:
             case NodeAdded(joined=joined):
                 node = self.node(joined.node)
@@ -447,9 +482,11 @@ class Fold:
                 node = self.node(fact.node)
                 others = tuple(each for each in node.quarantined if each != fact.device)
                 node.quarantined = (*others, fact.device) if fact.quarantine else others
+        self.holdings.health(self.node(name))
 
-    def _free(self, name: str, job: str, attempt: int) -> None:
-        self.holdings.changed()
+    def free(self, name: str, job: str, attempt: int) -> None:
+        """Take from an attempt the GPUs of a node."""
+        self.holdings.freed(name, job, attempt)
         node = self.node(name)
         node.taken = {
             index: taken
@@ -509,7 +546,8 @@ class Fold:
         self._nodes[name] = node
         return node
 
-    def _enter(self, job: Job, state: State) -> None:
+    def enter(self, job: Job, state: State) -> None:
+        """Have a job be in a state."""
         name = job.row.job
         job.row.state = state
         if state in ACTIVE:

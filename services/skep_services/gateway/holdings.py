@@ -1,9 +1,9 @@
 """Who holds which GPUs by which right, and the cells that follow from it.
 
 What is kept is on the nodes (`Taken`) and the jobs (`claims`): the cells are made of that when
-somebody asks, and made again only after something changed. The allocator's own cells are the
-truth; these agree with them in what is held, owned, claimed and bad. Only which VC bears a bad
-cell may differ, where several could: that depends on the order in which hardware failed.
+somebody asks first, and follow the facts from then on. The allocator's own cells are the truth;
+these agree with them in what is held, owned, claimed and bad. Only which VC bears a bad cell may
+differ, where several could: that depends on the order in which hardware failed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.wire.facts import CellsSet, JobBound
-from skep_services.gateway.rows import PLACED, Job, Taken
+from skep.wire.facts import CellsSet, JobBound, Member, ReservationDropped
+from skep.wire.reasons import Reason
+from skep_services.gateway.mirror import Mirror
+from skep_services.gateway.rows import PLACED, Job, Node, Taken
 
 if TYPE_CHECKING:
     from skep_services.gateway.fold import Fold
@@ -41,42 +43,89 @@ class Holdings:
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._cells: Cells | None = None
-
-    def changed(self) -> None:
-        """Note that the cells are to be made again when they are asked for."""
-        self._cells = None
+        self.mirror = Mirror(self._made)
 
     def cells(self) -> Cells:
         """Return the cells as they are; not to be changed.
 
-        Takes about a second for 65,536 GPUs after a change, nothing without one.
+        Takes half a second for 65,536 GPUs at first and after other cells were set, else nothing.
         """
-        if self._cells is None:
-            self._cells = self._made()
-        return self._cells
+        return self.mirror.cells()
 
     # --- what facts change ---------------------------------------------------------------------
 
     def take(self, job: Job, fact: JobBound) -> None:
         """Give a job what it was bound to."""
-        self.changed()
-        for member in fact.members:
+        self.give(job, fact.attempt, fact.members)
+        self.own(job, fact.attempt)
+
+    def give(self, job: Job, attempt: int, members: Sequence[Member]) -> None:
+        """Give an attempt its GPUs."""
+        for member in members:
             node = self._fold.node(member.node)
             levels = member.levels or (0,) * len(member.devices)
             for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
                 rank = member.first_rank + offset
-                taken = Taken(fact.job, job.row.vc, fact.attempt, rank, level)
+                taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
                 node.taken.update(dict.fromkeys(devices, taken))
-        owns = any(level for member in fact.members for level in member.levels)
+        name = job.row.job, attempt
+        self.mirror.follow(lambda cells: self._enter(cells, name, _ranks(members)))
+
+    def own(self, job: Job, attempt: int) -> None:
+        """Have a job hold its GPUs by the right by which its attempt has them."""
+        mine = [taken for part in job.attempt(attempt).members
+                for taken in self._fold.node(part.node).taken.values()
+                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
+        owns = any(taken.level for taken in mine)
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
+
+    def _enter(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> None:
+        """Give an attempt its GPUs, or what it had claimed."""
+        if _name(*name) in cells.holds:
+            cells.occupy(_name(*name))
+        elif (hold := self._hold(cells, name, ranks)) is not None:
+            cells.enter(hold)
+
+    def claimed(self, job: Job) -> None:
+        """Take over that something is reserved for a job."""
+
+        def enter(cells: Cells) -> None:
+            for hold in self._claims(cells, job):
+                cells.enter(hold)
+
+        self.mirror.follow(enter)
+
+    def unclaimed(self, fact: ReservationDropped) -> None:
+        """Take over that nothing is reserved for a job any more."""
+        name, settle = _name(fact.job, fact.attempt), fact.why is not Reason.PREEMPTED
+        self.mirror.follow(lambda cells: cells.release(name, settle=settle))
+
+    def freed(self, node: str, job: str, attempt: int) -> None:
+        """Take over that an attempt has left a node."""
+        self.mirror.follow(lambda cells: cells.release(_name(job, attempt), node))
+
+    def health(self, node: Node) -> None:
+        """Take over which GPUs of a node may be given to anybody."""
+        self.mirror.follow(lambda cells: cells.set_health(node.node, node.bad))
+
+    def regain(self, job: Job, number: int) -> None:
+        """Give an attempt that had given its GPUs back the same ones again, borrowed."""
+        ranks: dict[int, Rank] = {}
+        for part in job.attempt(number).members:
+            node = self._fold.node(part.node)
+            for offset, devices in enumerate(part.devices if part.outcome is None else ()):
+                taken = Taken(job.row.job, job.row.vc, number, part.first_rank + offset, 0)
+                node.taken.update(dict.fromkeys(devices, taken))
+                ranks[taken.rank] = Rank([(part.node, device) for device in devices], 0)
+        job.row.class_in_force = OPPORTUNISTIC_CLASS
+        self.mirror.follow(lambda cells: self._enter(cells, (job.row.job, number), ranks))
 
     def regrade(self, job: Job, attempt: int, levels: Sequence[int]) -> None:
         """Have an attempt hold its GPUs by another right.
 
         `levels` are those of the ranks it still has, in their order; without any it borrows.
         """
-        self.changed()
+        self.mirror.follow(lambda cells: _regrade(cells, _name(job.row.job, attempt), levels))
         row = job.row
         nodes = [self._fold.node(member.node) for member in job.attempt(attempt).members]
         mine = [(node, device, taken) for node in nodes for device, taken in node.taken.items()
@@ -119,13 +168,14 @@ class Holdings:
         }  # fmt: skip
         if owners:
             new, _ = reconfigure(self.cells(), fact.cluster)
+            self.mirror.drop()
             demoted = [fate.job for fate in fact.fates if fate.fate == "demoted"]
             for (name, attempt), job in owners.items():
                 hold = new.holds.get(_name(name, attempt))
                 kept = hold is not None and hold.guaranteed and name not in demoted
                 levels = [spot.level for spot in hold.spots] if hold is not None and kept else []
                 self.regrade(job, attempt, levels)
-        self.changed()
+        self.mirror.drop()
 
     # --- the cells -----------------------------------------------------------------------------
 
@@ -162,9 +212,10 @@ class Holdings:
                 hold.priority = hold.asked if covered else OPPORTUNISTIC
                 hold.spots = covered or tuple(Spot(spot.leaves) for spot in hold.spots)
             cells.enter(hold, settle=False)
-        for hold in self._claims(cells):
-            if _fits(cells, hold):
-                cells.enter(hold, settle=False)
+        for job in self._fold.active.values():
+            for hold in self._claims(cells, job):
+                if not hold.guaranteed or _fits(cells, hold):
+                    cells.enter(hold, settle=False)
         for state in cells.chains.values():
             state.settle()
         return cells
@@ -193,21 +244,47 @@ class Holdings:
             hold.priority = OPPORTUNISTIC
         return hold
 
-    def _claims(self, cells: Cells) -> Iterator[Hold]:
-        """Yield what is reserved."""
-        for job in self._fold.active.values():
-            found = [
-                (level, [cells.find(member.node, device) for device in devices])
-                for member in job.claims
-                for devices, level in zip(member.devices, member.levels, strict=True)
-            ]
-            homes = [home for _, each in found for home in each]
-            if found and None not in homes:
-                chain = next(home[0] for home in homes if home is not None)
-                spots = tuple(Spot(tuple(home[1] for home in each if home is not None), level)
-                              for level, each in found)  # fmt: skip
-                request = request_of(job, job.row.attempt + 1)
-                yield Hold(request, Placement(chain, spots), claims=True)
+    def _claims(self, cells: Cells, job: Job) -> Iterator[Hold]:
+        """Yield what is reserved for a job, if anything is."""
+        found = [
+            (level, [cells.find(member.node, device) for device in devices])
+            for member in job.claims
+            for devices, level in zip(
+                member.devices, member.levels or (0,) * len(member.devices), strict=True
+            )
+        ]
+        homes = [home for _, each in found for home in each]
+        if found and None not in homes:
+            chain = next(home[0] for home in homes if home is not None)
+            spots = tuple(Spot(tuple(home[1] for home in each if home is not None), level)
+                          for level, each in found)  # fmt: skip
+            request = request_of(job, job.row.attempt + 1)
+            hold = Hold(request, Placement(chain, spots), claims=True)
+            if not all(spot.level for spot in spots):
+                hold.priority = OPPORTUNISTIC
+            yield hold
+
+
+def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
+    ranks: dict[int, Rank] = {}
+    for member in members:
+        levels = member.levels or (0,) * len(member.devices)
+        for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
+            gpus = [(member.node, device) for device in devices]
+            ranks[member.first_rank + offset] = Rank(gpus, level)
+    return ranks
+
+
+def _regrade(cells: Cells, name: str, levels: Sequence[int]) -> None:
+    """Do to the cells what was done to the rows."""
+    hold = cells.holds.get(name)
+    if hold is None:
+        return
+    if levels:
+        pairs = zip(hold.spots, levels, strict=True)
+        cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
+    elif hold.guaranteed:
+        cells.demote(name)
 
 
 def _name(job: str, attempt: int) -> str:

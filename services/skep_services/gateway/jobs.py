@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from skep.ids import is_token
 from skep.wire import codec
+from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import (
     ApiError,
@@ -36,7 +38,7 @@ WAIT_S_MAX = 60
 JOB_EVENTS_MAX = 10_000
 ORDERS = ("submitted", "newest", "queue")
 
-STARTED = (State.RUNNING, State.STOPPING, *ENDED)
+STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
 
 
 class Jobs:
@@ -55,6 +57,7 @@ class Jobs:
             web.post("/v1/jobs", self.submit),
             web.get("/v1/jobs/{job}", self.show, allow_head=False),
             web.delete("/v1/jobs/{job}", self.cancel),
+            web.post(f"/v1/jobs/{{job}}/{{ask:{'|'.join(ASKS)}}}", self.ask),
             web.get("/v1/jobs/{job}/why", self.why, allow_head=False),
             web.get("/v1/jobs/{job}/events", self.events, allow_head=False),
             web.get("/v1/jobs/{job}/trace", self.trace, allow_head=False),
@@ -105,18 +108,45 @@ class Jobs:
         return json_response(done.body, done.status)
 
     async def show(self, request: web.Request) -> web.StreamResponse:
-        """Answer everything about a job, at once or (`wait`) when it has started or ended."""
+        """Answer everything about a job, at once or (`wait`) when it has started or ended.
+
+        `wait=asked` with a `number` waits for the end of that request.
+        """
         job = self.job(request)
         until = request.query.get("wait", "")
         if until:
-            if until not in {"started", "ended"}:
-                raise ApiError(400, Reason.BAD_VALUE, "`wait` is one of started, ended")
-            states = STARTED if until == "started" else ENDED
+            reached = self._reached(request, until)
             timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
-            name = job.row.job
-            await self._watch.until(name, lambda: self.job(request).row.state in states, timeout_s)
+            await self._watch.until(job.row.job, lambda: reached(self.job(request)), timeout_s)
             job = self.job(request)
         return json_response(await self._whole(job))
+
+    @staticmethod
+    def _reached(request: web.Request, until: str) -> Callable[[Job], bool]:
+        """Return what tells whether a job is as a request waits for. Raises ApiError."""
+        match until:
+            case "started" | "ended":
+                states = STARTED if until == "started" else ENDED
+                return lambda job: job.row.state in states
+            case "asked":
+                sequence = number(request, "number", 0)
+                return lambda job: (
+                    job.row.state in ENDED
+                    or any(one.number == sequence and one.result is not None for one in job.asks)
+                )
+            case _:
+                raise ApiError(400, Reason.BAD_VALUE, "`wait` is one of started, ended, asked")
+
+    async def ask(self, request: web.Request) -> web.StreamResponse:
+        """Ask for a change of a running job."""
+        body = await request.read()
+        try:
+            options = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None
+        name = request.match_info["ask"]
+        done = await self._submitter.ask(caller_of(request), self.job(request), name, options)
+        return json_response(done.body, done.status)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Ask for a job's end."""
@@ -164,6 +194,8 @@ class Jobs:
 
     async def _whole(self, job: Job) -> dict[str, Any]:
         spec = await self._indexer.spec(job)
+        placed = bool(job.attempts) and job.row.state in PLACED
+        tier, can = job.attempts[-1].can() if placed else ("", ())
         return {
             **msgspec.structs.asdict(job.row),
             "spec": _json_or_none(spec),
@@ -174,6 +206,11 @@ class Jobs:
             "key": job.key,
             "repeated_by": job.repeated_by,
             "cancel_asked": job.cancel_asked,
+            "tier": tier,
+            "can": can,
+            "released": job.released,
+            "changing": job.changing,
+            "asks": job.asks,
         }
 
 

@@ -9,7 +9,7 @@ from skep.wire.advice import QueueAdvice
 from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import Heartbeat
 from skep_services.gateway.fold import Fold
-from skep_services.gateway.rows import Job
+from skep_services.gateway.rows import Job, State
 from skep_services.gateway.texts import describe_finding
 
 SILENT_AFTER: Duration = seconds(3.0)
@@ -45,7 +45,8 @@ class Live:
                 self._advice = message
             case RateLearned() | PhaseChanged() | Stalled():
                 job = self._running(message.job, message.attempt)
-                if job is not None:
+                # Who was told to stand still makes no mini-batches, and that is no news.
+                if job is not None and job.row.state is not State.SUSPENDED:
                     if isinstance(message, Stalled):
                         job.row.stalled_since = None if message.over else message.since
                     self._fold.note(message, message.at, describe_finding(message), job)

@@ -11,7 +11,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from skep.cells.levels import gpus_owned
@@ -93,6 +93,12 @@ class _Lookup(Collector):
         cluster = fold.clusters.resolved
         quotas = {(vc,): gpus_owned(cluster, vc) for vc in cluster.vcs}
         yield _labelled("skep_vc_gpus", "GPUs a VC owns", ("vc",), quotas)
+        yield _single("skep_cells_alarms", "Invariants of the cells that are broken",
+                      len(fold.clusters.alarms))  # fmt: skip
+        yield CounterMetricFamily("skep_gateway_cells_misfits", "Changes that did not fit",
+                                  value=fold.holdings.mirror.misfits)  # fmt: skip
+        yield CounterMetricFamily("skep_cells_alarms_raised", "Alarms about the cells so far",
+                                  value=fold.clusters.alarms_raised)  # fmt: skip
 
     def _nodes(self) -> Iterator[Metric]:
         fold, live, now = self._indexer.fold, self._indexer.live, self._clock.now()

@@ -15,7 +15,7 @@ import msgspec
 
 from skep_services.gateway.rows import Clusters, Job, Node
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of a table or of a stored document."""
 
 EVENTS_KEPT = 1_000_000

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from skep.wire.cluster import Cluster
-from skep.wire.facts import Member
+from skep.wire.facts import CellsAlarm, Member
 from skep.wire.node import NodeJoined, RankExit
 from skep.wire.spec import Problem
 
@@ -18,6 +18,10 @@ ATTEMPTS_KEPT = 100
 """Newest attempts shown of one job: as many as it may be retried."""
 REPEATS_KEPT = 100
 """Newest repeated submissions shown of one job; a client that repeats for ever learns no more."""
+
+
+TIERS = ("opaque", "observed", "cooperative")
+"""What Skep can do with a job, from least to most."""
 
 
 class State(StrEnum):
@@ -28,6 +32,7 @@ class State(StrEnum):
     QUEUED = "queued"
     BOUND = "bound"
     RUNNING = "running"
+    SUSPENDED = "suspended"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -36,9 +41,12 @@ class State(StrEnum):
     REPEATED = "repeated"
 
 
-ACTIVE = (State.SUBMITTED, State.QUEUED, State.BOUND, State.RUNNING, State.STOPPING)
+ACTIVE = (State.SUBMITTED, State.QUEUED, State.BOUND, State.RUNNING, State.SUSPENDED,
+          State.STOPPING)  # fmt: skip
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.REFUSED)
-PLACED = (State.BOUND, State.RUNNING, State.STOPPING)
+PLACED = (State.BOUND, State.RUNNING, State.SUSPENDED, State.STOPPING)
+ASKS_KEPT = 20
+"""Newest requests for changes shown of one job."""
 
 
 class Row(msgspec.Struct, kw_only=True, gc=False):
@@ -88,6 +96,31 @@ class Part(msgspec.Struct, kw_only=True):
     steps: int = 0
     step_ns: int = 0
     exits: tuple[RankExit, ...] = ()
+    tier: str = ""
+    can: tuple[str, ...] = ()
+
+
+class Changing(msgspec.Struct, kw_only=True):
+    """A change that is under way: since when, in which round, and who has not answered."""
+
+    goal: str
+    why: str
+    since: int
+    round: int = 1
+    undoing: bool = False
+    waits_for: tuple[str, ...] = ()
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """A request for a change. `result` is None until it has come to its end."""
+
+    number: int
+    ask: str = ""
+    asked_at: int | None = None
+    result: str | None = None
+    why: str | None = None
+    detail: str = ""
+    ended_at: int | None = None
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -110,6 +143,18 @@ class Attempt(msgspec.Struct, kw_only=True):
     steps: int = 0
     step_ns: int = 0
     members: list[Part] = []
+    suspended_ns: int = 0
+    """How long it stood still, suspended."""
+    suspended_at: int | None = None
+
+    def can(self) -> tuple[str, tuple[str, ...]]:
+        """Return tier and abilities of the whole gang, empty before every part has told them."""
+        parts = [part for part in self.members if part.outcome is None]
+        if not parts or not all(part.tier for part in parts):
+            return "", ()
+        names = (name for name in parts[0].can if all(name in part.can for part in parts))
+        tier = min((part.tier for part in parts), key=TIERS.index)
+        return tier, tuple(names)
 
     def part(self, node: str) -> Part:
         """Return the node's part, made if nothing was heard of it before."""
@@ -148,6 +193,21 @@ class Job(msgspec.Struct, kw_only=True):
     """It waits for other cells, and nobody waits for it."""
     victims: tuple[str, ...] = ()
     """Whose end it waits for."""
+    released: bool = False
+    """It is suspended and has given back its GPUs."""
+    changing: Changing | None = None
+    asks: list[Asked] = []
+
+    def asked(self, number: int) -> Asked:
+        """Return a request, made if nothing was heard of it before; the oldest make room."""
+        for asked in self.asks:
+            if asked.number == number:
+                return asked
+        asked = Asked(number=number)
+        self.asks.append(asked)
+        self.asks.sort(key=lambda one: one.number)
+        del self.asks[:-ASKS_KEPT]
+        return asked
 
     def attempt(self, number: int) -> Attempt:
         """Return an attempt, made if nothing was heard of it before; the oldest make room."""
@@ -207,6 +267,10 @@ class Clusters(msgspec.Struct, frozen=True):
 
     asked: Cluster = Cluster()
     resolved: Cluster = Cluster()
+    alarms: tuple[CellsAlarm, ...] = ()
+    """Invariants of the cells that the allocator found broken, and not in order since."""
+    alarms_raised: int = 0
+    """How many there have ever been."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

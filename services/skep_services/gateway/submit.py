@@ -15,6 +15,7 @@ import structlog
 
 from skep.ids import is_token, job_id
 from skep.wire import codec, subjects
+from skep.wire.changes import parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
@@ -120,6 +121,39 @@ class Submitter:
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
         raise _refused(409, verdict.reason, verdict.problems, row.job)
+
+    async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
+        """Publish a request for a change and return the verdict on it. Raises ApiError.
+
+        `number` in the answer names the request; what comes of it is told by the job's `asks`.
+        """
+        row = job.row
+        if row.state in ENDED:
+            text = f"{row.job} has already ended: {row.state}"
+            raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
+        body = codec.encode({**options, "ask": name, "job": row.job})
+        problems = parse_ask(body)
+        if isinstance(problems, list):
+            raise _refused(422, problems[0].reason, problems, row.job)
+        inbox, pending = self._ask(row.vc)
+        pending.job = row.job
+        headers = {subjects.REPLY_HEADER: inbox}
+        try:
+            key = secrets.token_hex(16)
+            number = await self._publish(subjects.ask(row.vc), body, key, headers)
+            await self._watch.until(row.job, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
+        finally:
+            del self._pending[inbox]
+        verdict = pending.verdict
+        log.info("change asked for", job=row.job, ask=name, number=number, by=caller.name)
+        accepted = verdict.accepted if verdict is not None else None
+        if verdict is None or accepted:
+            return Answer(202, {"job": row.job, "ask": name, "number": number,
+                                "accepted": accepted})  # fmt: skip
+        if verdict.reason is Reason.UNKNOWN_JOB:
+            raise unknown_job(row.job)
+        status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
+        raise _refused(status, verdict.reason, verdict.problems, row.job)
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import facts, findings, node
+from skep.wire import changes, facts, findings, moves, node
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -62,7 +62,42 @@ def describe(fact: Any) -> Line | None:
         case facts.GhostGone(node=on, attempt=attempt):
             return Line(f"{on} confirmed the end of its part", attempt, on)
         case _:
-            return _about_cells(fact) or _seldom(fact)
+            return _about_changes(fact) or _about_cells(fact) or _seldom(fact)
+
+
+def _about_changes(fact: Any) -> Line | None:
+    match fact:
+        case changes.ChangeAsked(ask=ask):
+            return Line(f"{changes.name_of(ask)} asked for", reason=Reason.REQUESTED)
+        case changes.AskOver(ask=ask, result=result, why=why) if why is not None:
+            text = f"{changes.name_of(ask)} {result}: {_why(why, fact.detail)}"
+            return Line(text, reason=why)
+        case changes.MemberLearned(node=on, tier=tier, can=can, attempt=attempt):
+            return Line(f"{tier} on {on}: {', '.join(can) or 'nothing more'}", attempt, on)
+        case changes.JobChanging(attempt=attempt, goal=goal, undoing=undoing, why=why):
+            verb = f"{goal} is being undone" if undoing else f"{goal} begins"
+            more = f", round {fact.round}" if fact.round > 1 else ""
+            return Line(f"{verb}{more}: {_why(why, fact.detail)}", attempt, reason=why)
+        case changes.JobChanged(attempt=attempt, goal=goal, result=result, why=why):
+            more = " and its GPUs given back" if fact.released else ""
+            pause = f" after a pause of {fact.pause_ns / 1e6:.0f} ms" if fact.pause_ns else ""
+            text = f"{goal} {result}{more} at mini-batch {fact.step}{pause}"
+            return Line(f"{text}: {_why(why, fact.detail)}", attempt, reason=why)
+        case moves.SuccessorBound(attempt=attempt, members=members):
+            return Line(f"makes ready on {_place(members)}, to go on there", attempt)
+        case moves.SuccessorReady(attempt=attempt, node=on):
+            return Line(f"is ready on {on} and waits for its state", attempt, on)
+        case moves.SuccessorLoaded(attempt=attempt, node=on, step=step):
+            return Line(f"has its state on {on}, as of mini-batch {step}", attempt, on)
+        case moves.JobMoved(attempt=attempt, source=source, step=step):
+            return Line(f"goes on as attempt {attempt} from mini-batch {step}; attempt {source} "
+                        "is stopped", attempt)  # fmt: skip
+        case moves.SuccessorDropped(attempt=attempt, why=why, detail=detail):
+            return Line(f"does not move: {_why(why, detail)}", attempt, reason=why)
+        case changes.GpusRegained(attempt=attempt):
+            return Line("has the GPUs it ran on again, borrowed", attempt)
+        case _:
+            return None
 
 
 def _about_cells(fact: Any) -> Line | None:
@@ -84,6 +119,9 @@ def _about_cells(fact: Any) -> Line | None:
             state = "counts as bad" if quarantine else "is good again"
             return Line(f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on,
                         reason=why)  # fmt: skip
+        case facts.CellsAlarm(rule=rule):
+            state = "ALARM over" if fact.over else "ALARM"
+            return Line(f"{state}: {alarm_text(fact)}", reason=rule)
         case facts.CellsSet(cluster=cluster, fates=fates):
             owned = "; ".join(f"{vc} {cells_text(one)}"
                               for vc, one in sorted(cluster.vcs.items()))  # fmt: skip
@@ -93,6 +131,13 @@ def _about_cells(fact: Any) -> Line | None:
             return Line(text + (f" ({who} on as opportunistic)" if demoted else ""))
         case _:
             return None
+
+
+def alarm_text(alarm: facts.CellsAlarm) -> str:
+    """Return what of the cells is broken, where, and whom it concerns."""
+    whom = f", concerns {' '.join(alarm.vcs)}" if alarm.vcs else ""
+    where = ", ".join(part for part in (alarm.chain, alarm.where) if part)
+    return f"{TEXT[alarm.rule]} ({where}: {alarm.text}{whom})"
 
 
 def cells_text(vc: VirtualCluster) -> str:

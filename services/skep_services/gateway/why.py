@@ -40,6 +40,8 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             reasons, would_change = _queued(job, fold, live, now)
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)
+        case State.SUSPENDED:
+            reasons, would_change = _suspended(job, fold)
         case State.REFUSED:
             reasons = [
                 {"reason": one.reason, "text": f"{one.path}: {one.text}", "needs": ""}
@@ -291,6 +293,35 @@ def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
         stalled = _duration((now - job.row.stalled_since) // NS_PER_SECOND)
         reasons.append(_said("stalled", f"no mini-batch for {stalled}"))
     return reasons
+
+
+def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
+    """Explain a job that stands still, and what it needs to go on."""
+    row, again = job.row, f"`skep resume {job.row.job}`"
+    asked = row.why == Reason.REQUESTED
+    reasons = [_reason(Reason.SUSPENDED if asked else row.why, "")]
+    if not job.released:
+        reasons.append(_said("holds", f"it keeps its GPUs: {row.place}"))
+        return reasons, [again] if asked else []
+    others = _users_of(job, fold)
+    named = ", ".join(others[:JOBS_NAMED]) + (" and others" if len(others) > JOBS_NAMED else "")
+    reasons.append(_reason(Reason.WAITS_FOR_ITS_GPUS, row.place))
+    reasons.append(_said("in-place", "its state is in the memory of its node: it cannot go on "
+                                     "elsewhere"))  # fmt: skip
+    change = [f"{named} end or make room"] if others else []
+    return reasons, [again, *change] if asked else change
+
+
+def _users_of(job: Job, fold: Fold) -> list[str]:
+    """Return the jobs that use what a suspended job ran on."""
+    users: dict[str, None] = {}
+    for part in job.attempts[-1].members if job.attempts else ():
+        node = fold.nodes.get(part.node)
+        for device in (device for devices in part.devices for device in devices):
+            taken = node.taken.get(device) if node is not None else None
+            if taken is not None and taken.job != job.row.job:
+                users[taken.job] = None
+    return list(users)
 
 
 def _borrows(job: Job) -> str:

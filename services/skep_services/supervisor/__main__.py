@@ -11,7 +11,7 @@ import os
 import sys
 
 from skep_services.adapters import nats_server
-from skep_services.supervisor import boot
+from skep_services.supervisor import boot, tenants
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import EXIT_FAILED, Supervisor, say, write_state
 from skep_services.supervisor.table import cluster_plan
@@ -53,6 +53,7 @@ async def _run(home: str) -> int:
         plan,
         prepare=lambda: boot.prepare(home, cluster),
         stop_jobs=lambda: boot.stop_jobs(boot.node_folders(home)),
+        admit=lambda reload: tenants.watch(home, cluster, reload),
     )
     return await supervisor.run()
 

@@ -44,7 +44,7 @@ def marker_path(home: str) -> Path:
 
 def write_files(home: str, cluster: Cluster) -> None:
     """Write what the bus server and the gateway read."""
-    nodes, vcs = [node.name for node in cluster.nodes], list(cluster.vcs)
+    nodes, vcs = [node.name for node in cluster.nodes], cluster.who
     for path in (nats_config_path(home), tokens_path(home)):
         os.makedirs(os.path.dirname(path), mode=folder.FOLDER_MODE, exist_ok=True)
     text = nats_server.config_text(
@@ -68,7 +68,8 @@ async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
         await bootstrap_streams(bus, marker_path(home), replicas)
     finally:
         await bus.close()
-    wanted = encode(SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins))
+    wanted = encode(SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins,
+                           quarantine=cluster.quarantine))  # fmt: skip
     if _published(home) == wanted:
         return
     bus = await _connect(cluster, nats_access.OPERATOR)

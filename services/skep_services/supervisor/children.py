@@ -86,6 +86,11 @@ class Child:
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
 
+    def reload(self) -> None:
+        """Have it read its configuration again, if it runs: else it will when it starts."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGHUP)
+
     def facts(self) -> dict[str, Any]:
         """Return what `pids.json` says of it."""
         return {

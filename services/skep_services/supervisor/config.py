@@ -17,7 +17,7 @@ from skep.cells.clusterfile import parse_cluster
 from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
 from skep.wire.admin import QUOTA_MAX, vcs_problems
-from skep.wire.cluster import Chain, Pin, VirtualCluster
+from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
 from skep_services.supervisor.home import CLUSTER_VERSION
 
@@ -57,7 +57,7 @@ class NodeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     gpus: int | Literal["auto"] = GPUS_DEFAULT
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "fake", "cuda"] = "cpu"
     gpu_type: str = "cpu"
     ports: tuple[int, int] = (0, 0)
 
@@ -96,12 +96,21 @@ class Cluster(msgspec.Struct, kw_only=True):
     chains: dict[str, Chain] = {}
     """What the cells are made of; without any the nodes make them up."""
     pins: dict[str, Pin] = {}
+    quarantine: QuarantineRule = QUARANTINE
+    tenants: list[str] = []
+    """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
     def cells(self) -> Cells:
         """Return who owns what, as a cluster file says it."""
-        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs)
+        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs,
+                     quarantine=self.quarantine)  # fmt: skip
+
+    @property
+    def who(self) -> list[str]:
+        """Return every virtual cluster whose people have credentials."""
+        return list(dict.fromkeys((*self.vcs, *self.tenants)))
 
     def gpus(self) -> int | None:
         """Return the GPUs of all nodes, or None where a driver has to be asked."""
@@ -112,16 +121,17 @@ class Cluster(msgspec.Struct, kw_only=True):
 class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     """What the command line asks for; None for what it does not say.
 
-    `chains` and `pins` come with `vcs`, which are about them.
+    `chains`, `pins` and `quarantine` come with `vcs`, which are about them.
     """
 
     nodes: int | None = None
     gpus: int | Literal["auto"] | None = None
-    device: Literal["cpu", "cuda"] | None = None
+    device: Literal["cpu", "fake", "cuda"] | None = None
     gpu_type: str | None = None
     vcs: dict[str, VirtualCluster] | None = None
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
+    quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
@@ -162,6 +172,7 @@ def read_file(tree: Any, source: str) -> Wishes:
         vcs=cells.vcs or None,
         chains=cells.chains,
         pins=cells.pins,
+        quarantine=cells.quarantine,
         port=file.port,
     )
 
@@ -207,15 +218,19 @@ def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
     gateway = before.gateway if before else Gateway(url=f"http://{HOST}:{port}", tokens={})
     if wishes.port is not None:
         gateway.url = f"http://{HOST}:{port}"
-    who = ["operator", *(f"vc-{vc}" for vc in vcs)]
+    # Cells that are set here begin anew; those that were set meanwhile stay otherwise.
+    tenants = before.tenants if before is not None and wishes.vcs is None else []
+    who = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in who}
     return Cluster(
+        tenants=tenants,
         nats=nats,
         gateway=gateway,
         nodes=nodes,
         vcs=vcs,
         chains=cells.chains if cells is not None else {},
         pins=cells.pins if cells is not None else {},
+        quarantine=cells.quarantine if cells is not None else QUARANTINE,
     )
 
 

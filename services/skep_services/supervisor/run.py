@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from skep_services.supervisor import bus_watch
@@ -24,6 +24,8 @@ from skep_services.supervisor.children import Child, bound_log, stop_all
 from skep_services.supervisor.table import ClusterPlan
 
 Step = Callable[[], Awaitable[object]]
+
+Admit = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 LOG_CHECK_EVERY_S = 10.0
 """A service that writes 100 lines of 500 bytes a millisecond is at most half a gigabyte over."""
@@ -39,13 +41,24 @@ class Supervisor:
     """One cluster in one state folder.
 
     `prepare` runs each time the bus is first up, before the services start: it makes the streams
-    and publishes the virtual clusters. `stop_jobs` runs once the agents are gone.
+    and publishes the virtual clusters. `stop_jobs` runs once the agents are gone. `admit` runs from
+    then on, and makes users of those of virtual clusters that are new; it is given how to have the
+    bus take them in.
     """
 
-    def __init__(self, home: str, plan: ClusterPlan, prepare: Step, stop_jobs: Step) -> None:
+    def __init__(
+        self,
+        home: str,
+        plan: ClusterPlan,
+        prepare: Step,
+        stop_jobs: Step,
+        admit: Admit,
+    ) -> None:
         self._home = home
         self._prepare = prepare
+        self._admit = admit
         self._stop_jobs = stop_jobs
+        self._admitting: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._bus = self._child(plan.bus)
         self._services = [self._child(one) for one in plan.services]
@@ -72,9 +85,10 @@ class Supervisor:
             say("cluster not started", error=text)
             write_state(self._home, "failed", text)
         await stop
-        for task in (up, logs, watch):
+        tasks = [task for task in (up, logs, watch, self._admitting) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(up, logs, watch, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._down()
         return EXIT_OK if failure is None else EXIT_FAILED
 
@@ -87,6 +101,7 @@ class Supervisor:
         for child in (*self._services, *self._agents):
             child.start()
         write_state(self._home, "running")
+        self._admitting = asyncio.create_task(self._admit(self._bus.reload))
 
     async def _watch_bus(self) -> None:
         """Start a bus anew that has given up to store, as soon as there is room again."""

@@ -14,8 +14,11 @@ from typing import Any
 
 import msgspec
 
+from skep.machines.agent.changes import Changes
+from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
+    DevicesSeen,
     ExitProcess,
     ForgetRun,
     ListRuns,
@@ -24,18 +27,33 @@ from skep.machines.agent.parts import (
     Published,
     PublishEvent,
     Rank,
+    RankSaid,
     RankStats,
+    RunFrozen,
     RunsListed,
+    RunThawed,
     StartRank,
     StopRun,
-    outcome_of,
-    rank_facts,
+    SweepDevices,
+    ToldFact,
+    exited_part,
+    part_facts,
+    told_message,
 )
+from skep.machines.agent.planning import apply_change
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Unreadable
-from skep.wire.commands import BindJob, ChangeJob, ClearNode, JoinAgain, RefuseNode, StopJob
+from skep.wire.commands import (
+    BindJob,
+    ChangeJob,
+    ClearNode,
+    JoinAgain,
+    RefuseNode,
+    Resize,
+    StopJob,
+)
 from skep.wire.facts import (
     AgentFact,
     AgentStarted,
@@ -50,19 +68,25 @@ from skep.wire.facts import (
     RankUp,
     StopTaken,
 )
-from skep.wire.node import (
-    MemberExited,
-    MemberStarted,
-    MemberStepped,
-    NodeCleared,
-    NodeEvent,
-    NodeJoined,
-    RankExit,
+from skep.wire.node import NodeCleared, NodeEvent, NodeJoined
+from skep.wire.part_facts import (
+    ChangeTaken,
+    ChangeTried,
+    PartChanged,
+    PartFact,
+    PartKnown,
+    PartLoaded,
+    PartReady,
+    RankJoins,
+    Stand,
 )
 from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
 REPORT_EVERY = seconds(1)
+HOST_SHARE = 2
+"""What suspended state may take of a node's memory, unless the operator says: one part in so many.
+The rest is for the jobs that run meanwhile."""
 FORGET_AT_ONCE = 32
 """Settled parts are forgotten in batches: one small fact for many, not one for each."""
 
@@ -91,6 +115,13 @@ class AgentMachine:
         self.unsure: dict[str, None] = {}
         """Ranks that may have ended or never begun while no agent was there: soft, as every restart
         asks the runtime. Ranks started since are not among them: the list may be older."""
+        self.used: dict[int, int] = {}
+        """Utilisation by device, in thousandths: soft."""
+        self.serial = 0
+        """Numbers the tries to change a part: what ranks are told is fenced by it."""
+        self.host_budget = joined.memory // HOST_SHARE
+        """Bytes of the host's memory that suspended state may take."""
+        self.changes = Changes(self)
         self.report_at: Instant | None = None
         self.forget_at_once = FORGET_AT_ONCE
         """Bound of the parts that wait to be forgotten; a simulation makes it small."""
@@ -111,15 +142,24 @@ class AgentMachine:
             case RunNotStarted():
                 self._down(event.token, None, now, started=False, detail=event.detail)
             case RunExited():
-                self._down(event.token, event.code, now, asked=event.asked)
+                self._down(event.token, event.code, now, asked=event.asked, left=event.left)
                 self._effects.append(Call(ForgetRun(event.token)))
+            case RunFrozen() | RunThawed():
+                self.changes.ran(event, now)
+            case RankSaid():
+                self.changes.said(event.message, now)
             case RankStats():
                 self._stats(event, now)
+            case DevicesSeen():
+                self.used = {each.index: each.utilisation for each in event.devices}
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
             case Tick():
-                self._report(now)
+                due = self.changes.wake_at()
+                if due is None or due > now or now >= (self.report_at or now):
+                    self._report(now)
+                self.changes.due(now)
             case Restarted():
                 self._restarted(now)
             case RunsListed():
@@ -130,7 +170,10 @@ class AgentMachine:
             case JoinAgain():
                 if event.identity == self.joined.identity and self.join_event in self.told:
                     self._join()
-            case ChangeJob() | Unreadable():
+            case ChangeJob():
+                if self._addressed(event):
+                    self.changes.take(event, now)
+            case Unreadable():
                 pass
             case _:
                 text = f"an agent does not take {event!r}"
@@ -138,27 +181,32 @@ class AgentMachine:
         return self._effects
 
     def wake_at(self) -> Instant | None:
-        """Return when the next heartbeat and report are due."""
-        return self.report_at
+        """Return when the next heartbeat and report, or the end of somebody's patience, are due."""
+        due = self.changes.wake_at()
+        return self.report_at if due is None else min(due, self.report_at or due)
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _addressed(self, command: BindJob | StopJob | ClearNode) -> bool:
+    def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
 
     def _bind(self, command: BindJob) -> None:
         key = command.job, command.attempt
         if not self._addressed(command) or key in self.parts or command.order <= self.floor:
             return  # Overtaken, or known: what became of it was told or is being told.
-        self._record(BindTaken(command=command))
+        self.record(BindTaken(command=command))
         for token in self.parts[key].ranks:
-            self._start(key, token)
-        self._raise_floor(command.settled)
+            self.start_rank(key, token)
+        self.raise_floor(command.settled)
 
-    def _start(self, key: PartKey, token: str) -> None:
+    def start_rank(self, key: PartKey, token: str) -> None:
+        """Have a rank executed, as part of the gang or to join it."""
         part = self.parts[key]
-        assert part.command is not None, key
-        self._effects.append(Call(StartRank(token, part.command, part.ranks[token].plan)))
+        command, rank, change = part.command, part.ranks[token], part.changing
+        assert command is not None, key
+        if rank.out and change is not None and isinstance(change.change, Resize):
+            command = joining(command, change.change)
+        self._effects.append(Call(StartRank(token, command, rank.plan)))
 
     def _stop(self, command: StopJob, now: Instant) -> None:
         key = command.job, command.attempt
@@ -167,7 +215,7 @@ class AgentMachine:
         if not self._addressed(command) or command.order < floor:
             return  # Overtaken.
         if part is None or (part.over is None and command.order > part.order):
-            self._record(
+            self.record(
                 StopTaken(
                     job=command.job,
                     attempt=command.attempt,
@@ -178,22 +226,24 @@ class AgentMachine:
             )
         part = self.parts[key]
         if part.over is None:
+            self.changes.forget(key)
             self._stop_ranks(part, command.grace_s)
             self._finish(key, now)
-        self._raise_floor(command.settled)
+        self.raise_floor(command.settled)
 
     def _clear(self, command: ClearNode, now: Instant) -> None:
         """Have everything end that began before this node's name was this agent's again."""
         if not self._addressed(command):
             return
         if command.order > self.floor:
-            self._record(FloorRaised(order=command.order, event=self.event, epoch=command.epoch))
+            self.record(FloorRaised(order=command.order, event=self.event, epoch=command.epoch))
         self.clearing = max(self.clearing, command.order)
         for (job, attempt), part in list(self.parts.items()):
             if part.over is None and part.order <= command.order:
                 if part.stop_grace_ms != 0:
-                    self._record(StopTaken(job=job, attempt=attempt, order=command.order,
+                    self.record(StopTaken(job=job, attempt=attempt, order=command.order,
                                            epoch=command.epoch, grace_ms=0))  # fmt: skip
+                self.changes.forget((job, attempt))
                 self._stop_ranks(part, 0.0)
                 self._finish((job, attempt), now)
         self._answer_clear()
@@ -206,7 +256,7 @@ class AgentMachine:
             return
         self.clearing = 0
         if order > self.cleared[0]:
-            self._record(ClearDone(order=order, event=self.event + 1))
+            self.record(ClearDone(order=order, event=self.event + 1))
         done, event = self.cleared
         cleared = NodeCleared(node=self.joined.node, identity=self.joined.identity, order=done)
         self._publish(event, "cleared", cleared)
@@ -216,22 +266,29 @@ class AgentMachine:
             if rank.down is None:
                 self._effects.append(Call(StopRun(token, grace_s)))
 
+    def stop_part(self, key: PartKey, now: Instant) -> None:
+        """End a part that cannot go on."""
+        self._stop_ranks(self.parts[key], PEER_GRACE_S)
+        self._finish(key, now)
+
     # --- what the runtime says -----------------------------------------------------------------
 
     def _run_started(self, event: RunStarted, now: Instant) -> None:
-        key, part = self._part_of(event.token)
+        key, part = self.part_of(event.token)
         if part is None or part.ranks[event.token].down is not None:
             self._effects.append(Call(StopRun(event.token, 0.0)))
             return  # Nothing waits for it: what it was part of is over, or has mourned it.
         if part.ranks[event.token].up:
             return
-        self._record(RankUp(token=event.token, pid=event.pid, start_ticks=event.start_ticks))
+        self.record(RankUp(token=event.token, pid=event.pid, start_ticks=event.start_ticks))
+        self.changes.rank_up(key, event.token, now)
         if part.grace_s is not None:
             self._effects.append(Call(StopRun(event.token, part.grace_s)))
         elif part.started is None and all(rank.up for rank in part.ranks.values()):
             started = PartStarted(job=key[0], attempt=key[1], event=self.event + 1, at=event.at)
-            self._record(started)
-            self._publish_part(part, started)
+            self.record(started)
+            self.publish_part(part, started)
+            self.changes.started(key, now)
 
     def _down(
         self,
@@ -242,19 +299,26 @@ class AgentMachine:
         started: bool = True,
         asked: bool = False,
         detail: str = "",
+        left: tuple[str, ...] = (),
     ) -> None:
-        key, part = self._part_of(token)
+        key, part = self.part_of(token)
         if part is None or part.ranks[token].down is not None:
             return
+        out = part.ranks[token].out
+        change = part.changing
+        joins = (change is not None and isinstance(change.change, Resize)
+                 and token in newcomers(part, change.change))  # fmt: skip
         # What nobody saw end may have ended because it was asked to.
         stopped = asked or (code is None and part.stop_grace_ms is not None)
-        self._record(RankDown(token=token, code=code, started=started, detail=detail,
-                              stopped=stopped))  # fmt: skip
-        if code != 0 and not stopped:
+        self.record(RankDown(token=token, code=code, started=started, detail=detail,
+                             stopped=stopped, left=left))  # fmt: skip
+        if code != 0 and not stopped and not out:
             self._stop_ranks(part, PEER_GRACE_S)
+        self.changes.rank_down(key, token, now, joining=joins)
         self._finish(key, now)
 
-    def _part_of(self, token: str) -> tuple[PartKey, PartState | None]:
+    def part_of(self, token: str) -> tuple[PartKey, PartState | None]:
+        """Return whose rank a token names: None unless the rank is known here."""
         job, attempt, _ = token.rsplit(".", 2)
         key = job, int(attempt)
         part = self.parts.get(key)
@@ -265,27 +329,16 @@ class AgentMachine:
         part = self.parts[key]
         if part.over is not None or not part.all_down:
             return
-        outcome, detail = outcome_of(part)
-        latest = self.progress.get(key, {}).values()
-        ranks = tuple(RankExit(rank=rank.plan.rank, code=rank.down.code)
-                      for rank in part.ranks.values() if rank.down is not None)  # fmt: skip
-        exited = MemberExited(
-            node=self.joined.node,
-            identity=self.joined.identity,
-            job=key[0],
-            attempt=key[1],
-            outcome=outcome,
-            at=now,
-            detail=detail,
-            ranks=ranks,
-            steps=min((rank.steps for rank in latest), default=0),
-            step_ns=max((rank.step_ns for rank in latest), default=0),
-            trace=part.command.trace if part.command is not None else "",
-        )
+        latest = self.progress.get(key, {})
+        exited = exited_part(key, part, self.joined, latest, now)
         over = PartOver(event=self.event + 1, exited=exited)
-        self._record(over)
-        self._publish_part(part, over)
+        self.record(over)
+        self.publish_part(part, over)
         self.progress.pop(key, None)
+        self.changes.forget(key)
+        used = sorted(device for rank in part.ranks.values() for device in rank.plan.devices)
+        if any(device in self.used for device in used):
+            self._effects.append(Call(SweepDevices(key[0], key[1], tuple(used))))
         self._answer_clear()
 
     # --- start and restart ---------------------------------------------------------------------
@@ -298,21 +351,20 @@ class AgentMachine:
                        for token, rank in part.ranks.items() if rank.down is None}  # fmt: skip
         self._join()
         for part in self.parts.values():
-            for fact in (part.started, part.stepped, part.over):
-                if fact is not None:
-                    self._publish_part(part, fact)
+            for fact in part.told_facts:
+                self.publish_part(part, fact)
         self._effects.append(Call(ListRuns()))
         self.report_at = now
 
     def _join(self) -> None:
-        self._record(AgentStarted(incarnation=self.incarnation + 1, event=self.event + 1))
+        self.record(AgentStarted(incarnation=self.incarnation + 1, event=self.event + 1))
         self._publish(self.join_event, "joined", self.joined)
 
     def _adopt(self, event: RunsListed, now: Instant) -> None:
         """Bring journal and runtime together: adopt what runs, mourn what vanished."""
         listed = {run.token: run for run in event.runs}
         for run in event.runs:
-            _, part = self._part_of(run.token)
+            _, part = self.part_of(run.token)
             if part is None or part.over is not None:
                 call = StopRun(run.token, 0.0) if isinstance(run, RunStarted) else None
                 self._effects.append(Call(call or ForgetRun(run.token)))
@@ -323,6 +375,7 @@ class AgentMachine:
             if part.grace_s is not None and part.over is None:
                 self._stop_ranks(part, part.grace_s)
         self.unsure = {}
+        self.changes.adopted(listed, now)
 
     def _adopt_rank(
         self, key: PartKey, token: str, run: RunStarted | RunExited | None, now: Instant
@@ -331,14 +384,14 @@ class AgentMachine:
         if isinstance(run, RunStarted):
             self._run_started(run, now)
         elif isinstance(run, RunExited):
-            self._down(token, run.code, now, asked=run.asked)
+            self._down(token, run.code, now, asked=run.asked, left=run.left)
             self._effects.append(Call(ForgetRun(token)))
         elif part.ranks[token].up:
             self._down(token, None, now)
-        elif part.grace_s is not None:
+        elif part.grace_s is not None or (part.ranks[token].out and part.changing is None):
             self._down(token, None, now, started=False)
         else:
-            self._start(key, token)
+            self.start_rank(key, token)
 
     # --- progress ------------------------------------------------------------------------------
 
@@ -351,11 +404,11 @@ class AgentMachine:
         if token not in part.ranks:
             return
         self.progress.setdefault(key, {})[event.progress.rank] = event.progress
-        if event.progress.steps and part.stepped is None:
+        if event.progress.steps and part.stepped is None and part.stand is not Stand.AWAITING:
             at = event.progress.last_step_at or now
             stepped = PartStepped(job=key[0], attempt=key[1], event=self.event + 1, at=at)
-            self._record(stepped)
-            self._publish_part(part, stepped)
+            self.record(stepped)
+            self.publish_part(part, stepped)
 
     def _report(self, now: Instant) -> None:
         node = self.joined.node
@@ -367,7 +420,8 @@ class AgentMachine:
             part = self.parts[key]
             assert part.command is not None, key
             over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
-            alive = tuple(told for rank, told in ranks.items() if rank not in over)
+            alive = tuple(self._with_use(part, told) for rank, told in ranks.items()
+                          if rank not in over)  # fmt: skip
             if alive:
                 jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
                                         ranks=alive, trace=part.command.trace))  # fmt: skip
@@ -376,9 +430,23 @@ class AgentMachine:
             self._effects.append(Send(subjects.report(node), report))
         self.report_at = after(now, REPORT_EVERY)
 
+    def _with_use(self, part: PartState, told: RankProgress) -> RankProgress:
+        """Return a rank's progress with the utilisation of its devices, where they tell it."""
+        plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
+        used = [self.used.get(device, -1) for plan in plans for device in plan.devices]
+        known = [each for each in used if each >= 0]
+        if not known:
+            return told
+        return msgspec.structs.replace(told, utilisation=sum(known) // len(known))
+
     # --- facts ---------------------------------------------------------------------------------
 
-    def _record(self, fact: AgentFact) -> None:
+    def add(self, *effects: Effect) -> None:
+        """Ask for more in this decision."""
+        self._effects += effects
+
+    def record(self, fact: AgentFact) -> None:
+        """Change durable state by a fact."""
         self.apply(fact)
         self._effects.append(Record(fact))
 
@@ -396,8 +464,9 @@ class AgentMachine:
                 self.epoch_floor = max(self.epoch_floor, command.epoch)
                 ranks = {f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan)
                          for plan in command.ranks}  # fmt: skip
+                stand = Stand.AWAITING if command.awaits else Stand.RUNNING
                 self.parts[command.job, command.attempt] = PartState(
-                    order=command.order, command=command, ranks=ranks
+                    order=command.order, command=command, ranks=ranks, stand=stand
                 )
             case StopTaken():
                 self.epoch_floor = max(self.epoch_floor, fact.epoch)
@@ -408,7 +477,9 @@ class AgentMachine:
             case RankDown():
                 part, rank = self._rank(fact.token)
                 rank.down = fact
-                if fact.code != 0 and not part.first_down and not fact.stopped:
+                if rank.out:
+                    del part.ranks[fact.token]  # Nobody asks how it ended.
+                elif fact.code != 0 and not part.first_down and not fact.stopped:
                     part.first_down = fact.token
             case PartStarted():
                 self.parts[fact.job, fact.attempt].started = fact
@@ -423,19 +494,50 @@ class AgentMachine:
                 self.floor = max(self.floor, fact.order)
                 self.event = max(self.event, fact.event)
                 self.epoch_floor = max(self.epoch_floor, fact.epoch)
+                self.serial = max(self.serial, fact.serial)
                 for key in fact.forgotten:
                     self._forget(self.parts.pop(key))
             case ClearDone():
                 self.cleared = fact.order, fact.event
                 self.event = max(self.event, fact.event)
+            case _:
+                self._apply_change(fact)
+
+    def _apply_change(self, fact: PartFact) -> None:
+        """Take over a fact about the change of a part."""
+        match fact:
+            case PartKnown(event=event, known=known):
+                self.parts[known.job, known.attempt].known = fact
+                self.event = max(self.event, event)
+            case PartReady(event=event, ready=ready):
+                self.parts[ready.job, ready.attempt].ready = fact
+                self.event = max(self.event, event)
+            case PartLoaded(event=event, loaded=loaded):
+                self.parts[loaded.job, loaded.attempt].loaded = fact
+                self.event = max(self.event, event)
+            case ChangeTaken(command=command, serial=serial):
+                part = self.parts[command.job, command.attempt]
+                part.change, part.order, part.serial = fact, command.order, serial
+                self.serial = max(self.serial, serial)
+                self.epoch_floor = max(self.epoch_floor, command.epoch)
+            case ChangeTried():
+                self.parts[fact.job, fact.attempt].serial = fact.serial
+                self.serial = max(self.serial, fact.serial)
+            case RankJoins():
+                job, attempt, _ = fact.token.rsplit(".", 2)
+                part = self.parts[job, int(attempt)]
+                part.ranks.pop(fact.token, None)
+                part.ranks[fact.token] = Rank(fact.plan, out=True)
+            case PartChanged(event=event, changed=changed):
+                apply_change(self.parts[changed.job, changed.attempt], fact)
+                self.event = max(self.event, event)
 
     def _forget(self, part: PartState) -> None:
-        for fact in (part.started, part.stepped, part.over):
-            if fact is not None:
-                self.told.pop(fact.event, None)
+        for fact in part.told_facts:
+            self.told.pop(fact.event, None)
 
     def _rank(self, token: str) -> tuple[PartState, Rank]:
-        _, part = self._part_of(token)
+        _, part = self.part_of(token)
         assert part is not None, token
         return part, part.ranks[token]
 
@@ -445,22 +547,22 @@ class AgentMachine:
             assert (part.over is None) or part.all_down, key
             assert part.over is not None or not part.all_down, f"{key}: gone but not told"
             assert part.over is None or key not in self.progress, key
+            assert bool(part.holds) == part.stands_frozen, f"{key}: {part.holds}, {part.stand}"
+        for key, drive in self.changes.soft.drives.items():
+            part = self.parts[key]
+            assert part.changing is drive.command, f"{key}: a change that is answered goes on"
+            assert drive.waits, f"{key}: {drive.phase} waits for nobody"
 
     def snapshot(self) -> list[AgentFact]:
         """Return the facts that rebuild this state: what a compacted journal holds."""
         facts: list[AgentFact] = [
             AgentStarted(incarnation=self.incarnation, event=self.join_event),
-            FloorRaised(order=self.floor, event=self.event, epoch=self.epoch_floor),
+            FloorRaised(order=self.floor, event=self.event, epoch=self.epoch_floor,
+                        serial=self.serial),
             ClearDone(order=self.cleared[0], event=self.cleared[1]),
-        ]
-        for (job, attempt), part in self.parts.items():
-            if part.command is not None:
-                facts.append(BindTaken(command=part.command))
-            if part.stop_grace_ms is not None:
-                facts.append(StopTaken(job=job, attempt=attempt, order=part.order, epoch=0,
-                                       grace_ms=part.stop_grace_ms))  # fmt: skip
-            facts += rank_facts(part)
-            facts += [fact for fact in (part.started, part.stepped, part.over) if fact is not None]
+        ]  # fmt: skip
+        for key, part in self.parts.items():
+            facts += part_facts(key, part)
         return facts
 
     # --- outbox and floor ------------------------------------------------------------------------
@@ -471,22 +573,13 @@ class AgentMachine:
         key = f"{self.joined.identity}:{number}"
         self._effects.append(Call(PublishEvent(number, subject, key, message)))
 
-    def _publish_part(self, part: PartState, fact: PartStarted | PartStepped | PartOver) -> None:
-        node, identity = self.joined.node, self.joined.identity
-        trace = part.command.trace if part.command is not None else ""
-        match fact:
-            case PartStarted():
-                started = MemberStarted(node=node, identity=identity, job=fact.job, trace=trace,
-                                        attempt=fact.attempt, at=fact.at)  # fmt: skip
-                self._publish(fact.event, "started", started)
-            case PartStepped():
-                stepped = MemberStepped(node=node, identity=identity, job=fact.job, trace=trace,
-                                        attempt=fact.attempt, at=fact.at)  # fmt: skip
-                self._publish(fact.event, "stepped", stepped)
-            case PartOver():
-                self._publish(fact.event, "exited", fact.exited)
+    def publish_part(self, part: PartState, fact: ToldFact) -> None:
+        """Have what became of a part told, under the number that its fact has."""
+        name, message = told_message(part, fact, self.joined)
+        self._publish(fact.event, name, message)
 
-    def _raise_floor(self, settled: int) -> None:
+    def raise_floor(self, settled: int) -> None:
+        """Take the allocator's word for which orders are answered."""
         self.settled = max(self.settled, settled)
         self._forget_settled()
 
@@ -498,5 +591,6 @@ class AgentMachine:
             if part.over is not None and part.over.event in self.told and part.order <= self.settled
         )
         if len(forgotten) >= self.forget_at_once:
-            self._record(FloorRaised(order=self.settled, event=self.event,
-                                     epoch=self.epoch_floor, forgotten=forgotten))  # fmt: skip
+            self.record(FloorRaised(order=self.settled, event=self.event,
+                                     epoch=self.epoch_floor, forgotten=forgotten,
+                                     serial=self.serial))  # fmt: skip

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from skep.wire.commands import BindJob, RankPlan
-from skep.wire.facts import AgentFact, PartOver, PartStarted, PartStepped, RankDown, RankUp
-from skep.wire.node import NodeEvent, Outcome
+from skep.units import Instant
+from skep.wire.commands import BindJob, ChangeJob, Hold, RankPlan
+from skep.wire.facts import (
+    AgentFact,
+    BindTaken,
+    PartOver,
+    PartStarted,
+    PartStepped,
+    RankDown,
+    RankUp,
+    StopTaken,
+)
+from skep.wire.node import (
+    MemberExited,
+    MemberStarted,
+    MemberStepped,
+    NodeEvent,
+    NodeJoined,
+    Outcome,
+    RankExit,
+)
+from skep.wire.part_facts import (
+    ChangeTaken,
+    ChangeTried,
+    PartChanged,
+    PartKnown,
+    PartLoaded,
+    PartReady,
+    RankJoins,
+    Stand,
+)
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunStarted
+from skep.wire.talk import Said, Told
 
 PEER_GRACE_S = 5.0
 """What the other ranks of a node get once one has failed: nothing they do can succeed any more."""
@@ -18,12 +49,18 @@ PORT_BUSY = "port-busy: "
 SHUT_DOWN = "the node was shut down"
 """Why a run was asked to end, if not by a command."""
 
+LEFTOVERS_MAX = 16
+"""How many leftovers an end names: whoever leaks leaks more of the same."""
+
 SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
            9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU"}  # fmt: skip
 """Linux's names of the signals that end jobs, for people."""
 
 PartKey = tuple[str, int]
 """A job and the number of its attempt."""
+
+ToldFact = PartStarted | PartStepped | PartKnown | PartReady | PartLoaded | PartChanged | PartOver
+"""What became of a part, as its facts say it, each told under its number."""
 
 
 class StartRank(msgspec.Struct, frozen=True):
@@ -78,6 +115,56 @@ class Published(msgspec.Struct, frozen=True):
     event: int
 
 
+class TellRank(msgspec.Struct, frozen=True):
+    """Call: say this to a rank if it is connected. Not answered but by the rank itself.
+
+    `among`: how many ranks share the host's memory that the message speaks of.
+    """
+
+    message: Told
+    among: int = 1
+
+
+class FreezeRun(msgspec.Struct, frozen=True):
+    """Call: freeze a process tree where it is. Answered by RunFrozen."""
+
+    token: str
+
+
+class ThawRun(msgspec.Struct, frozen=True):
+    """Call: let a frozen process tree go on. Answered by RunThawed."""
+
+    token: str
+
+
+class SweepDevices(msgspec.Struct, frozen=True):
+    """Call: tell the operator who still holds memory of devices that a part has left."""
+
+    job: str
+    attempt: int
+    devices: tuple[int, ...]
+
+
+class RunFrozen(msgspec.Struct, frozen=True):
+    """A tree is frozen, or is not: then `trouble` says why."""
+
+    token: str
+    trouble: str = ""
+
+
+class RunThawed(msgspec.Struct, frozen=True):
+    """A tree is not frozen any more, or `trouble` says why it may be."""
+
+    token: str
+    trouble: str = ""
+
+
+class RankSaid(msgspec.Struct, frozen=True):
+    """A rank said something over its socket, other than how far it is."""
+
+    message: Said
+
+
 class RankStats(msgspec.Struct, frozen=True):
     """A rank said how far it is, over its socket."""
 
@@ -86,12 +173,27 @@ class RankStats(msgspec.Struct, frozen=True):
     progress: RankProgress
 
 
+class DeviceUse(msgspec.Struct, frozen=True):
+    """A device's utilisation in thousandths, -1 if unknown."""
+
+    index: int
+    utilisation: int
+
+
+class DevicesSeen(msgspec.Struct, frozen=True):
+    """What the devices said about themselves just now."""
+
+    devices: tuple[DeviceUse, ...]
+
+
 class Rank(msgspec.Struct):
     """One process of a part."""
 
     plan: RankPlan
     up: bool = False
     down: RankDown | None = None
+    out: bool = False
+    """It has left the gang, or never became part of it: its end says nothing about the job."""
 
 
 class PartState(msgspec.Struct):
@@ -105,18 +207,73 @@ class PartState(msgspec.Struct):
     started: PartStarted | None = None
     stepped: PartStepped | None = None
     over: PartOver | None = None
+    known: PartKnown | None = None
+    ready: PartReady | None = None
+    loaded: PartLoaded | None = None
+    change: ChangeTaken | None = None
+    changed: PartChanged | None = None
+    serial: int = 0
+    stand: Stand = Stand.RUNNING
+    holds: tuple[Hold, ...] = ()
+    """On whose behalf it is suspended; empty unless it is."""
+    host_bytes: int = 0
+    released: bool = False
+    broken: bool = False
+
+    @property
+    def changing(self) -> ChangeJob | None:
+        """Return the change that was taken and has no answer yet."""
+        if self.change is None or self.over is not None or self.grace_s is not None:
+            return None
+        command = self.change.command
+        done = self.changed is not None and self.changed.changed.order >= command.order
+        return None if done else command
+
+    @property
+    def stands_frozen(self) -> bool:
+        """Return whether its process trees are frozen while no change is under way."""
+        return self.stand in {Stand.SUSPENDED, Stand.FROZEN}
+
+    @property
+    def told_facts(self) -> tuple[ToldFact, ...]:
+        """Return what the cluster is told about it, in the order it happened."""
+        every = (self.started, self.stepped, self.known, self.ready, self.loaded, self.changed,
+                 self.over)  # fmt: skip
+        return tuple(fact for fact in every if fact is not None)
+
+    def alive(self) -> dict[str, Rank]:
+        """Return the ranks whose processes are there."""
+        return {token: rank for token, rank in self.ranks.items() if rank.up and rank.down is None}
 
     @property
     def grace_s(self) -> float | None:
         """Return what its processes get to end in, or None while they may go on."""
         if self.stop_grace_ms is not None:
             return self.stop_grace_ms / 1000
-        return PEER_GRACE_S if self.first_down else None
+        return PEER_GRACE_S if self.first_down or self.broken else None
 
     @property
     def all_down(self) -> bool:
         """Return whether no process of the part is or can still come up."""
         return all(rank.down is not None for rank in self.ranks.values())
+
+
+def part_facts(key: PartKey, part: PartState) -> list[AgentFact]:
+    """Return the facts that rebuild a part as it is."""
+    facts: list[AgentFact] = []
+    if part.command is not None:
+        facts.append(BindTaken(command=part.command))
+    facts += [fact for fact in (part.change, part.changed) if fact is not None]
+    if part.change is not None and part.serial != part.change.serial:
+        facts.append(ChangeTried(job=key[0], attempt=key[1], serial=part.serial))
+    facts += [RankJoins(token=token, plan=rank.plan)
+              for token, rank in part.ranks.items() if rank.out]  # fmt: skip
+    if part.stop_grace_ms is not None:
+        facts.append(StopTaken(job=key[0], attempt=key[1], order=part.order, epoch=0,
+                               grace_ms=part.stop_grace_ms))  # fmt: skip
+    facts += rank_facts(part)
+    told = (part.started, part.stepped, part.known, part.ready, part.loaded, part.over)
+    return facts + [fact for fact in told if fact is not None]
 
 
 def rank_facts(part: PartState) -> list[AgentFact]:
@@ -136,8 +293,12 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
     """Return how the part ended, by its first failure, and what to tell about it."""
     token = part.first_down
     if not token:
+        if part.broken and part.stop_grace_ms is None and part.changed is not None:
+            return Outcome.EXITED, part.changed.changed.detail
         # Also if every status is 0: a job that saves its state on SIGTERM ends so, unfinished.
-        if not part.ranks or any(rank.down and rank.down.stopped for rank in part.ranks.values()):
+        if not part.ranks or any(
+            rank.down and rank.down.stopped and not rank.out for rank in part.ranks.values()
+        ):
             return Outcome.STOPPED, "" if part.stop_grace_ms is not None else SHUT_DOWN
         return Outcome.SUCCEEDED, ""
     rank = part.ranks[token]
@@ -154,3 +315,52 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
         name = SIGNALS.get(-down.code, "another")
         return Outcome.SIGNALLED, f"{who}: signal {-down.code} ({name})"
     return Outcome.EXITED, f"{who}: exit status {down.code}"
+
+
+def exited_part(
+    key: PartKey,
+    part: PartState,
+    joined: NodeJoined,
+    latest: Mapping[int, RankProgress],
+    now: Instant,
+) -> MemberExited:
+    """Return what the cluster is told about the end of a part."""
+    outcome, detail = outcome_of(part)
+    downs = [(rank.plan.rank, rank.down) for rank in part.ranks.values() if rank.down is not None]
+    return MemberExited(
+        node=joined.node,
+        identity=joined.identity,
+        job=key[0],
+        attempt=key[1],
+        outcome=outcome,
+        at=now,
+        detail=detail,
+        ranks=tuple(RankExit(rank=number, code=down.code) for number, down in downs),
+        steps=min((rank.steps for rank in latest.values()), default=0),
+        step_ns=max((rank.step_ns for rank in latest.values()), default=0),
+        trace=part.command.trace if part.command is not None else "",
+        leftovers=tuple(name for _, down in downs for name in down.left)[:LEFTOVERS_MAX],
+    )
+
+
+def told_message(part: PartState, fact: ToldFact, joined: NodeJoined) -> tuple[str, NodeEvent]:
+    """Return what the cluster is told of a fact: the event's name, and the message."""
+    node, identity = joined.node, joined.identity
+    trace = part.command.trace if part.command is not None else ""
+    match fact:
+        case PartStarted():
+            return "started", MemberStarted(node=node, identity=identity, job=fact.job, at=fact.at,
+                                            attempt=fact.attempt, trace=trace)  # fmt: skip
+        case PartStepped():
+            return "stepped", MemberStepped(node=node, identity=identity, job=fact.job, at=fact.at,
+                                            attempt=fact.attempt, trace=trace)  # fmt: skip
+        case PartKnown():
+            return "known", fact.known
+        case PartReady():
+            return "ready", fact.ready
+        case PartLoaded():
+            return "loaded", fact.loaded
+        case PartChanged():
+            return "changed", fact.changed
+        case PartOver():
+            return "exited", fact.exited

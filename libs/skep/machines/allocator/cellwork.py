@@ -6,18 +6,35 @@ attempt while the next one is bound elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.keep import reconfigure
+from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
+from skep.cells.state import Cells
 from skep.machines.allocator.jobs import JobState
+from skep.units import Instant, after, seconds
+from skep.wire.admin import QuarantineGpu
 from skep.wire.cluster import Cluster
-from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobFate, Member
+from skep.wire.facts import (
+    CellsReserved,
+    CellsSet,
+    GpuQuarantined,
+    JobBound,
+    JobFate,
+    Member,
+)
+from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+JOINS_WITHIN = seconds(0.25)
+"""Joins that come within this of one another are told together."""
+JOINS_AT_ONCE = 32
+"""Up to so many nodes each join is told by itself: all of them together fill 100 kB."""
 
 
 def holder(job: str, attempt: int) -> str:
@@ -28,6 +45,11 @@ def holder(job: str, attempt: int) -> str:
 def job_of(name: str) -> str:
     """Return the job whose attempt cells know under a name."""
     return name.rpartition(".")[0]
+
+
+def attempt_of(name: str) -> int:
+    """Return the number of the attempt that cells know under a name."""
+    return int(name.rpartition(".")[2])
 
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
@@ -72,22 +94,83 @@ def hold(
     machine: AllocatorMachine, job: JobState, fact: JobBound | CellsReserved, *, claims: bool
 ) -> Hold:
     """Return what a recorded placement holds or claims."""
-    shape = machine.cells.chains[fact.chain].topology
-    spots = []
-    for member in fact.members:
-        levels = member.levels or (0,) * len(member.devices)
-        for devices, level in zip(member.devices, levels, strict=True):
-            leaves = [shape.leaf(member.node, device) for device in devices]
-            spots.append(Spot(tuple(leaf for leaf in leaves if leaf is not None), level))
     asked = request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
-    made = Hold(asked, Placement(fact.chain, tuple(spots)), claims=claims)
-    if not spots[0].level:
+    made = Hold(asked, Placement(fact.chain, spots(machine, fact.chain, fact.members)),
+                claims=claims)  # fmt: skip
+    if not made.spots[0].level:
         made.priority = OPPORTUNISTIC
     return made
 
 
+def spots(machine: AllocatorMachine, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:
+    """Return the GPUs of a gang as leaves of a chain, in the order of ranks."""
+    shape, made = machine.cells.chains[chain].topology, []
+    for member in members:
+        levels = member.levels or (0,) * len(member.devices)
+        for devices, level in zip(member.devices, levels, strict=True):
+            leaves = [shape.leaf(member.node, device) for device in devices]
+            made.append(Spot(tuple(leaf for leaf in leaves if leaf is not None), level))
+    return tuple(made)
+
+
+def holding(job: JobState, member: Member, port: int) -> Holding:
+    """Return what a part of an attempt holds on its node, with the gang's port if it is there."""
+    workers, wanted = len(member.devices), job.spec.resources
+    return Holding(member=member, cpus=wanted.cpus * workers, port=port,
+                   memory=int(wanted.memory) * workers)  # fmt: skip
+
+
+def home(machine: AllocatorMachine, job: JobState) -> str | None:
+    """Return the chain that has every GPU of a suspended attempt, if all of them are idle."""
+    chains: dict[str, None] = {}
+    for member in (job.members[name] for name in job.live):
+        for device in (device for devices in member.devices for device in devices):
+            found = machine.cells.find(member.node, device)
+            if found is None or not machine.cells.chains[found[0]].idle(found[1]):
+                return None
+            chains[found[0]] = None
+    return next(iter(chains)) if len(chains) == 1 else None
+
+
+def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
+    """Return why a job that could not be placed waits, for what, and whether aside.
+
+    What no cell could hold even if nothing else ran holds up nobody behind it.
+    """
+    wanted = job.spec.resources
+    kinds = wanted.gpu_type or "any type"
+    needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
+    soft, cells = machine.soft, machine.cells
+    if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
+        soft.vacant = Cells(cells.cluster)
+    vacant, spare = soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
+    if asked.guaranteed and vacant.place(asked) is not None:
+        return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
+    if (not asked.guaranteed or borrows(job)) and vacant.place(spare) is not None:
+        return Reason.WAITS_FOR_GPUS, needs, False
+    if short(machine, job.spec.vc):
+        return Reason.WAITS_FOR_NODES, needs, True
+    return Reason.FITS_NO_CELL, needs, True
+
+
+def follow_join(machine: AllocatorMachine, now: Instant) -> None:
+    """Have the cells follow a join: at once, or for all that come together a little later.
+
+    Every change of the cells is told whole, so a thousand of them, one for each join, would be a
+    thousand times a thousand nodes.
+    """
+    soft = machine.soft
+    alone = now - soft.joined_at > JOINS_WITHIN
+    soft.joined_at = now
+    if alone or len(machine.nodes) <= JOINS_AT_ONCE:
+        resolve(machine, machine.asked)
+    elif soft.resolve_at is None or soft.resolve_at > after(now, JOINS_WITHIN):
+        soft.resolve_at = after(now, JOINS_WITHIN)
+
+
 def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
     """Record the cells that follow from what is asked for and which nodes have joined, if new."""
+    machine.soft.resolve_at = None
     inventory = [node.joined for node in machine.nodes.values()]
     cluster = resolved(asked, inventory)
     if cluster == machine.cells.cluster and asked == machine.asked:
@@ -97,6 +180,25 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
                   for change in changes
                   if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
+
+
+def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:
+    """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
+    return [
+        (name, node.joined.node, device)
+        for node in machine.nodes.values()
+        for attempt, held in node.holdings.items()
+        for device in held.devices
+        if not machine.cells.covers(name := holder(*attempt), node.joined.node, device)
+    ]
+
+
+def quarantine(machine: AllocatorMachine, event: QuarantineGpu) -> None:
+    """Record that a GPU is to count as bad, or as good again, if that is news."""
+    node = machine.nodes.get(event.node)
+    if node is not None and (event.device in node.quarantined) is not event.quarantine:
+        machine.record(GpuQuarantined(node=event.node, device=event.device, why=Reason.ASKED_FOR,
+                                      quarantine=event.quarantine))  # fmt: skip
 
 
 def health(machine: AllocatorMachine, names: Sequence[str]) -> None:

@@ -7,18 +7,21 @@ what a crash may forget: timers, heartbeats and advice.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from skep.cells.nodes import Attempt, NodeState
+from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork
-from skep.machines.allocator.jobs import JobState, Part, State
+from skep.machines.allocator import cellwork, changes, suspects, watch
+from skep.machines.allocator.jobs import JobState, Part, State, Successor
 from skep.machines.base import Send
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
+    ChangeJob,
     ClearNode,
     JoinAgain,
     RankPlan,
@@ -33,6 +36,7 @@ from skep.wire.facts import (
     NodeBack,
     NodeLost,
 )
+from skep.wire.moves import SuccessorDropped
 from skep.wire.node import NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -53,6 +57,8 @@ TAKE_OVER_AFTER = seconds(5)
 GRACE_S = 10.0
 """What a job gets between SIGTERM and SIGKILL: long enough to write a checkpoint of some 100 MB."""
 PREEMPT_GRACE_S = 5.0
+READY_WITHIN = seconds(600)
+"""What a successor gets to import, build and warm up: compiling a large model takes minutes."""
 STALE_TIMERS_MAX = 1000
 """Replaced reminders that may lie about: few to keep, and worth sorting out together."""
 assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
@@ -76,22 +82,36 @@ class Soft:
         self.speaking: dict[str, None] = {}
         """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
         self.check_at: Instant | None = None
+        self.joined_at = Instant(0)
+        """When a node last joined, or came with another inventory."""
+        self.resolve_at: Instant | None = None
+        """When the cells follow the nodes that joined since they last did."""
         self.advice_until = Instant(0)
         self.changes = 0
         """How often something came free, or may have: what could not be placed is tried again."""
         self.failed: dict[tuple[str, bool], tuple[str, int]] = {}
         """By queue: the head that could not be placed, and `changes` then."""
+        self.returned: dict[tuple[str, bool], None] = {}
+        """Queues that a job came back to in this decision, because its claim was cancelled."""
         self.ripe: dict[str, None] = {}
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
         """The cells with nothing on them, for telling what can never be placed on them."""
+        self.story: deque[Any] = deque(maxlen=watch.STORY_KEPT)
+        """The latest facts, for whoever has to find out how something came about."""
+        self.patrol: Patrol | None = None
+        self.patrol_at = Instant(0)
+        """When the watch next goes on with its round."""
+        self.seen: dict[watch.Place, None] = {}
+        """What was found broken in this round."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
         first = self.timers[0][0] if self.timers else None
-        return min((at for at in (first, self.check_at) if at is not None), default=None)
+        times = (first, self.check_at, self.resolve_at)
+        return min((at for at in times if at is not None), default=None)
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
         """Ask for a reminder, in place of the same one asked for earlier."""
@@ -123,11 +143,17 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     if machine.nodes:
         soft.check_at = after(now, NODE_CHECK_EVERY)
     soft.ripe = dict.fromkeys(machine.reserved)
+    # Nodes may have joined that the cells had yet to follow.
+    cellwork.resolve(machine, machine.asked)
     for job in machine.jobs.values():
         for name in job.parts:
             command(machine, name, job.job, job.attempt, now)
         if job.state is State.RUNNING:
             limit(machine, job, now)
+        if job.successor is not None:
+            for name in job.successor.members:
+                command(machine, name, job.job, job.successor.attempt, now)
+            soft.remind(after(now, READY_WITHIN), ("", job.job, job.successor.attempt))
     for name, node in machine.nodes.items():
         for attempt in node.ghosts:
             command(machine, name, *attempt, now)
@@ -155,18 +181,26 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
             command(machine, node, name, attempt, now)
         else:
             job = machine.jobs.get(name)
-            if job is not None and job.attempt == attempt and job.state is State.RUNNING:
+            if job is not None and job.succeeds(attempt):
+                machine.give_up_move(job, now, "the successor took too long")
+            elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
                 stop(machine, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+    if soft.resolve_at is not None and soft.resolve_at <= now:
+        cellwork.resolve(machine, machine.asked)
     if soft.check_at is not None and soft.check_at <= now:
         soft.check_at = after(now, NODE_CHECK_EVERY)
         _look_for_lost_nodes(machine, now)
+        suspects.convict(machine, now)
+        watch.go_round(machine, now)
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Arm the time limit of an attempt that runs."""
+    """Arm the time limit of an attempt that runs; what it was suspended for does not count."""
     if isinstance(job.spec.limits.time, int):
         # A clock that was set back since would make the limit as much longer.
-        ends_at = after(min(job.ran_at, now), seconds(job.spec.limits.time))
+        ends_at = after(
+            min(job.ran_at, now), Duration(seconds(job.spec.limits.time) + job.suspended_ns)
+        )
         machine.soft.remind(ends_at, ("", job.job, job.attempt))
 
 
@@ -216,7 +250,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         machine.soft.check_at = after(now, NODE_CHECK_EVERY)
     if node is None or node.joined != event:
         machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
-        cellwork.resolve(machine, machine.asked)
+        cellwork.follow_join(machine, now)
     if node is not None and node.lost:
         _back(machine, event.node, now)
     elif node is not None:
@@ -273,6 +307,9 @@ def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
         if (job_name, attempt) in node.ghosts:
             continue
         job = machine.jobs[job_name]
+        if job.succeeds(attempt):
+            machine.give_up_move(job, now, f"{name} was lost")
+            continue
         if job.state is not State.STOPPING:
             stop(machine, job, Reason.NODE_LOST, now, name)
         machine.record(MemberGone(job=job_name, attempt=attempt, node=name, free=False,
@@ -286,11 +323,32 @@ def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:
 def stop(
     machine: AllocatorMachine, job: JobState, why: Reason, now: Instant, detail: str = ""
 ) -> None:
-    """End an attempt: told to every node that still has a part of it."""
+    """End an attempt, and what was to be changed of it: told to every node with a part of it."""
+    abandon(machine, job, now)
     machine.record(JobStopping(job=job.job, attempt=job.attempt, order=machine.order + 1, why=why,
                                at=now, detail=detail, trace=job.trace))  # fmt: skip
     for name in job.parts:
         command(machine, name, job.job, job.attempt, now)
+
+
+def abandon(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """End whatever was to be changed of an attempt."""
+    drop(machine, job, now, Reason.OVERTAKEN)
+    changes.overtake(machine, job, now)
+
+
+def drop(
+    machine: AllocatorMachine, job: JobState, now: Instant, why: Reason, detail: str = ""
+) -> None:
+    """Stop a successor, if there is one."""
+    successor = job.successor
+    if successor is None:
+        return
+    machine.record(SuccessorDropped(job=job.job, attempt=successor.attempt, why=why, at=now,
+                                    order=machine.order + 1, detail=detail))  # fmt: skip
+    machine.soft.call_off(("", job.job, successor.attempt))
+    for name in successor.members:
+        command(machine, name, job.job, successor.attempt, now)
 
 
 def command(
@@ -323,18 +381,26 @@ def _headers(machine: AllocatorMachine, job_name: str) -> dict[str, str]:
     return {subjects.TRACE_HEADER: job.trace} if job is not None and job.trace else {}
 
 
-def _owed(machine: AllocatorMachine, node: NodeState, key: Attempt) -> BindJob | StopJob | None:
+def _owed(
+    machine: AllocatorMachine, node: NodeState, key: Attempt
+) -> BindJob | StopJob | ChangeJob | None:
     """Return the command a node has not answered about an attempt, or None."""
     name = node.joined.node
     if key in node.ghosts:
         return _stop_command(machine, node, key, node.ghosts[key], 0.0)
     job = machine.jobs.get(key[0])
+    if job is not None and job.succeeds(key[1]):
+        assert job.successor is not None
+        listens = name in job.successor.doors
+        return None if listens else _bind_command(machine, job, name, job.successor)
     if job is None or job.attempt != key[1] or job.parts.get(name, Part.GONE) is Part.GONE:
         return None
     if job.state is State.STOPPING:
         grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
         return _stop_command(machine, node, key, job.order, grace_s)
-    return _bind_command(machine, job, name) if job.parts[name] is Part.BOUND else None
+    if job.parts[name] is Part.BOUND:
+        return _bind_command(machine, job, name, job)
+    return changes.owed(machine, job, node, machine.epoch)
 
 
 def _stop_command(
@@ -345,32 +411,35 @@ def _stop_command(
                    attempt=key[1], grace_s=grace_s)  # fmt: skip
 
 
-def _bind_command(machine: AllocatorMachine, job: JobState, name: str) -> BindJob:
-    node, member = machine.nodes[name], job.members[name]
-    first = next(member for member in job.members.values() if member.first_rank == 0)
+def _bind_command(
+    machine: AllocatorMachine, job: JobState, name: str, made: JobState | Successor
+) -> BindJob:
+    node, member = machine.nodes[name], made.members[name]
+    first = next(member for member in made.members.values() if member.first_rank == 0)
     ranks = tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
                   for i, devices in enumerate(member.devices))  # fmt: skip
     return BindJob(
-        order=job.order,
+        order=made.order,
         epoch=machine.epoch,
         settled=node.settled(machine.order),
         node=name,
         identity=member.identity,
         job=job.job,
-        attempt=job.attempt,
+        attempt=made.attempt,
         name=job.spec.name,
         vc=job.spec.vc,
         argv=argv(job.spec),
         ranks=ranks,
         world=job.spec.resources.workers,
-        node_rank=list(job.members).index(name),
-        nodes=len(job.members),
+        node_rank=list(made.members).index(name),
+        nodes=len(made.members),
         master_address=machine.nodes[first.node].joined.address,
-        master_port=job.port,
+        master_port=made.port,
         env=job.spec.env,
         workdir=job.spec.workdir or "",
         trace=job.trace,
         image=job.spec.runtime.image if job.spec.runtime is not None else "",
+        awaits=made.secret if isinstance(made, Successor) else "",
     )
 
 

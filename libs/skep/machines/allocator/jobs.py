@@ -6,7 +6,8 @@ queued --JobBound--> bound --JobRan--> running --> ended
 +---------------JobRequeued-----------------+
 
 Where others must be stopped first: queued --CellsReserved--> reserved --JobBound--> bound, and
-back to queued by ReservationDropped.
+back to queued by ReservationDropped. A running attempt may be suspended, and a suspended one
+resumed, by JobChanged (`changes`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import msgspec
 
 from skep.policies.queue import Entry
 from skep.units import Instant
+from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
+from skep.wire.commands import Change
 from skep.wire.facts import End, Member, MemberGone
-from skep.wire.node import Outcome
+from skep.wire.node import Door, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
@@ -34,6 +37,7 @@ class State(StrEnum):
     RESERVED = "reserved"
     BOUND = "bound"
     RUNNING = "running"
+    SUSPENDED = "suspended"
     STOPPING = "stopping"
 
 
@@ -45,11 +49,16 @@ TRANSITIONS: dict[tuple[State, str], State] = {
     (State.BOUND, "JobRan"): State.RUNNING,
     (State.BOUND, "JobStopping"): State.STOPPING,
     (State.RUNNING, "JobStopping"): State.STOPPING,
+    (State.RUNNING, "JobChanged"): State.SUSPENDED,
+    (State.SUSPENDED, "JobChanged"): State.RUNNING,
+    (State.SUSPENDED, "JobStopping"): State.STOPPING,
+    (State.SUSPENDED, "JobRequeued"): State.QUEUED,
     (State.BOUND, "JobRequeued"): State.QUEUED,
     (State.RUNNING, "JobRequeued"): State.QUEUED,
     (State.STOPPING, "JobRequeued"): State.QUEUED,
 }
-"""Which fact moves a job where. JobEnded ends it from any state."""
+"""Which fact moves a job where. JobEnded ends it from any state; a JobChanged that suspends or
+resumes nothing leaves it where it is."""
 
 
 class Part(StrEnum):
@@ -58,6 +67,39 @@ class Part(StrEnum):
     BOUND = "bound"
     RAN = "ran"
     GONE = "gone"
+
+
+class OpenChange(msgspec.Struct):
+    """A change of an attempt that is under way: the round it is in, and who has answered."""
+
+    goal: Goal
+    change: Change
+    order: int
+    why: Reason
+    begun_at: Instant
+    round: int
+    undoing: bool
+    asked: AskTaken | None
+    detail: str
+    answers: dict[str, MemberAnswered | None]
+    """By node that was told: its answer, or None."""
+    far: int = 0
+    """The furthest mini-batch that any part was told to be at."""
+
+
+class Successor(msgspec.Struct):
+    """An attempt that is to take over from the one that runs."""
+
+    attempt: int
+    order: int
+    members: dict[str, Member]
+    port: int
+    bound_at: Instant
+    chain: str
+    secret: str
+    doors: dict[str, tuple[Door, ...]] = {}
+    loaded: dict[str, int] = {}
+    learned: dict[str, MemberLearned] = {}
 
 
 class JobState(msgspec.Struct):
@@ -83,6 +125,31 @@ class JobState(msgspec.Struct):
     ran_at: Instant = Instant(0)
     stopped_why: Reason | None = None
     stopped_detail: str = ""
+    chain: str = ""
+    learned: dict[str, MemberLearned] = {}
+    """By node: what Skep can do with its part of the attempt."""
+    asked: AskTaken | None = None
+    """The latest request, while it waits for its turn."""
+    change: OpenChange | None = None
+    released: bool = False
+    """The attempt is suspended and holds no GPUs."""
+    held: Reason | None = None
+    """Why it is suspended: somebody has to ask for its return, unless it only made room."""
+    suspended_at: Instant = Instant(0)
+    suspended_ns: int = 0
+    """How long the attempt was suspended before: its time limit does not run meanwhile."""
+    successor: Successor | None = None
+    spent: int = 0
+    """The highest number of an attempt: a successor that was given up keeps its number."""
+
+    @property
+    def following(self) -> int:
+        """Return the number of the job's next attempt."""
+        return max(self.attempt, self.spent) + 1
+
+    def succeeds(self, attempt: int) -> bool:
+        """Return whether this is the number of the successor that the attempt has."""
+        return self.successor is not None and self.successor.attempt == attempt
 
     @property
     def entry(self) -> Entry:
@@ -93,6 +160,25 @@ class JobState(msgspec.Struct):
     def queue(self) -> tuple[str, bool]:
         """Return which queue it waits in: VC, and whether opportunistic."""
         return self.spec.vc, self.spec.opportunistic
+
+    @property
+    def live(self) -> list[str]:
+        """Return the nodes that still have a part of the attempt."""
+        return [name for name, part in self.parts.items() if part is not Part.GONE]
+
+    @property
+    def known(self) -> bool:
+        """Return whether every part of the attempt has said what it can do."""
+        return all(name in self.learned for name in self.live)
+
+    @property
+    def can(self) -> tuple[str, ...]:
+        """Return what every part of the attempt can do; nothing before all have said so."""
+        parts = [self.learned.get(name) for name in self.live]
+        if not parts or any(part is None for part in parts):
+            return ()
+        first, *others = (part.can for part in parts if part is not None)
+        return tuple(each for each in first if all(each in other for other in others))
 
     @property
     def over(self) -> bool:
@@ -146,6 +232,8 @@ def judge(job: JobState) -> Verdict:
         return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
     if job.stopped_why is Reason.PREEMPTED:
         return Verdict(None, Reason.PREEMPTED, job.stopped_detail)
+    if job.stopped_why is Reason.NOT_TAKEN:
+        return _lost(job, Reason.NOT_TAKEN, job.stopped_detail)
     if job.stopped_why is Reason.NODE_LOST:
         return _lost(job, Reason.NODE_LOST, job.stopped_detail)
     failed = next((gone for gone in job.gone if gone.outcome in FAILURES), None)

@@ -15,8 +15,11 @@ from skep.cells.keep import CellsKept
 from skep.cells.keep import keep as keep_cells
 from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
+from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.suspects import Suspicion
 from skep.wire.cluster import Cluster
+from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     last_queued: int
     asked: Cluster
     queues: tuple[tuple[str, bool], ...]
+    alarms: tuple[CellsAlarm, ...] = ()
+    suspicion: Suspicion = msgspec.field(default_factory=Suspicion)
+    last_asked: int = 0
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -60,6 +66,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     parked: tuple[str, ...]
     reserved: tuple[str, ...]
     borrowed: tuple[str, ...]
+    away: tuple[str, ...] = ()
 
 
 Kept = AllocatorKept | CellsKept | NodeKept | JobKept | PlacedKept
@@ -73,6 +80,9 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         last_queued=machine.last_queued,
         asked=machine.asked,
         queues=tuple(machine.queues),
+        alarms=tuple(machine.alarms.values()),
+        suspicion=machine.suspicion,
+        last_asked=machine.last_asked,
     )
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
@@ -81,7 +91,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         yield JobKept(job)
     yield PlacedKept(jobs=tuple(machine.placed), parked=tuple(machine.parked),
                      reserved=tuple(machine.reserved),
-                     borrowed=tuple(machine.borrowed))  # fmt: skip
+                     borrowed=tuple(machine.borrowed), away=tuple(machine.away))  # fmt: skip
 
 
 def _node(node: NodeState) -> NodeKept:
@@ -104,8 +114,12 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
         case AllocatorKept():
             machine.epoch, machine.order = kept.epoch, kept.order
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
+            machine.last_asked = kept.last_asked
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
+            machine.suspicion = kept.suspicion
+            for alarm in kept.alarms:
+                watch.apply(machine, alarm)
         case CellsKept():
             machine.cells = restore_cells(kept)
         case NodeKept():
@@ -122,6 +136,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
                 machine.queue(job).remove(job.entry)
             machine.reserved = {name: machine.jobs[name] for name in kept.reserved}
             machine.borrowed = {name: machine.jobs[name] for name in kept.borrowed}
+            machine.away = {name: machine.jobs[name] for name in kept.away}
 
 
 def _restored(kept: NodeKept) -> NodeState:

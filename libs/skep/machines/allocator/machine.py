@@ -13,15 +13,25 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.check import check as check_cells
 from skep.cells.clustercheck import cluster_problems
-from skep.cells.holds import OPPORTUNISTIC, Request, Spot
+from skep.cells.holds import Spot
 from skep.cells.keep import reconfigure
-from skep.cells.nodes import Holding, NodeState
+from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
 from skep.ids import job_sequence
-from skep.machines.allocator import cellwork, dispatch, schedule
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    changing,
+    dispatch,
+    invariants,
+    moves,
+    moving,
+    schedule,
+    suspects,
+    watch,
+)
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
@@ -29,12 +39,14 @@ from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import QueueAdvice
+from skep.wire.changes import ChangeAsked, ChangeMessage
 from skep.wire.cluster import Cluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
     AllocatorFact,
     CancelAsked,
+    CellsAlarm,
     CellsReserved,
     CellsSet,
     ClusterRefused,
@@ -51,7 +63,6 @@ from skep.wire.facts import (
     JobRequeued,
     JobStopping,
     JobWaits,
-    Member,
     MemberGone,
     MemberRan,
     NodeAdded,
@@ -61,6 +72,7 @@ from skep.wire.facts import (
     NodeLost,
     ReservationDropped,
 )
+from skep.wire.moves import MoveMessage
 from skep.wire.node import (
     MemberChanged,
     MemberExited,
@@ -102,10 +114,19 @@ class AllocatorMachine:
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}
         """Guaranteed jobs that run opportunistically for now."""
+        self.away: dict[str, JobState] = {}
+        """Suspended jobs that have given back their GPUs."""
+        self.last_asked = 0
+        """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
+        self.suspicion = suspects.Suspicion()
+        self.alarms: dict[watch.Place, CellsAlarm] = {}
+        """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.key = b""
+        """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
@@ -136,22 +157,23 @@ class AllocatorMachine:
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
             case QuarantineGpu():
-                self._quarantine(event)
+                cellwork.quarantine(self, event)
             case QueueAdvice():
                 schedule.advised(self, event, now)
             case Tick():
                 dispatch.tick(self, now)
             case Restarted():
                 dispatch.restarted(self, now)
-            case MemberStepped() | MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
-                return []
-            case Unreadable():
+            case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
+                changing.heard(self, event, now)
+            case MemberStepped() | Unreadable():
                 return []
             case _:
                 text = f"the allocator does not take {event!r}"
                 raise AssertionError(text)
         if not isinstance(event, Heartbeat) or self.effects:
             schedule.schedule(self, now)
+        watch.look(self, now)
         return self.effects
 
     def wake_at(self) -> Instant | None:
@@ -162,6 +184,7 @@ class AllocatorMachine:
         """Apply a fact and ask for it to be made durable."""
         self.apply(fact)
         self.effects.append(Record(fact))
+        self.soft.story.append(fact)
 
     # --- what others tell --------------------------------------------------------------------
 
@@ -173,6 +196,8 @@ class AllocatorMachine:
                                           submitted_at=fact.submitted_at))  # fmt: skip
             case CancelAsked():
                 self._cancel(fact.job, now)
+            case ChangeAsked():
+                changing.ask(self, fact, now)
             case _:
                 pass  # Refusals, keys and admission's own views are not placement.
 
@@ -182,7 +207,7 @@ class AllocatorMachine:
             return
         self.record(CancelAsked(job=name))
         if job.state is State.RESERVED:
-            self.record(ReservationDropped(job=name, attempt=job.attempt + 1,
+            self.record(ReservationDropped(job=name, attempt=job.following,
                                            why=Reason.CANCELLED))  # fmt: skip
         if job.state is State.QUEUED:
             self._end(job, End.CANCELLED, Reason.CANCELLED, now)
@@ -201,6 +226,7 @@ class AllocatorMachine:
         if job.state is State.BOUND and Part.BOUND not in job.parts.values():
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
+            changing.follow(self, job, now)
 
     def _member_exited(self, event: MemberExited, now: Instant) -> None:
         attempt = event.job, event.attempt
@@ -210,6 +236,8 @@ class AllocatorMachine:
             return
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
+            if job is not None:
+                moving.exited(self, job, event, now)
             return
         if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
             return
@@ -217,13 +245,6 @@ class AllocatorMachine:
                                outcome=event.outcome, detail=event.detail, steps=event.steps,
                                step_ns=event.step_ns))  # fmt: skip
         self.settle(job, now)
-
-    def _quarantine(self, event: QuarantineGpu) -> None:
-        node = self.nodes.get(event.node)
-        if node is not None and (event.device in node.quarantined) is not event.quarantine:
-            self.record(GpuQuarantined(node=event.node, device=event.device,
-                                       quarantine=event.quarantine,
-                                       why=Reason.ASKED_FOR))  # fmt: skip
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -240,7 +261,9 @@ class AllocatorMachine:
             failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
             if failed and job.state is not State.STOPPING:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
+            changing.conclude(self, job, now)
             return
+        dispatch.abandon(self, job, now)
         self.soft.call_off(("", job.job, job.attempt))
         verdict = judge(job)
         if verdict.end is not None:
@@ -249,6 +272,10 @@ class AllocatorMachine:
         self.record(JobRequeued(job=job.job, attempt=job.attempt, why=verdict.why, at=now,
                                 counted=verdict.counted, detail=verdict.detail,
                                 trace=job.trace))  # fmt: skip
+
+    def give_up_move(self, job: JobState, now: Instant, detail: str) -> None:
+        """Have a job go on where it is, instead of moving."""
+        moving.undo(self, job, now, Reason.NOT_TAKEN, detail)
 
     def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
         steps = min((gone.steps for gone in job.gone), default=0)
@@ -270,6 +297,8 @@ class AllocatorMachine:
                 self.epoch = fact.epoch
             case CellsSet():
                 self._apply_cells(fact)
+            case CellsAlarm():
+                watch.apply(self, fact)
             case ClusterRefused():
                 pass  # Told to whoever reads the log; nothing changed.
             case NodeAdded():
@@ -308,6 +337,10 @@ class AllocatorMachine:
                 self._apply_ended(fact)
             case CancelAsked():
                 self.jobs[fact.job].cancelled = True
+            case ChangeMessage():
+                changes.apply(self, fact)
+            case MoveMessage():
+                moves.apply(self, fact)
             case _:
                 restore(self, fact)
 
@@ -334,7 +367,7 @@ class AllocatorMachine:
             self.queue(parked).add(parked.entry)
         self.parked.clear()
         self.cells, changes = reconfigure(self.cells, fact.cluster)
-        for name, node, device in self._uncovered():
+        for name, node, device in cellwork.uncovered(self):
             self.cells.stray(name, node, device)
         for change in changes:
             job = self.jobs.get(cellwork.job_of(change.job))
@@ -343,21 +376,10 @@ class AllocatorMachine:
                 del self.reserved[job.job]
                 self.queue(job).add(job.entry)
             elif job is not None:
-                self._note_borrowed(job)
+                self.note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
 
-    def _uncovered(self) -> list[tuple[str, str, int]]:
-        """Return the GPUs that attempts use and the cells do not know of: attempt, node, device."""
-        cells = self.cells
-        return [
-            (name, node.joined.node, device)
-            for node in self.nodes.values()
-            for attempt, holding in node.holdings.items()
-            for device in holding.devices
-            if not cells.covers(name := cellwork.holder(*attempt), node.joined.node, device)
-        ]
-
-    def _note_borrowed(self, job: JobState) -> None:
+    def note_borrowed(self, job: JobState) -> None:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
         hold = self.cells.holds.get(cellwork.holder(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
@@ -383,6 +405,8 @@ class AllocatorMachine:
                 node.quarantined[fact.device] = None
             case GpuQuarantined():
                 node.quarantined.pop(fact.device, None)
+        if isinstance(fact, GpuQuarantined):
+            suspects.quarantined(self, fact)
         self._changed(fact.node)
 
     def _apply_hold(
@@ -405,12 +429,12 @@ class AllocatorMachine:
                 self.queue(job).add(job.entry)
             case JobDemoted():
                 self.cells.demote(name)
-                self._note_borrowed(job)
+                self.note_borrowed(job)
             case JobPromoted():
                 spots = self.cells.holds[name].spots
                 pairs = zip(spots, fact.levels, strict=True)
                 self.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
-                self._note_borrowed(job)
+                self.note_borrowed(job)
         self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
@@ -454,40 +478,36 @@ class AllocatorMachine:
             self.cells.occupy(name)
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
+        job.chain = fact.chain
         job.bound_at, job.ran_at = fact.at, Instant(0)
         job.members = {member.node: member for member in fact.members}
         job.parts = dict.fromkeys(job.members, Part.BOUND)
         job.gone, job.waits, job.stopped_why = [], None, None
         job.stopped_detail = ""
+        changes.forget(self, job)
         self.order = fact.order
         attempt = fact.job, fact.attempt
         for member in fact.members:
             port = fact.master_port if member.first_rank == 0 else 0
             node = self.nodes[member.node]
-            node.take(attempt, self._holding(job, member, port))
+            node.take(attempt, cellwork.holding(job, member, port))
             node.open_orders[attempt] = fact.order
         self.placed[job.job] = job
-        self._note_borrowed(job)
-
-    @staticmethod
-    def _holding(job: JobState, member: Member, port: int) -> Holding:
-        workers = len(member.devices)
-        wanted = job.spec.resources
-        return Holding(member=member, cpus=wanted.cpus * workers, port=port,
-                       memory=int(wanted.memory) * workers)  # fmt: skip
+        self.note_borrowed(job)
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
         job.move("JobStopping")
+        self.away.pop(job.job, None)
         job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
         self.order = fact.order
         for name, part in job.parts.items():
             if part is not Part.GONE:
                 self.nodes[name].open_orders[fact.job, fact.attempt] = fact.order
         # Whoever comes next may plan with its VC's cells, on these GPUs or on others.
-        self._give_back(cellwork.holder(fact.job, fact.attempt))
+        self.give_back(cellwork.holder(fact.job, fact.attempt))
 
-    def _give_back(self, name: str) -> None:
+    def give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
         hold = self.cells.holds.get(name)
         if hold is not None and hold.guaranteed and not self.cells.claimers(name):
@@ -505,27 +525,31 @@ class AllocatorMachine:
         else:
             # What a lost node still runs must not keep its VC from healthy hardware.
             node.ghosts[attempt] = job.order
-            self._give_back(cellwork.holder(*attempt))
+            self.give_back(cellwork.holder(*attempt))
 
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
+        suspects.over(self, job, fact)
         job.move("JobRequeued")
         job.retries_used += fact.counted
         job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
+        changes.forget(self, job)
         del self.placed[job.job]
         self.borrowed.pop(job.job, None)
         self.queue(job).add(job.entry)
 
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
+        suspects.over(self, job, fact)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)
         else:
             del self.placed[job.job]
             self.borrowed.pop(job.job, None)
+            self.away.pop(job.job, None)
 
     # --- for decisions -----------------------------------------------------------------------
 
@@ -544,54 +568,9 @@ class AllocatorMachine:
         """Return how many GPUs a VC's jobs use beyond its cells."""
         return self.cells.borrowed.get(vc, 0)
 
-    def why_not(self, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
-        """Return why a job that could not be placed waits, for what, and whether aside.
-
-        What no cell could hold even if nothing else ran holds up nobody behind it.
-        """
-        wanted = job.spec.resources
-        kinds = wanted.gpu_type or "any type"
-        needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
-        if self.soft.vacant is None or self.soft.vacant.cluster is not self.cells.cluster:
-            self.soft.vacant = Cells(self.cells.cluster)
-        vacant, spare = self.soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
-        if asked.guaranteed and vacant.place(asked) is not None:
-            return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
-        if (not asked.guaranteed or cellwork.borrows(job)) and vacant.place(spare) is not None:
-            return Reason.WAITS_FOR_GPUS, needs, False
-        if cellwork.short(self, job.spec.vc):
-            return Reason.WAITS_FOR_NODES, needs, True
-        return Reason.FITS_NO_CELL, needs, True
-
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
-        held = {name: dict(node.ghosts) for name, node in self.nodes.items()}
-        waiting = 0
-        for job in self.jobs.values():
-            idle = job.state in (State.QUEUED, State.RESERVED)
-            assert idle == (not job.members), job
-            assert idle == (job.job not in self.placed), job
-            assert (job.state is State.RESERVED) == (job.job in self.reserved), job
-            if job.state is State.QUEUED:
-                assert self.queue(job).holds(job.entry) != (job.job in self.parked), job
-                waiting += job.job not in self.parked
-            if idle:
-                continue
-            assert not job.over, f"{job.job}: an attempt that is over was not judged"
-            for name, part in job.parts.items():
-                if part is not Part.GONE:
-                    held[name][job.job, job.attempt] = 0
-        assert waiting == sum(len(queue) for queue in self.queues.values())
-        for name, node in self.nodes.items():
-            node.check()
-            assert sorted(node.holdings) == sorted(held[name]), name
-            for attempt in node.open_orders:
-                assert attempt in node.holdings, (name, attempt)
-        held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
-        claims = {cellwork.holder(job.job, job.attempt + 1) for job in self.reserved.values()}
-        assert set(self.cells.holds) | set(self.cells.astray) <= held_by | claims
-        assert not self._uncovered()
-        check_cells(self.cells)
+        invariants.check(self)
 
 
 def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:

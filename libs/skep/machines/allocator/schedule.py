@@ -12,12 +12,13 @@ import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from skep.cells.alike import used_up
 from skep.cells.fair import place_yielding
-from skep.cells.holds import Placement, Request
+from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork
-from skep.machines.allocator.dispatch import command, stop
+from skep.machines.allocator import cellwork, changing, suspects
+from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
@@ -65,6 +66,8 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             queue.advise(())
     bound = _finish(machine, now)
     for opportunistic in (False, True):
+        if opportunistic:
+            changing.come_back(machine, now)
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
                  if kind is opportunistic and (head := queue.head()) is not None]  # fmt: skip
@@ -85,7 +88,25 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             else:
                 turn = _turn(machine, vc, following, opportunistic=opportunistic)
                 heapq.heapreplace(turns, (turn, vc))
+            for other in _returned(machine, turns, opportunistic=opportunistic):
+                heapq.heappush(turns, other)
     _promote(machine)
+
+
+def _returned(
+    machine: AllocatorMachine, turns: list[tuple[tuple[float, Entry], str]], *, opportunistic: bool
+) -> list[tuple[tuple[float, Entry], str]]:
+    """Return turns for VCs that had theirs before a job came back to their queue.
+
+    It claimed idle GPUs that were then taken for another VC's job. Its own cells may hold it by
+    now, and that is not to wait for the next event.
+    """
+    back = [vc for vc, kind in machine.soft.returned if kind is opportunistic]
+    machine.soft.returned.clear()
+    heads = {vc: machine.queues[vc, opportunistic].head() for vc in back}
+    having = {vc for _, vc in turns}
+    return [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
+            for vc, head in heads.items() if head is not None and vc not in having]  # fmt: skip
 
 
 def _turn(
@@ -113,11 +134,11 @@ def _finish(machine: AllocatorMachine, now: Instant) -> int:
         job = machine.reserved.get(key)
         if job is None:
             continue
-        name = cellwork.holder(job.job, job.attempt + 1)
+        name = cellwork.holder(job.job, job.following)
         hold = machine.cells.holds[name]
         chain = machine.cells.chains[hold.chain]
         if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
-            machine.record(ReservationDropped(job=job.job, attempt=job.attempt + 1,
+            machine.record(ReservationDropped(job=job.job, attempt=job.following,
                                               why=Reason.NODE_LOST))  # fmt: skip
         elif not machine.cells.ready(name):
             stopped = _stop_all(machine, job, _users(machine, job), now, MEMBERS_BOUND_MAX - cost)
@@ -148,17 +169,14 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     soft, tried = machine.soft, (job.job, machine.soft.changes)
     if soft.failed.get(job.queue) == tried:
         return 0
-    attempt = job.attempt + 1
+    attempt = job.following
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
-    where = machine.cells.place(asked, machine.loss(now), _limit(machine, job, asked.priority))
+    where = _place(machine, job, asked, now)
     if where is None and cellwork.borrows(job):
-        spare = cellwork.request(job, attempt, guaranteed=False)
-        where = machine.cells.place(spare, machine.loss(now), _limit(machine, job, spare.priority))
-    if where is None and job.spec.opportunistic:
-        where = _yielding(machine, job, asked, now)
+        where = _place(machine, job, cellwork.request(job, attempt, guaranteed=False), now)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
-        why, needs, aside = machine.why_not(job, asked)
+        why, needs, aside = cellwork.why_not(machine, job, asked)
         _wait(machine, job, why, needs, aside=aside)
         if not aside:
             soft.failed[job.queue] = tried
@@ -173,11 +191,22 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
                                   detail=f"for {job.job}"))  # fmt: skip
     for name in where.cancels:
         other = machine.jobs[cellwork.job_of(name)]
-        machine.record(ReservationDropped(job=other.job, attempt=other.attempt + 1,
+        machine.record(ReservationDropped(job=other.job, attempt=other.following,
                                           why=Reason.PREEMPTED))  # fmt: skip
+        soft.returned[other.queue] = None
     if where.victims or not _room(machine, job, made):
         return _reserve(machine, job, where, made, head, why, now)
     return bind(machine, job, where, made, why, head.ranked, now)
+
+
+def _place(
+    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
+) -> Placement | None:
+    """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    where = suspects.place(machine, job, asked, _limit(machine, job, asked.priority), now)
+    if where is None and not asked.guaranteed:
+        where = _yielding(machine, job, asked, now)
+    return where
 
 
 def _yielding(
@@ -208,7 +237,7 @@ def _goes_on(machine: AllocatorMachine, name: str) -> bool:
     job = machine.jobs.get(cellwork.job_of(name))
     if job is None or job.state is State.STOPPING:
         return False
-    attempt = job.attempt + 1 if job.state is State.RESERVED else job.attempt
+    attempt = job.following if job.state is State.RESERVED else job.attempt
     return cellwork.holder(job.job, attempt) == name
 
 
@@ -227,7 +256,7 @@ def bind(
     machine.record(
         JobBound(
             job=job.job,
-            attempt=job.attempt + 1,
+            attempt=job.following,
             order=machine.order + 1,
             members=made,
             master_port=port,
@@ -253,7 +282,7 @@ def _reserve(
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
     _wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
-    machine.record(CellsReserved(job=job.job, attempt=job.attempt + 1, chain=where.chain,
+    machine.record(CellsReserved(job=job.job, attempt=job.following, chain=where.chain,
                                  members=made, victims=victims, at=now, why=why,
                                  ranked=head.ranked))  # fmt: skip
     cost = len(made) + len(victims)
@@ -265,7 +294,7 @@ def _reserve(
 
 def _users(machine: AllocatorMachine, job: JobState) -> dict[str, None]:
     """Return who uses what a job claims."""
-    hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
     user = machine.cells.chains[hold.chain].user
     return {holder.job: None for spot in hold.spots for leaf in spot.leaves
             if (holder := user[leaf]) is not None}  # fmt: skip
@@ -284,11 +313,15 @@ def _stop_all(
     return stopped
 
 
-def _stop_victim(machine: AllocatorMachine, name: str, job: JobState, now: Instant) -> bool:
+def _stop_victim(
+    machine: AllocatorMachine, name: str, job: JobState, now: Instant, *, memory: bool = False
+) -> bool:
     victim = machine.jobs.get(cellwork.job_of(name))
     current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
-    if victim is not None and current and victim.state in (State.BOUND, State.RUNNING):
-        stop(machine, victim, Reason.PREEMPTED, now, f"for {job.job}")
+    if victim is not None and current:
+        return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
+    if victim is not None and victim.succeeds(cellwork.attempt_of(name)):
+        machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
         return True
     return False
 
@@ -304,12 +337,30 @@ def _promote(machine: AllocatorMachine) -> None:
         if machine.soft.uncovered.get(job.job) == key[1]:
             continue
         hold = machine.cells.holds[cellwork.holder(job.job, job.attempt)]
-        spots = machine.cells.cover(hold)
+        spots = _cover(machine, job, hold)
         if spots is None:
             machine.soft.uncovered[job.job] = key[1]
             continue
         machine.record(JobPromoted(job=job.job, attempt=job.attempt,
                                    levels=tuple(spot.level for spot in spots)))  # fmt: skip
+
+
+def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
+    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
+
+    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
+    gang would wait for a whole one: such a job goes on borrowing.
+    """
+    spots = machine.cells.cover(hold)
+    if spots is None:
+        return None
+    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = machine.cells.place(asked)
+    if anew is None or anew.chain != hold.chain:
+        return spots
+    chain = machine.cells.chains[hold.chain]
+    pool = chain.pools[hold.vc, hold.pin]
+    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
 
 
 def _wait(
@@ -351,7 +402,7 @@ def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
     """Return by node the CPUs and memory that reservations will take there, below zero."""
     owed: dict[str, tuple[int, int]] = {}
     for job in machine.reserved.values():
-        hold = machine.cells.holds[cellwork.holder(job.job, job.attempt + 1)]
+        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
         shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
         for spot in hold.spots if wanted.cpus or wanted.memory else ():
             node = shape.node(spot.leaves[0])
@@ -362,7 +413,9 @@ def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
 
 def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
     hold = machine.cells.holds.get(cellwork.holder(job, attempt))
-    return hold is not None and not hold.guaranteed
+    if hold is None:
+        return job in machine.away and machine.away[job].attempt == attempt
+    return not hold.guaranteed
 
 
 def _room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
@@ -385,7 +438,7 @@ def _more_victims(
                 break
             other = machine.jobs.get(cellwork.job_of(name))
             if other is not None and _yields(machine, other.job, other.attempt):
-                _stop_victim(machine, name, job, now)
+                _stop_victim(machine, name, job, now, memory=True)
                 coming = _coming(machine, node)
 
 

@@ -1,0 +1,541 @@
+"""How running parts are suspended, resumed, stored, moved and resized, and what ranks say to it.
+
+    ChangeJob --ChangeTaken--> phases, one after the other --PartChanged--> answered
+
+    suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
+    resume      thaw · resume
+    checkpoint  work
+    move        work                            (the ranks then wait for what becomes of it)
+    resize      start · work
+
+Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
+it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
+boundary, so that nothing hangs halfway. Only the taking and the answer are facts: an agent that
+comes back tries anew under a higher serial, which fences what the ranks were told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skep.machines.agent.drives import (
+    ORDERS_PER_SERIAL,
+    STRAY,
+    TOLD_IN,
+    TRIES_MAX,
+    UNDO_WAIT,
+    Drive,
+    Phase,
+    Soft,
+    is_answer,
+    message_for,
+    newcomers,
+    within,
+)
+from skep.machines.agent.known import Abilities
+from skep.machines.agent.parts import (
+    FreezeRun,
+    PartKey,
+    PartState,
+    RunFrozen,
+    RunThawed,
+    StopRun,
+    TellRank,
+    ThawRun,
+)
+from skep.machines.agent.planning import (
+    clock,
+    phases_of,
+    refusal_of,
+    settle,
+    standing_answer,
+)
+from skep.machines.base import Call
+from skep.units import Instant, after, seconds
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Suspend
+from skep.wire.node import Manner, MemberChanged
+from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
+from skep.wire.runs import RunExited, RunStarted
+from skep.wire.talk import (
+    Answer,
+    Can,
+    Checkpointed,
+    Failed,
+    Hello,
+    Loaded,
+    Past,
+    Ready,
+    Released,
+    Rescaled,
+    Resumed,
+    ResumeRank,
+    Said,
+    Sent,
+    Suspended,
+)
+
+if TYPE_CHECKING:
+    from skep.machines.agent.machine import AgentMachine
+
+LEAVE_WAIT = seconds(30)
+"""How long a rank that left its gang may take to end by itself."""
+
+TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.START, Phase.WORK)
+"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
+
+
+class Changes:
+    """Carries out ChangeJob commands for an agent; everything here but its facts is soft."""
+
+    def __init__(self, agent: AgentMachine) -> None:
+        """Work for `agent`, which records and calls."""
+        self._agent = agent
+        self.soft = Soft()
+        self.abilities = Abilities(agent, self.soft)
+
+    # --- commands --------------------------------------------------------------------------------
+
+    def take(self, command: ChangeJob, now: Instant) -> None:
+        """Take a change above its part's order, once; tell the answer again if it is known."""
+        key = command.job, command.attempt
+        part = self._agent.parts.get(key)
+        if part is None or part.over is not None or part.started is None:
+            return  # What became of it is told, or it is to begin first: the command is repeated.
+        if part.change is not None and command.order == part.change.command.order:
+            if part.changed is not None and part.changed.changed.order == command.order:
+                self._agent.publish_part(part, part.changed)
+            return
+        if command.order <= part.order or part.grace_s is not None:
+            return
+        again = self.soft.drives.pop(key, None) is not None or part.changing is not None
+        self._agent.record(ChangeTaken(command=command, serial=self._agent.serial + 1))
+        if isinstance(command.change, Resize):
+            self._expect_newcomers(key, command.change)
+        self._begin(key, now, again=again)
+        self._agent.raise_floor(command.settled)
+
+    def _expect_newcomers(self, key: PartKey, change: Resize) -> None:
+        """Note the ranks that are to join, so that their processes are known whatever happens."""
+        part = self._part(key)
+        for plan in change.ranks:
+            token = f"{key[0]}.{key[1]}.{plan.rank}"
+            rank = part.ranks.get(token)
+            if rank is None or rank.down is not None:
+                self._agent.record(RankJoins(token=token, plan=plan))
+
+    def _begin(self, key: PartKey, now: Instant, *, again: bool) -> None:
+        """Begin with the latest change; `again`: what was done for another or before is unsure."""
+        part = self._part(key)
+        assert part.change is not None, key
+        command = part.change.command
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), [])
+        refusal = refusal_of(part, command.change, self.abilities.can(part))
+        if refusal:
+            drive.manner, drive.detail = Manner.UNCHANGED, refusal
+            self._answer(key, drive, now)
+            return
+        if not again and standing_answer(part, drive):
+            self._answer(key, drive, now)
+            return
+        self.soft.drives[key] = drive
+        drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
+        self._next(key, now)
+
+    # --- phases ----------------------------------------------------------------------------------
+
+    def _next(self, key: PartKey, now: Instant) -> None:
+        """Enter the next phase, or answer after the last one."""
+        drive = self.soft.drives[key]
+        while drive.phases:
+            drive.phase = drive.phases.pop(0)
+            drive.answers = {}
+            self._enter(key, drive, now)
+            if drive.waits:
+                return
+        self._answer(key, drive, now)
+
+    def _enter(self, key: PartKey, drive: Drive, now: Instant) -> None:
+        part = self._part(key)
+        alive = part.alive()
+        drive.waits = dict.fromkeys(alive)
+        match drive.phase:
+            case Phase.THAW:
+                self._call(*(ThawRun(token) for token in alive))
+            case Phase.FREEZE:
+                self._call(*(FreezeRun(token) for token in alive))
+            case Phase.START:
+                assert isinstance(drive.command.change, Resize)
+                joining = newcomers(part, drive.command.change)
+                drive.waits = {each: None for each in joining if not self._joins(part, each)}
+                for token in joining:
+                    if not part.ranks[token].up:
+                        self._agent.start_rank(key, token)
+            case Phase.RELEASE if not self._room(key, drive):
+                drive.waits = {}
+            case _:
+                drive.past = False
+                if drive.phase in {Phase.STOP, Phase.WORK}:
+                    drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
+                if drive.phase is Phase.UNDO:
+                    drive.undo_by = after(now, UNDO_WAIT)
+                elif drive.phase is Phase.RESUME:
+                    held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
+                    standing = self.soft.standing
+                    drive.waits = {each: None for each in alive if held or each in standing}
+                for token in alive:
+                    self._tell(part, drive, token)
+
+    def _tell(self, part: PartState, drive: Drive, token: str) -> None:
+        message = message_for(drive, part, token)
+        self._call(TellRank(message, among=max(len(part.alive()), 1)))
+
+    def _room(self, key: PartKey, drive: Drive) -> bool:
+        """Find room in the host's memory for the state of a part; say in `detail` if none is left.
+
+        Never more than the budget: what does not fit would be swapped out, which takes longer than
+        it does to train.
+        """
+        budget = self._agent.host_budget
+        taken = sum(part.host_bytes for part in self._agent.parts.values() if part.over is None)
+        taken += sum(each.room for each in self.soft.drives.values() if each is not drive)
+        alive = self._part(key).alive().values()
+        told = self._agent.progress.get(key, {})
+        wanted = sum(told[r.plan.rank].memory for r in alive if r.plan.rank in told)
+        room = budget - taken
+        if room <= 0 or wanted > room:
+            drive.detail = (
+                f"device memory was kept: {taken} of {budget} bytes for suspended state "
+                f"are taken, and {wanted or 'some'} would come"
+            )
+            return False
+        drive.room = min(room, 2 * wanted) if wanted else room
+        return True
+
+    def _again(self, key: PartKey, now: Instant) -> None:
+        """Agree on a later step, as a rank is past the one that was named."""
+        drive, part = self.soft.drives[key], self._part(key)
+        assert drive.phase is not None
+        asked = getattr(drive.command.change, "step", 0)
+        if asked:
+            self._fail(key, f"a rank was past step {asked}", now)
+            return
+        if drive.tries >= TRIES_MAX:
+            self._missed(key, f"no common step was found in {drive.tries} tries", now)
+            return
+        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1))
+        drive.serial = part.serial
+        drive.tries += 1
+        drive.phases = [Phase.UNDO, drive.phase, *drive.phases]
+        self._next(key, now)
+
+    def _missed(self, key: PartKey, why: str, now: Instant) -> None:
+        """Draw the consequence of a phase that did not come to its end."""
+        drive = self.soft.drives[key]
+        match drive.phase:
+            case Phase.STOP:
+                drive.manner, drive.detail = Manner.FROZEN, why
+                drive.phases = [Phase.FREEZE]
+                self._next(key, now)
+            case Phase.RELEASE:
+                drive.detail = why
+                self._next(key, now)
+            case Phase.UNDO:
+                self._next(key, now)
+            case _:
+                self._fail(key, why, now)
+
+    def _fail(self, key: PartKey, why: str, now: Instant) -> None:
+        """Put everything back, and say why."""
+        drive, part = self.soft.drives[key], self._part(key)
+        if drive.manner is Manner.UNCHANGED:
+            self._next(key, now)
+            return
+        drive.manner, drive.detail = Manner.UNCHANGED, why
+        match drive.command.change:
+            case Suspend():
+                speaks = "suspend" in self.abilities.can(part)
+                drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
+            case Resume():
+                drive.refreeze = part.stands_frozen
+                drive.phases = [Phase.FREEZE] if drive.refreeze else []
+            case Resize():
+                for token in newcomers(part, drive.command.change):
+                    self._call(StopRun(token, 0.0))
+                drive.phases = [] if drive.changed_ranks else [Phase.UNDO]
+            case _:
+                drive.phases = [Phase.UNDO]
+        self._next(key, now)
+
+    def _answer(self, key: PartKey, drive: Drive, now: Instant) -> None:
+        """Record and tell how the change ended."""
+        self.soft.drives.pop(key, None)
+        part, joined = self._part(key), self._agent.joined
+        assert part.command is not None, key
+        changed = MemberChanged(
+            node=joined.node,
+            identity=joined.identity,
+            job=key[0],
+            attempt=key[1],
+            order=drive.command.order,
+            manner=drive.manner,
+            at=now,
+            step=drive.done_step,
+            moved=drive.moved,
+            residue=drive.residue,
+            pause_ns=drive.pause_ns,
+            detail=drive.detail,
+            trace=drive.command.trace or part.command.trace,
+            released=drive.released,
+        )
+        fact = settle(part, drive, changed, self._agent.event + 1)
+        self._agent.record(fact)
+        self._agent.publish_part(part, fact)
+        if fact.broken:
+            self._agent.stop_part(key, now)
+        elif isinstance(drive.command.change, Resize):
+            self._watch_leavers(part, now)
+
+    def _watch_leavers(self, part: PartState, now: Instant) -> None:
+        for token, rank in part.ranks.items():
+            if rank.out and rank.down is None:
+                self.soft.leave_by[token] = after(now, LEAVE_WAIT)
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def ran(self, event: RunFrozen | RunThawed, now: Instant) -> None:
+        """Take the runtime's answer."""
+        key, part = self._agent.part_of(event.token)
+        drive = self.soft.drives.get(key)
+        wanted = Phase.FREEZE if isinstance(event, RunFrozen) else Phase.THAW
+        if part is None or drive is None or drive.phase is not wanted:
+            return
+        if event.token not in drive.waits:
+            return
+        del drive.waits[event.token]
+        if event.trouble:
+            drive.detail = drive.detail or event.trouble
+            if wanted is Phase.FREEZE and drive.manner is Manner.FROZEN:
+                self._fail(key, event.trouble, now)
+                return
+        if not drive.waits:
+            self._next(key, now)
+
+    def said(self, message: Said, now: Instant) -> None:
+        """Take what a rank said."""
+        token = f"{message.job}.{message.attempt}.{message.rank}"
+        key, part = self._agent.part_of(token)
+        if part is None or part.over is not None or part.command is None:
+            return
+        drive = self.soft.drives.get(key)
+        match message:
+            case Hello():
+                self.soft.greeted[token] = None
+                self.soft.standing.pop(token, None)
+                if drive is not None and drive.phase in TOLD_IN and token in drive.waits:
+                    self._tell(part, drive, token)
+            case Can():
+                self.abilities.learn(key, part, token, message, now)
+            case Ready():
+                self.soft.doors[token] = message
+                self.soft.standing[token] = None
+                self.rank_up(key, token, now)
+                self.abilities.ready(key, part, now)
+            case Loaded():
+                self.soft.loads[token] = message
+                self.soft.standing[token] = None
+                self.abilities.loaded(key, part, now)
+            case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
+                    | Rescaled() | Failed():  # fmt: skip
+                self._answered(key, token, message, now)
+            case _:
+                pass
+
+    def _answered(self, key: PartKey, token: str, message: Answer, now: Instant) -> None:
+        part = self._part(key)
+        match message:
+            case Suspended() | Sent() | Released():
+                self.soft.standing[token] = None
+            case Resumed() | Past() | Rescaled():
+                self.soft.standing.pop(token, None)
+            case _:
+                pass
+        drive = self.soft.drives.get(key)
+        if drive is not None:
+            if token in drive.waits and is_answer(drive, message):
+                self._count(key, drive, token, message, now)
+        elif part.stand is Stand.RUNNING and token in self.soft.standing:
+            # What it was told has been withdrawn while it was away.
+            order = part.serial * ORDERS_PER_SERIAL + STRAY
+            resume = ResumeRank(job=key[0], attempt=key[1], rank=message.rank, order=order)
+            self._call(TellRank(resume))
+
+    def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
+        """Take one rank's answer in this phase; go on after the last one."""
+        del drive.waits[token]
+        drive.answers[token] = message
+        match message:
+            case Past():
+                if getattr(drive.command.change, "step", 0):
+                    # Whoever named the step counts the next one from here.
+                    drive.done_step = max(drive.done_step, message.step)
+                self._again(key, now)
+                return
+            case Failed() if drive.phase is Phase.STOP:
+                self._missed(key, _failure(message), now)
+                return
+            case Failed() if drive.phase is Phase.RELEASE:
+                drive.detail = _failure(message)
+            case Failed() if drive.phase is Phase.WORK:
+                self._fail(key, _failure(message), now)
+                return
+            case Failed() if drive.phase is Phase.RESUME:
+                # One that stands nowhere, as it says after its hello, goes on already.
+                if token in self.soft.standing:
+                    self._fail(key, _failure(message), now)
+                    return
+            case Failed():
+                pass  # Told to go on, it did so already.
+            case _:
+                _add(drive, message)
+        if not drive.waits:
+            self._next(key, now)
+
+    def rank_down(self, key: PartKey, token: str, now: Instant, *, joining: bool) -> None:
+        """Take the end of a rank; `joining`: it was not part of the gang yet."""
+        for known in (self.soft.greeted, self.soft.cans, self.soft.standing, self.soft.doors,
+                      self.soft.loads, self.soft.leave_by):  # fmt: skip
+            known.pop(token, None)
+        part = self._part(key)
+        drive = self.soft.drives.get(key)
+        if drive is None:
+            return
+        if part.grace_s is not None or not part.alive():
+            self.forget(key)
+            return
+        waited = token in drive.waits
+        drive.waits.pop(token, None)
+        if joining and drive.manner is not Manner.UNCHANGED:
+            self._fail(key, f"{token}, which was to join, ended", now)
+        elif waited and not drive.waits:
+            self._next(key, now)
+
+    def _joins(self, part: PartState, token: str) -> bool:
+        """Tell whether a newcomer is there and has made everything ready, in whatever order."""
+        return part.ranks[token].up and token in self.soft.doors
+
+    def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
+        """Take it that a newcomer has come further."""
+        drive = self.soft.drives.get(key)
+        if drive is None or drive.phase is not Phase.START or token not in drive.waits:
+            return
+        if self._joins(self._part(key), token):
+            del drive.waits[token]
+            if not drive.waits:
+                self._next(key, now)
+
+    def started(self, key: PartKey, now: Instant) -> None:
+        """Note that a part runs: its ranks are to say what they can do, or have already."""
+        self.abilities.expect(key, now)
+        self.abilities.review(key, self._part(key), now)
+
+    def forget(self, key: PartKey) -> None:
+        """Give up what is under way for a part that ends."""
+        self.soft.drives.pop(key, None)
+        self.soft.known_by.pop(key, None)
+
+    def adopted(self, listed: Mapping[str, RunStarted | RunExited], now: Instant) -> None:
+        """Go on after a restart: try anew what has no answer, and freeze or thaw what is not so."""
+        for key, part in list(self._agent.parts.items()):
+            if part.over is not None or part.grace_s is not None or not part.alive():
+                continue
+            self.abilities.expect(key, now)
+            if part.changing is not None:
+                self._resume_try(key, now)
+                continue
+            self._watch_leavers(part, now)
+            for token in part.alive():
+                run = listed.get(token)
+                frozen = isinstance(run, RunStarted) and run.frozen
+                if part.stands_frozen and not frozen:
+                    self._call(FreezeRun(token))
+                elif frozen and not part.stands_frozen:
+                    self._call(ThawRun(token))
+
+    def _resume_try(self, key: PartKey, now: Instant) -> None:
+        """Carry on with a change that an earlier process of this agent had begun."""
+        serial = self._agent.serial + 1
+        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=serial))
+        part = self._part(key)
+        assert part.change is not None
+        if not isinstance(part.change.command.change, Move):
+            self._begin(key, now, again=True)
+            return
+        # Whether the state arrived is not known, and the source still has it.
+        command = part.change.command
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
+        self.soft.drives[key] = drive
+        self._next(key, now)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def wake_at(self) -> Instant | None:
+        """Return when `due` has something to do."""
+        times = [*self.soft.known_by.values(), *self.soft.leave_by.values()]
+        for drive in self.soft.drives.values():
+            if drive.phase in TIMED:
+                times.append(drive.deadline)
+            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+                times.append(drive.undo_by)
+        return min(times, default=None)
+
+    def due(self, now: Instant) -> None:
+        """Do what the time has come for."""
+        for key, drive in list(self.soft.drives.items()):
+            late = drive.phase in TIMED and drive.deadline <= now
+            if drive.phase is Phase.UNDO:
+                late = drive.undo_by is not None and drive.undo_by <= now
+            if late and self.soft.drives.get(key) is drive:
+                waits = ", ".join(drive.waits)
+                text = f"{drive.phase}: no answer from {waits} in {drive.command.deadline_ms} ms"
+                self._missed(key, text, now)
+        self.abilities.due(now)
+        for token, by in list(self.soft.leave_by.items()):
+            if by <= now:
+                del self.soft.leave_by[token]
+                self._call(StopRun(token, 0.0))
+
+    def _part(self, key: PartKey) -> PartState:
+        return self._agent.parts[key]
+
+    def _call(self, *commands: msgspec.Struct) -> None:
+        self._agent.add(*(Call(command) for command in commands))
+
+
+def _failure(message: Failed) -> str:
+    return f"rank {message.rank}: {message.error or message.what}"
+
+
+def _add(drive: Drive, message: Answer) -> None:
+    """Add one rank's answer to what the change comes to."""
+    step = getattr(message, "step", 0)
+    if drive.phase is not Phase.UNDO and step:
+        drive.done_step = min(drive.done_step or step, step)
+    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
+    match message:
+        case Released():
+            known = drive.residue >= 0 or not drive.released
+            drive.residue = (
+                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
+            )
+            drive.released = True
+            drive.moved += message.moved
+        case Checkpointed() | Sent():
+            drive.moved += message.bytes
+        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
+            drive.changed_ranks += 1
+        case _:
+            pass

@@ -1,0 +1,249 @@
+"""A change of a part on its way: its phase, whose answers are missing, and what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from skep.machines.agent.parts import PartState
+from skep.units import Duration, Instant, after, seconds
+from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
+from skep.wire.node import Manner
+from skep.wire.part_facts import Stand
+from skep.wire.reports import RankProgress
+from skep.wire.talk import (
+    Answer,
+    Checkpointed,
+    CheckpointRank,
+    Failed,
+    Loaded,
+    MoveRank,
+    Past,
+    Ready,
+    Released,
+    ReleaseRank,
+    Rescaled,
+    RescaleRank,
+    Resumed,
+    ResumeRank,
+    Sent,
+    Suspended,
+    SuspendRank,
+    Told,
+)
+
+ORDERS_PER_SERIAL = 8
+"""Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
+STRAY = ORDERS_PER_SERIAL - 1
+"""The last of them: for ranks that stand though nobody wants them to."""
+
+CLOCK_MARGIN = 2
+"""Mini-batches that a common step lies beyond the furthest rank, at the first try."""
+CLOCK_REACH = seconds(0.1)
+"""And as many more as are done in this time: a message to a job takes far less, its answer too."""
+CLOCK_GROWTH = 4
+"""How much larger the margin becomes with each try."""
+TRIES_MAX = 5
+"""How often a step is agreed on anew. By then the margin is 256 times the first."""
+assert CLOCK_GROWTH ** (TRIES_MAX - 1) == 256
+
+UNDO_WAIT = seconds(5)
+"""How long ranks may take to say that they go on, before the next try or the answer. One that is
+away hears it when it returns."""
+RESIZE_UNDO_TEXT = "some ranks changed and some did not"
+
+
+class Phase(StrEnum):
+    """What a change waits for."""
+
+    THAW = "thaw"
+    UNDO = "undo"
+    """Ranks told to go on, whatever they had been told."""
+    STOP = "stop"
+    RELEASE = "release"
+    FREEZE = "freeze"
+    RESUME = "resume"
+    START = "start"
+    """Ranks that join are started, and make everything ready."""
+    WORK = "work"
+    """A checkpoint, a move or a resize is done by the ranks themselves."""
+
+
+TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK)
+"""Phases in which ranks are told something; its place here numbers the order."""
+assert len(TOLD_IN) < STRAY
+
+
+class Drive(msgspec.Struct):
+    """One try to carry a change out: soft, as a restarted agent tries anew."""
+
+    command: ChangeJob
+    serial: int
+    deadline: Instant
+    phases: list[Phase]
+    phase: Phase | None = None
+    waits: dict[str, None] = {}
+    """Ranks whose answer is missing in this phase, by token."""
+    answers: dict[str, Answer] = {}
+    """What ranks said in this phase."""
+    step: int = 0
+    tries: int = 1
+    past: bool = False
+    undo_by: Instant | None = None
+    manner: Manner = Manner.BOUNDARY
+    refreeze: bool = False
+    """It failed, and the part is to stand frozen as before."""
+    done_step: int = 0
+    moved: int = 0
+    residue: int = -1
+    pause_ns: int = 0
+    released: bool = False
+    room: int = 0
+    """Bytes of the host's memory that its ranks may fill."""
+    changed_ranks: int = 0
+    detail: str = ""
+
+    @property
+    def order(self) -> int:
+        """Return the number of what ranks are told in this phase."""
+        assert self.phase is not None
+        return order_of(self.serial, self.phase)
+
+
+def order_of(serial: int, phase: Phase) -> int:
+    """Return the number of what ranks are told in a phase of a try."""
+    return serial * ORDERS_PER_SERIAL + TOLD_IN.index(phase)
+
+
+def common_step(progress: Iterable[RankProgress], tries: int, now: Instant, wanted: int = 0) -> int:
+    """Return a mini-batch that no rank has ended when the message about it arrives.
+
+    It is the furthest rank's, by its latest report and its speed since, and a margin that grows
+    with each try. `wanted` is a step that others have agreed on already.
+    """
+    if wanted:
+        return wanted
+    known = list(progress)
+    step_ns = min((one.step_ns for one in known if one.step_ns), default=0)
+    furthest = max((_steps_at(one, now) for one in known), default=0)
+    margin = CLOCK_MARGIN + (CLOCK_REACH // step_ns if step_ns else 0)
+    return int(furthest + margin * CLOCK_GROWTH ** (tries - 1))
+
+
+def _steps_at(one: RankProgress, now: Instant) -> int:
+    """Return how far a rank is if it went on as it did since it reported."""
+    if not one.step_ns or not one.last_step_at:
+        return one.steps
+    return one.steps + max(0, now - one.last_step_at) // one.step_ns
+
+
+def message_for(drive: Drive, part: PartState, token: str) -> Told:
+    """Return what a rank is told in the phase that a change is in."""
+    assert part.command is not None
+    assert drive.phase is not None
+    job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
+    order, change = drive.order, drive.command.change
+    match drive.phase:
+        case Phase.STOP:
+            return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
+        case Phase.RELEASE:
+            share = max(drive.room // max(len(part.alive()), 1), 1)
+            return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
+        case Phase.RESUME:
+            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
+                              devices=other_devices(part, change, token))  # fmt: skip
+        case Phase.WORK if isinstance(change, Move):
+            target = next(each for each in change.targets if each.rank == rank)
+            return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
+                            host=target.host, port=target.port, token=target.token)  # fmt: skip
+        case Phase.WORK if isinstance(change, Resize):
+            stays = any(plan.rank == rank for plan in change.ranks)
+            return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
+                               generation=change.generation, world=change.world,
+                               host=change.master_address, port=change.master_port,
+                               leaves=not stays)  # fmt: skip
+        case Phase.WORK:
+            return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
+                                  step=drive.step)  # fmt: skip
+        case _:
+            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order)
+
+
+def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...]:
+    """Return the devices that a rank is to go on with, if they are others than it has."""
+    if not isinstance(change, Resume):
+        return ()
+    plan = part.ranks[token].plan
+    wanted = next((each.devices for each in change.ranks if each.rank == plan.rank), plan.devices)
+    return () if wanted == plan.devices else wanted
+
+
+def is_answer(drive: Drive, message: Answer) -> bool:
+    """Return whether a message answers what ranks were told in the phase that a change is in."""
+    if drive.phase not in TOLD_IN or message.order != drive.order:
+        return False
+    match drive.phase:
+        case Phase.UNDO | Phase.RESUME:
+            return isinstance(message, Resumed | Failed)
+        case Phase.STOP:
+            return isinstance(message, Suspended | Past | Failed)
+        case Phase.RELEASE:
+            return isinstance(message, Released | Failed)
+        case _:
+            return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
+
+
+def newcomers(part: PartState, resize: Resize) -> list[str]:
+    """Return the tokens of the ranks that a resize starts here."""
+    wanted = {plan.rank for plan in resize.ranks}
+    return [token for token, rank in part.ranks.items()
+            if rank.out and rank.down is None and rank.plan.rank in wanted]  # fmt: skip
+
+
+def resized(command: BindJob, resize: Resize) -> BindJob:
+    """Return the command as it is for ranks of the resized gang."""
+    return msgspec.structs.replace(
+        command,
+        world=resize.world,
+        ranks=resize.ranks,
+        master_address=resize.master_address,
+        master_port=resize.master_port,
+    )
+
+
+def joining(command: BindJob, resize: Resize) -> BindJob:
+    """Return the command for ranks that join: they await their state, as successors do."""
+    later = resized(command, resize)
+    env = {**later.env, "SKEP_GENERATION": str(resize.generation)}
+    return msgspec.structs.replace(later, awaits=f"generation-{resize.generation}", env=env)
+
+
+class Soft(msgspec.Struct):
+    """What a crash may forget of the talk with ranks; all of it is said again."""
+
+    drives: dict[tuple[str, int], Drive] = {}
+    greeted: dict[str, None] = {}
+    """Ranks that are or were connected to this process."""
+    cans: dict[str, tuple[str, tuple[str, ...]]] = {}
+    """Tier and abilities, as each rank said them."""
+    standing: dict[str, None] = {}
+    """Ranks that stand between two mini-batches."""
+    doors: dict[str, Ready] = {}
+    loads: dict[str, Loaded] = {}
+    known_by: dict[tuple[str, int], Instant] = {}
+    """When a part whose ranks say nothing is taken for opaque."""
+    leave_by: dict[str, Instant] = {}
+    """When a rank that left its gang is ended."""
+
+
+def within(now: Instant, milliseconds: int) -> Instant:
+    """Return the deadline that is so far away."""
+    return after(now, Duration(milliseconds * 1_000_000))
+
+
+STAND_AFTER: Mapping[Manner, Stand] = {
+    Manner.BOUNDARY: Stand.SUSPENDED,
+    Manner.FROZEN: Stand.FROZEN,
+}

@@ -1,0 +1,201 @@
+"""Pure decisions about changes: what is refused, which phases a change has, how a part then stands.
+
+What a part stands as afterwards is in its answer, so that replaying needs no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from skep.machines.agent.drives import (
+    RESIZE_UNDO_TEXT,
+    STAND_AFTER,
+    Drive,
+    Phase,
+    common_step,
+    newcomers,
+    other_devices,
+    resized,
+)
+from skep.machines.agent.parts import PartState, Rank
+from skep.units import Instant
+from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Suspend
+from skep.wire.node import Manner, MemberChanged
+from skep.wire.part_facts import PartChanged, Stand
+from skep.wire.reports import RankProgress
+
+NEEDS: tuple[tuple[type, str], ...] = (
+    (Checkpoint, "checkpoint"),
+    (Move, "migrate"),
+    (Resize, "resize"),
+)
+"""What ranks must be able to do for a change; a part of any kind can be suspended and resumed."""
+
+
+def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
+    """Return why a part cannot take a change as it stands, or an empty text."""
+    for kind, name in NEEDS:
+        if isinstance(change, kind):
+            if name not in can:
+                return f"the job cannot {name}: its ranks said they can {', '.join(can) or 'not'}"
+            if part.stand is not Stand.RUNNING:
+                return f"the part is {part.stand}: only a running one can {name}"
+    match change:
+        case Suspend() if part.stand in {Stand.SENT, Stand.AWAITING}:
+            return f"the part is {part.stand}: what becomes of its move comes first"
+        case Resume():
+            return _resume_refusal(part, change, can)
+        case Move():
+            known = {target.rank for target in change.targets}
+            missing = [r.plan.rank for r in part.alive().values() if r.plan.rank not in known]
+            return f"no target for rank {missing[0]}" if missing else ""
+        case _:
+            return ""
+
+
+def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> str:
+    others = [hold for hold in part.holds if hold is not change.hold]
+    if others:
+        return f"still suspended by: {', '.join(others)}"
+    if part.stand is Stand.AWAITING and part.loaded is None:
+        return "its state has not arrived yet"
+    moves = any(other_devices(part, change, token) for token in part.alive())
+    if moves and "rebind" not in can:
+        return "the job cannot go on with other devices than it has"
+    if moves and part.stand is Stand.FROZEN:
+        return "the job was frozen where it was and still has its devices"
+    return ""
+
+
+def standing_answer(part: PartState, drive: Drive) -> bool:
+    """Tell whether a part stands as it is wanted already, and fill in the answer."""
+    change = drive.command.change
+    if not isinstance(change, Suspend) or not part.stands_frozen or part.changed is None:
+        return False
+    if part.stand is Stand.SUSPENDED and change.release and not part.released:
+        return False
+    last = part.changed.changed
+    drive.manner = Manner.BOUNDARY if part.stand is Stand.SUSPENDED else Manner.FROZEN
+    drive.done_step, drive.moved, drive.residue = last.step, last.moved, last.residue
+    drive.released = part.released
+    return True
+
+
+def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: bool) -> list[Phase]:
+    """Return the phases of a change, having noted in `drive` what is clear from the beginning."""
+    speaks = "suspend" in can
+    before = [Phase.THAW, *([Phase.UNDO] if speaks else [])] if again else []
+    match drive.command.change:
+        case Suspend() as change:
+            if not speaks or part.stand is Stand.FROZEN:
+                drive.manner = Manner.FROZEN
+                drive.detail = "" if speaks else "the job knows no boundary"
+                return [Phase.FREEZE]
+            release = [Phase.RELEASE] if change.release and "release" in can else []
+            if part.stand is Stand.SUSPENDED and not again:
+                last = part.changed
+                drive.done_step = 0 if last is None else last.changed.step
+                return [Phase.THAW, *release, Phase.FREEZE]
+            if change.release and not release:
+                drive.detail = "the job cannot give device memory back"
+            return [*before, Phase.STOP, *release, Phase.FREEZE]
+        case Resume():
+            if part.stand in {Stand.SENT, Stand.AWAITING}:
+                return [Phase.RESUME]
+            return [Phase.THAW, *([Phase.RESUME] if speaks else [])]
+        case Resize() as change:
+            starts = [Phase.START] if newcomers(part, change) else []
+            return [*before, *starts, Phase.WORK]
+        case _:
+            return [*before, Phase.WORK]
+
+
+def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
+    """Return the step to stop or change after: 0 for a rank alone, which needs no common one."""
+    wanted = getattr(drive.command.change, "step", 0)
+    alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
+    joining = isinstance(drive.command.change, Resize)
+    if not wanted and len(alive) == 1 and not joining:
+        return 0
+    known = [progress[rank] for rank in alive if rank in progress]
+    return common_step(known, drive.tries, now, wanted)
+
+
+def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) -> PartChanged:
+    """Return the fact that ends a change: how the part stands from here on."""
+    change = drive.command.change
+    stand, holds = part.stand, part.holds
+    host_bytes, released, broken = part.host_bytes, part.released, False
+    done = drive.manner is not Manner.UNCHANGED
+    match change:
+        case Suspend() if done:
+            stand = STAND_AFTER[drive.manner]
+            holds = tuple(dict.fromkeys((*part.holds, change.hold)))
+            if drive.room or not part.released:
+                host_bytes, released = drive.moved, drive.released
+        case Suspend() if stand in {Stand.SUSPENDED, Stand.FROZEN} and drive.phase is not None:
+            stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
+        case Resume() if done:
+            stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
+        case Resume() if drive.refreeze:
+            # Told to go on, some ranks did: they are frozen where they are.
+            stand = Stand.FROZEN if drive.changed_ranks else stand
+        case Resume():
+            holds = tuple(hold for hold in part.holds if hold is not change.hold) or part.holds
+        case Move() if done:
+            stand = Stand.SENT
+        case Resize() if not done and drive.changed_ranks:
+            broken = True
+            text = f"{RESIZE_UNDO_TEXT}: {changed.detail}"
+            changed = msgspec.structs.replace(changed, detail=text)
+        case _:
+            pass
+    return PartChanged(event=event, changed=changed, stand=stand, holds=holds, broken=broken,
+                       host_bytes=host_bytes, released=released)  # fmt: skip
+
+
+def apply_change(part: PartState, fact: PartChanged) -> None:
+    """Take the end of a change over: pure bookkeeping, also of who belongs to the gang."""
+    part.changed = fact
+    part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
+    part.host_bytes, part.released = fact.host_bytes, fact.released
+    done = fact.changed.manner is not Manner.UNCHANGED
+    if part.change is None or part.command is None or not done:
+        return
+    if part.change.command.order != fact.changed.order:
+        return
+    match part.change.command.change:
+        case Resize() as change:
+            part.command = resized(part.command, change)
+            part.ranks = _regrouped(part, change)
+        case Resume(ranks=ranks) if ranks:
+            plans = {plan.rank: plan for plan in ranks}
+            for rank in part.ranks.values():
+                rank.plan = plans.get(rank.plan.rank, rank.plan)
+            mine = tuple(plans.get(plan.rank, plan) for plan in part.command.ranks)
+            part.command = msgspec.structs.replace(part.command, ranks=mine)
+        case _:
+            pass
+
+
+def _regrouped(part: PartState, change: Resize) -> dict[str, Rank]:
+    """Return the ranks of the gang as a resize names them, then those that leave it."""
+    assert part.command is not None
+    job, attempt = part.command.job, part.command.attempt
+    tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in change.ranks}
+    gang: dict[str, Rank] = {}
+    for token, plan in tokens.items():
+        known = part.ranks.get(token)
+        gang[token] = _as_planned(known, plan) if known is not None else Rank(plan)
+    rest = {token: rank for token, rank in part.ranks.items()
+            if token not in tokens and rank.down is None}  # fmt: skip
+    for rank in rest.values():
+        rank.out = True
+    return {**gang, **rest}
+
+
+def _as_planned(rank: Rank, plan: RankPlan) -> Rank:
+    rank.plan, rank.out = plan, False
+    return rank

@@ -1,0 +1,228 @@
+"""What a change of a running attempt is, as the facts tell it, and how it ends.
+
+    JobChanging --MemberAnswered of every node--> JobChanging (the next round) | JobChanged
+
+One change of an attempt is open at a time. The latest request waits for its end (`JobState.asked`)
+and overtakes the one that waited before. Whatever ends the attempt ends its change. `changing`
+decides; here is only what follows from decisions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+from skep.cells.nodes import NodeState
+from skep.machines.allocator import cellwork
+from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
+from skep.units import Instant
+from skep.wire.changes import (
+    AskOver,
+    AskTaken,
+    ChangeFact,
+    Goal,
+    GpusRegained,
+    JobChanged,
+    JobChanging,
+    MemberAnswered,
+    MemberLearned,
+    Result,
+)
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+DEADLINES_MS = {
+    Suspend: 30_000,
+    Resume: 60_000,
+    Checkpoint: 120_000,
+    Move: 60_000,
+    Resize: 60_000,
+}
+"""What an agent gives the job's own side, from when it takes the command. A suspension waits for
+the mini-batch under way; state of some 100 GB is written or sent within the others."""
+PREEMPT_DEADLINE_MS = 15_000
+"""A victim that does not reach a boundary in this time is stopped instead: somebody waits."""
+
+
+def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) -> ChangeJob | None:
+    """Return the change that a node has not answered, or None."""
+    change, name = job.change, node.joined.node
+    if change is None or change.answers.get(name, change) is not None:
+        return None
+    if job.parts.get(name) is not Part.RAN:
+        return None
+    patience_ms = DEADLINES_MS[type(change.change)]
+    if change.why is Reason.PREEMPTED:
+        patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
+    return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
+                     node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
+                     change=change.change, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
+
+
+def close(
+    machine: AllocatorMachine, job: JobState, result: Result, why: Reason, now: Instant,
+    *, released: bool = False, detail: str = "",
+) -> None:  # fmt: skip
+    """End the open change, and the request it follows from."""
+    change = job.change
+    assert change is not None, job
+    told = [answer for answer in change.answers.values() if answer is not None]
+    machine.record(JobChanged(job=job.job, attempt=job.attempt, goal=change.goal, result=result,
+                              why=why, at=now, released=released, detail=detail, trace=job.trace,
+                              step=min((one.step for one in told), default=0),
+                              pause_ns=max((one.pause_ns for one in told), default=0)))  # fmt: skip
+    if change.asked is not None:
+        over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
+
+
+def over(
+    machine: AllocatorMachine, asked: AskTaken, result: Result, now: Instant,
+    why: Reason | None = None, detail: str = "",
+) -> None:  # fmt: skip
+    """Say what came of a request."""
+    machine.record(AskOver(job=asked.job, number=asked.number, ask=asked.ask, result=result,
+                           why=why, detail=detail, at=now))  # fmt: skip
+
+
+def overtake(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """End what was to be changed of an attempt, as the attempt itself ends."""
+    if job.change is not None:
+        close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
+    if job.asked is not None:
+        over(machine, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
+    """Take over one fact."""
+    if isinstance(fact, AskOver):
+        _apply_over(machine, fact)
+        return
+    job = machine.jobs[fact.job]
+    match fact:
+        case AskTaken():
+            machine.last_asked = max(machine.last_asked, fact.number)
+            job.asked = fact
+        case MemberLearned() if job.successor and job.successor.attempt == fact.attempt:
+            job.successor.learned = {**job.successor.learned, fact.node: fact}
+        case MemberLearned():
+            job.learned = {**job.learned, fact.node: fact}
+        case JobChanging():
+            _apply_changing(machine, job, fact)
+        case MemberAnswered():
+            _apply_answered(machine, job, fact)
+        case JobChanged():
+            _apply_changed(machine, job, fact)
+        case GpusRegained():
+            _apply_regained(machine, job, fact)
+
+
+def forget(machine: AllocatorMachine, job: JobState) -> None:
+    """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
+    job.learned, job.change, job.asked, job.successor = {}, None, None, None
+    job.released, job.held = False, None
+    job.suspended_at, job.suspended_ns = Instant(0), 0
+    machine.away.pop(job.job, None)
+
+
+def _apply_over(machine: AllocatorMachine, fact: AskOver) -> None:
+    machine.last_asked = max(machine.last_asked, fact.number)
+    job = machine.jobs.get(fact.job)
+    if job is None:
+        return
+    if job.asked is not None and job.asked.number == fact.number:
+        job.asked = None
+    suspended = job.state is State.SUSPENDED and fact.result is Result.DONE
+    if suspended and fact.ask.__struct_config__.tag == Goal.SUSPEND:
+        job.held = Reason.REQUESTED  # Whatever it was suspended for: now somebody wants it so.
+
+
+def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging) -> None:
+    earlier = job.change
+    asked = earlier.asked if earlier is not None else None
+    if asked is None and job.asked is not None and job.asked.number == fact.ask:
+        asked, job.asked = job.asked, None
+    job.change = OpenChange(
+        goal=fact.goal,
+        change=fact.change,
+        order=fact.order,
+        why=fact.why,
+        begun_at=earlier.begun_at if earlier is not None else fact.at,
+        round=fact.round,
+        undoing=fact.undoing,
+        asked=asked,
+        detail=fact.detail,
+        answers=dict.fromkeys(fact.nodes),
+        far=earlier.far if earlier is not None else 0,
+    )
+    machine.order = fact.order
+    for name in fact.nodes:
+        machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+
+
+def _apply_answered(machine: AllocatorMachine, job: JobState, fact: MemberAnswered) -> None:
+    change, attempt = job.change, (job.job, job.attempt)
+    assert change is not None, fact
+    change.answers[fact.node] = fact
+    change.far = max(change.far, fact.step)
+    orders = machine.nodes[fact.node].open_orders
+    if orders.get(attempt) == fact.order:
+        del orders[attempt]
+
+
+def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -> None:
+    change = job.change
+    assert change is not None, fact
+    for name, answer in change.answers.items():
+        # What was told and never answered is superseded by whatever is told next.
+        orders = machine.nodes[name].open_orders
+        if answer is None and orders.get((job.job, job.attempt)) == change.order:
+            del orders[job.job, job.attempt]
+    job.change = None
+    if fact.result is not Result.DONE:
+        return
+    if fact.goal is Goal.SUSPEND:
+        if job.state is State.RUNNING:
+            job.move("JobChanged")
+            job.suspended_at = fact.at
+            job.held = fact.why
+        if fact.released and not job.released:
+            _release(machine, job)
+    elif fact.goal is Goal.RESUME and job.state is State.SUSPENDED:
+        job.move("JobChanged")
+        job.suspended_ns += max(0, fact.at - job.suspended_at)
+        job.held = None
+
+
+def _release(machine: AllocatorMachine, job: JobState) -> None:
+    """Give the GPUs of a suspended attempt to whoever comes next."""
+    name = cellwork.holder(job.job, job.attempt)
+    for claimer in machine.cells.claimers(name):
+        machine.soft.ripe[cellwork.job_of(claimer)] = None
+    machine.cells.release(name)
+    for node in job.live:
+        machine.nodes[node].suspend((job.job, job.attempt), suspended=True)
+    job.released = True
+    machine.away[job.job] = job
+    machine.note_borrowed(job)
+    machine.soft.changes += 1
+
+
+def _apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
+    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+    live = [job.members[name] for name in job.live]
+    spots = cellwork.spots(machine, fact.chain, live)
+    where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
+    hold = Hold(asked, where)
+    hold.priority = OPPORTUNISTIC
+    machine.cells.enter(hold)
+    for name in job.live:
+        machine.nodes[name].suspend((job.job, job.attempt), suspended=False)
+    job.released, job.chain = False, fact.chain
+    del machine.away[job.job]
+    machine.note_borrowed(job)

@@ -1,0 +1,410 @@
+"""How running attempts are suspended, resumed and stored: requests, rounds, and who makes room.
+
+A gang on several nodes must stop after the same mini-batch, else some of its ranks wait for others
+in the middle of an exchange. No clock is shared, so a mini-batch S is named to all: who is past it
+answers `unchanged` and where it is, the others are resumed, and a later S is tried (the two-phase
+clock; DL2, section 4.2, scales at such a common step). Whatever fails, an attempt is in the end
+suspended in every part or runs in every part; one that can be brought to neither is stopped and
+repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.machines.allocator import cellwork, changes, dispatch, moving
+from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
+from skep.units import Instant
+from skep.wire.changes import (
+    Ask,
+    AskCheckpoint,
+    AskMigrate,
+    AskResume,
+    AskSuspend,
+    AskTaken,
+    ChangeAsked,
+    Goal,
+    GpusRegained,
+    JobChanging,
+    MemberAnswered,
+    MemberLearned,
+    Result,
+)
+from skep.wire.commands import Change, Checkpoint, Move, Resume, Suspend
+from skep.wire.facts import JobWaits
+from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+FIRST_STEP = 1
+"""The mini-batch first named to a gang on several nodes: almost always past, and whoever is past it
+says where it is, which is what the next one is counted from."""
+MARGIN = 2
+MARGIN_GROWS = 4
+ROUNDS_MAX = 7
+"""Rounds of one suspension: the last one leaves 2,048 mini-batches for a command to arrive in."""
+RESUMES_MAX = 3
+"""How often a part is asked to go on before its attempt is given up."""
+
+
+# --- requests ----------------------------------------------------------------------------------
+
+
+def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
+    """Take a request that admission passed on. The latest one waits for the end of a change."""
+    if fact.number <= machine.last_asked:
+        return  # Read again after a restart.
+    job = machine.jobs.get(fact.ask.job)
+    taken = AskTaken(job=fact.ask.job, number=fact.number, ask=fact.ask)
+    if job is None:
+        changes.over(machine, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
+        return
+    if job.state in (State.QUEUED, State.RESERVED, State.STOPPING):
+        changes.over(machine, taken, Result.REFUSED, now, Reason.NOT_RUNNING, f"it is {job.state}")
+        return
+    if job.asked is not None:
+        changes.over(machine, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
+    machine.record(taken)
+    follow(machine, job, now)
+
+
+def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Begin what was asked for last, if nothing else is under way."""
+    asked = job.asked
+    if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
+        return
+    wish = asked.ask
+    if _depends(wish) and not job.known:
+        return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
+    refusal = _refusal(job, wish)
+    if refusal is not None:
+        changes.over(machine, asked, Result.REFUSED, now, *refusal)
+        return
+    suspended = job.state is State.SUSPENDED
+    match wish:
+        case AskSuspend(release=release):
+            if suspended and (job.released or not release):
+                changes.over(machine, asked, Result.DONE, now)
+            else:
+                _suspend(machine, job, now, Reason.REQUESTED, release=release)
+        case AskResume():
+            if not suspended:
+                changes.over(machine, asked, Result.DONE, now)
+            elif not job.released:
+                begin(machine, job, Goal.RESUME, Resume(), now, Reason.REQUESTED)
+            # Else it waits until its GPUs are idle: `come_back`.
+        case AskCheckpoint():
+            begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
+        case AskMigrate(to=to):
+            why, detail = moving.begin(machine, job, to, now)
+            if why is not Reason.REQUESTED:
+                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+
+
+def _depends(wish: Ask) -> bool:
+    """Return whether a request needs something of the job's own side."""
+    return isinstance(wish, AskCheckpoint | AskMigrate) or (
+        isinstance(wish, AskSuspend) and wish.release
+    )
+
+
+def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+    """Return why what is asked for cannot be done, or None."""
+    match wish:
+        case AskSuspend(release=True) if "release" not in job.can:
+            return Reason.CANNOT, "release (`skep show` tells what it can)"
+        case AskCheckpoint() if job.state is State.SUSPENDED:
+            return Reason.NOT_RUNNING, "it is suspended: resume it first"
+        case AskCheckpoint() if "checkpoint" not in job.can:
+            return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
+        case AskMigrate() if job.state is State.SUSPENDED:
+            return Reason.NOT_RUNNING, "it is suspended: resume it first"
+        case AskMigrate() if "migrate" not in job.can:
+            return Reason.CANNOT, "migrate (`skep show` tells what it can)"
+        case AskMigrate() if len(job.live) > 1:
+            return Reason.CANNOT, "migrate a gang that is on several nodes"
+        case _:
+            return None
+
+
+# --- what nodes say ----------------------------------------------------------------------------
+
+
+def heard(
+    machine: AllocatorMachine,
+    event: MemberKnown | MemberReady | MemberLoaded | MemberChanged,
+    now: Instant,
+) -> None:
+    """Take what a node says about its part of an attempt."""
+    job = machine.jobs.get(event.job)
+    if job is None:
+        return
+    if job.attempt != event.attempt:
+        if not isinstance(event, MemberChanged):
+            moving.heard(machine, job, event, now)
+            if job.change is None:
+                follow(machine, job, now)
+        return
+    member = job.members.get(event.node)
+    if member is None or member.identity != event.identity:
+        return
+    if job.parts[event.node] is Part.GONE:
+        return
+    match event:
+        case MemberKnown():
+            learned = MemberLearned(job=job.job, attempt=job.attempt, node=event.node,
+                                    tier=event.tier, can=event.can)  # fmt: skip
+            if job.learned.get(event.node) != learned:
+                machine.record(learned)
+                follow(machine, job, now)
+        case MemberChanged():
+            _answer(machine, job, event, now)
+        case MemberReady() | MemberLoaded():
+            pass  # Said again, of a successor that has taken over.
+
+
+def _answer(machine: AllocatorMachine, job: JobState, event: MemberChanged, now: Instant) -> None:
+    change = job.change
+    if change is None or event.order != change.order:
+        return
+    if change.answers.get(event.node, event) is not None:
+        return  # It was not asked, or has answered.
+    machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=event.node,
+                                  order=event.order, manner=event.manner, step=event.step,
+                                  moved=event.moved, residue=event.residue,
+                                  pause_ns=event.pause_ns, detail=event.detail,
+                                  released=event.released))  # fmt: skip
+    conclude(machine, job, now)
+
+
+def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Go on with a change once every node it was told to, and that is still there, has answered."""
+    change = job.change
+    if change is None or job.state is State.STOPPING:
+        return
+    if isinstance(change.change, Move):
+        moving.conclude(machine, job, now)
+        if job.change is None:
+            follow(machine, job, now)
+        return
+    answers = {name: answer for name, answer in change.answers.items() if name in job.live}
+    if not answers or None in answers.values():
+        return
+    told = {name: answer for name, answer in answers.items() if answer is not None}
+    match change.change:
+        case Suspend(release=release):
+            _suspended(machine, job, told, now, release=release)
+        case Resume():
+            _resumed(machine, job, told, now)
+        case _:
+            _stored(machine, job, told, now)
+    if job.change is None:
+        follow(machine, job, now)
+
+
+def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
+    return {name: f"{name}: {answer.detail}" if answer.detail else name
+            for name, answer in told.items() if answer.manner is Manner.UNCHANGED}  # fmt: skip
+
+
+def _suspended(
+    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant,
+    *, release: bool,
+) -> None:  # fmt: skip
+    change = job.change
+    assert change is not None, job
+    refused = _refusals(told)
+    took = tuple(name for name in told if name not in refused)
+    if refused and took and job.state is State.RUNNING:
+        _go_on(machine, job, change, took, now, undoing=True)
+    elif refused:
+        _again(machine, job, change, now, "; ".join(refused.values()))
+    else:
+        whole = all(answer.released for answer in told.values())
+        why = change.why
+        changes.close(machine, job, Result.DONE, why, now, released=release and whole,
+                      detail=change.detail)  # fmt: skip
+        if why is Reason.PREEMPTED and not job.released:
+            dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+
+
+def _again(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant, detail: str
+) -> None:
+    """Name a later mini-batch, or give the suspension up."""
+    gang = isinstance(change.change, Suspend) and change.change.step > 0
+    gang = gang or change.undoing
+    if (
+        change.goal is Goal.SUSPEND
+        and gang
+        and change.round < ROUNDS_MAX
+        and job.state is State.RUNNING
+    ):
+        margin = MARGIN * MARGIN_GROWS ** (change.round - 1)
+        step = change.far + margin if len(job.live) > 1 else 0
+        release = "release" in job.can and _wants_release(change)
+        _round(machine, job, change, Suspend(release=release, step=step), tuple(job.live), now,
+               number=change.round + 1)  # fmt: skip
+        return
+    why, for_whom = change.why, change.detail
+    changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+    if why is Reason.PREEMPTED and _claimed(machine, job):
+        dispatch.stop(machine, job, Reason.PREEMPTED, now, for_whom)
+
+
+def _wants_release(change: OpenChange) -> bool:
+    asked = change.asked.ask if change.asked is not None else None
+    return asked.release if isinstance(asked, AskSuspend) else change.why is Reason.PREEMPTED
+
+
+def _resumed(
+    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant
+) -> None:
+    change = job.change
+    assert change is not None, job
+    refused = _refusals(told)
+    if refused and change.round % RESUMES_MAX:
+        _go_on(machine, job, change, tuple(refused), now, undoing=change.undoing)
+    elif refused:
+        # Some parts run and others cannot: nothing but another attempt puts that right.
+        dispatch.stop(machine, job, Reason.NOT_TAKEN, now, "; ".join(refused.values()))
+    elif change.undoing:
+        apart = "its parts could not stop after the same mini-batch"
+        _again(machine, job, change, now, change.detail or apart)
+    else:
+        changes.close(machine, job, Result.DONE, change.why, now)
+        dispatch.limit(machine, job, now)
+
+
+def _go_on(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, nodes: tuple[str, ...],
+    now: Instant, *, undoing: bool,
+) -> None:  # fmt: skip
+    """Have some parts go on: those that stopped in vain, or did not go on when they were told."""
+    again = isinstance(change.change, Resume) and not undoing
+    number = change.round + 1 if again else change.round
+    _round(machine, job, change, Resume(), nodes, now, number=number, undoing=undoing)
+
+
+def _stored(
+    machine: AllocatorMachine, job: JobState, told: dict[str, MemberAnswered], now: Instant
+) -> None:
+    change = job.change
+    assert change is not None, job
+    refused = _refusals(told)
+    result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
+    changes.close(machine, job, result, why, now, detail="; ".join(refused.values()))
+    if change.why is Reason.PREEMPTED and _claimed(machine, job):
+        dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+
+
+def _claimed(machine: AllocatorMachine, job: JobState) -> bool:
+    return bool(machine.cells.claimers(cellwork.holder(job.job, job.attempt)))
+
+
+# --- rounds ------------------------------------------------------------------------------------
+
+
+def _suspend(
+    machine: AllocatorMachine, job: JobState, now: Instant, why: Reason,
+    *, release: bool, detail: str = "",
+) -> None:  # fmt: skip
+    """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
+    several = len(job.live) > 1 and job.state is State.RUNNING
+    suspend = Suspend(release=release, step=FIRST_STEP if several else 0)
+    begin(machine, job, Goal.SUSPEND, suspend, now, why, detail)
+
+
+def begin(
+    machine: AllocatorMachine, job: JobState, goal: Goal, change: Change, now: Instant,
+    why: Reason, detail: str = "",
+) -> None:  # fmt: skip
+    """Begin a change of every part of an attempt."""
+    asked = job.asked.number if job.asked is not None and why is Reason.REQUESTED else 0
+    _tell(machine, job, JobChanging(
+        job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
+        nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
+    ), now)  # fmt: skip
+
+
+def _round(
+    machine: AllocatorMachine, job: JobState, open_change: OpenChange, change: Change,
+    nodes: tuple[str, ...], now: Instant, *, number: int, undoing: bool = False,
+) -> None:  # fmt: skip
+    """Go on with a change."""
+    asked = open_change.asked.number if open_change.asked is not None else 0
+    _tell(machine, job, JobChanging(
+        job=job.job, attempt=job.attempt, order=machine.order + 1, goal=open_change.goal,
+        change=change, nodes=nodes, why=open_change.why, at=now, round=number, undoing=undoing,
+        ask=asked, detail=open_change.detail, trace=job.trace,
+    ), now)  # fmt: skip
+
+
+def _tell(machine: AllocatorMachine, job: JobState, fact: JobChanging, now: Instant) -> None:
+    machine.record(fact)
+    for name in fact.nodes:
+        dispatch.command(machine, name, job.job, job.attempt, now)
+
+
+# --- making room, and coming back --------------------------------------------------------------
+
+
+def give_way(
+    machine: AllocatorMachine, job: JobState, now: Instant, detail: str, *, memory: bool
+) -> bool:
+    """Have a victim leave its GPUs; return whether that begins with this.
+
+    It is suspended with its state in the host's memory if it can be, else it stores its state and
+    is stopped, else it is stopped. If it is the host's `memory` that is needed, it is stopped.
+    """
+    if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
+        return False
+    change, can = job.change, job.can
+    if change is not None and change.why is Reason.PREEMPTED and not memory:
+        return False  # It is under way.
+    free = change is None and not memory and job.state is not State.BOUND
+    if free and "release" in can:
+        _suspend(machine, job, now, Reason.PREEMPTED, release=True, detail=detail)
+    elif free and "checkpoint" in can and job.state is State.RUNNING:
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.PREEMPTED, detail)
+    else:
+        dispatch.stop(machine, job, Reason.PREEMPTED, now, detail)
+    return True
+
+
+def come_back(machine: AllocatorMachine, now: Instant) -> None:
+    """Give suspended attempts their GPUs again, where those are idle, and resume them.
+
+    They run there opportunistically and are promoted once their VC's cells cover them, as jobs
+    that borrow are. Who asked for a suspension has to ask for its end.
+    """
+    for job in sorted(machine.away.values(), key=lambda job: job.entry):
+        if job.change is not None or not _wants_back(job):
+            continue
+        if machine.soft.uncovered.get(job.job) == machine.soft.changes:
+            continue
+        chain = cellwork.home(machine, job)
+        if chain is None:
+            machine.soft.uncovered[job.job] = machine.soft.changes
+            _wait(machine, job)
+            continue
+        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
+        why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
+        begin(machine, job, Goal.RESUME, Resume(), now, why)
+
+
+def _wants_back(job: JobState) -> bool:
+    if job.asked is not None and isinstance(job.asked.ask, AskResume):
+        return True
+    return job.held is not Reason.REQUESTED
+
+
+def _wait(machine: AllocatorMachine, job: JobState) -> None:
+    needs = " ".join(
+        f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
+        for name in job.live
+    )
+    if job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs):
+        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))

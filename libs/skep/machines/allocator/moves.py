@@ -1,0 +1,92 @@
+"""Successors of running attempts, as the facts tell it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+from skep.machines.allocator import cellwork
+from skep.machines.allocator.jobs import JobState, Part, Successor
+from skep.wire.facts import Member
+from skep.wire.moves import (
+    JobMoved,
+    MoveFact,
+    SuccessorBound,
+    SuccessorDropped,
+    SuccessorLoaded,
+    SuccessorReady,
+)
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+
+def apply(machine: AllocatorMachine, fact: MoveFact) -> None:
+    """Take over one fact."""
+    job = machine.jobs[fact.job]
+    match fact:
+        case SuccessorBound():
+            _apply_bound(machine, job, fact)
+        case SuccessorReady():
+            assert job.successor is not None, fact
+            job.successor.doors = {**job.successor.doors, fact.node: fact.doors}
+            machine.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
+        case SuccessorLoaded():
+            assert job.successor is not None, fact
+            job.successor.loaded = {**job.successor.loaded, fact.node: fact.step}
+        case JobMoved():
+            _apply_moved(machine, job, fact)
+        case SuccessorDropped():
+            assert job.successor is not None, fact
+            _haunt(machine, job.job, fact.attempt, job.successor.members, fact.order)
+            job.successor = None
+
+
+def _apply_bound(machine: AllocatorMachine, job: JobState, fact: SuccessorBound) -> None:
+    spots = cellwork.spots(machine, fact.chain, fact.members)
+    asked = cellwork.request(job, fact.attempt, guaranteed=not job.spec.opportunistic)
+    # As a victim it is given up: nobody needs it while the job runs elsewhere.
+    hold = Hold(asked._replace(lazy=False), Placement(fact.chain, spots))
+    if not spots[0].level:
+        hold.priority = OPPORTUNISTIC
+    machine.cells.enter(hold)
+    attempt = fact.job, fact.attempt
+    for member in fact.members:
+        port = fact.master_port if member.first_rank == 0 else 0
+        node = machine.nodes[member.node]
+        node.take(attempt, cellwork.holding(job, member, port))
+        node.open_orders[attempt] = fact.order
+    machine.order = fact.order
+    job.spent = fact.attempt
+    job.successor = Successor(
+        attempt=fact.attempt,
+        order=fact.order,
+        members={member.node: member for member in fact.members},
+        port=fact.master_port,
+        bound_at=fact.at,
+        chain=fact.chain,
+        secret=fact.secret,
+    )
+
+
+def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> None:
+    successor = job.successor
+    assert successor is not None, fact
+    left = {name: job.members[name] for name in job.live}
+    _haunt(machine, job.job, job.attempt, left, fact.order)
+    job.attempt, job.order, job.port = successor.attempt, successor.order, successor.port
+    job.members, job.chain = successor.members, successor.chain
+    job.parts = dict.fromkeys(job.members, Part.RAN)
+    job.gone, job.learned, job.successor = [], successor.learned, None
+    machine.note_borrowed(job)
+
+
+def _haunt(
+    machine: AllocatorMachine, name: str, attempt: int, members: dict[str, Member], order: int
+) -> None:
+    """Have what is left of an attempt be stopped: it holds its GPUs until that is confirmed."""
+    machine.order = order
+    for node in members:
+        machine.nodes[node].ghosts[name, attempt] = order
+        machine.nodes[node].open_orders[name, attempt] = order
+    machine.give_back(cellwork.holder(name, attempt))

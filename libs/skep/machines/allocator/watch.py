@@ -1,0 +1,144 @@
+"""The watch over the cells: what tests assert after every event is looked at in production too.
+
+After every decision that recorded something, sharing safety of every chain and the GPUs of whoever
+got or changed them; everything else in rounds, a bounded part of them each second (`cells.patrol`).
+What is broken is a fact, with the facts that led to it, and never the end of the allocator: jobs
+run on, and an operator is told. An alarm is over once the same place is found in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from skep.cells.patrol import Broken, Patrol, of_hold, unsafe
+from skep.machines.allocator import cellwork
+from skep.machines.base import Record
+from skep.units import Instant, after, seconds
+from skep.wire import codec
+from skep.wire.changes import GpusRegained
+from skep.wire.facts import CellsAlarm, CellsReserved, JobBound, JobDemoted, JobPromoted
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+ROUND_EVERY = seconds(1)
+ROUND_GPUS = 1024
+"""GPUs looked at each second: all 65,536 of a very large cluster in a minute, for one or two
+hundredths of a processor (`scripts/bench_cells.py` tells)."""
+STORY_KEPT = 500
+STORY_FACTS = 20
+STORY_CHARS = 200
+"""Facts searched for a story, told in one, and what is told of each: a story is 4 kB at most."""
+ALARMS_AT_ONCE = 5
+ALARMS_MAX = 100
+"""New alarms in one decision, so that their facts fit its record beside a large gang's, and alarms
+at one time: a broken index is found in every cell, and the first hundred tell enough."""
+WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a look at broken cells may raise."""
+
+Place = tuple[Reason, str, str]
+"""What is broken: rule, chain, and where."""
+
+
+def look(machine: AllocatorMachine, now: Instant) -> None:
+    """Look at what a decision may have broken."""
+    facts = [effect.fact for effect in machine.effects if type(effect) is Record]
+    if not facts:
+        return
+    cells = machine.cells
+    every = (broken for chain in cells.chains.values() for broken in unsafe(chain))
+    found = _collect(every)
+    for fact in facts:
+        match fact:
+            case JobBound() | JobDemoted() | JobPromoted() | CellsReserved() | GpusRegained():
+                found += _collect(of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
+            case _:
+                pass
+    if machine.alarms:
+        broken = {_place(each) for each in found}
+        for place in [each for each in machine.alarms if each[0] is Reason.CELLS_UNSAFE]:
+            if place not in broken:
+                _over(machine, place, now)
+    _raise(machine, found, now)
+
+
+def go_round(machine: AllocatorMachine, now: Instant) -> None:
+    """Go on with the round, if it is time to; at its end alarms that were not found again end."""
+    soft = machine.soft
+    if now < soft.patrol_at <= after(now, ROUND_EVERY):
+        return
+    soft.patrol_at = after(now, ROUND_EVERY)
+    patrol = soft.patrol
+    if patrol is None or patrol.over or patrol.cells is not machine.cells:
+        patrol = soft.patrol = Patrol(machine.cells)
+        soft.seen = {}
+    _raise(machine, _collect(patrol.step(ROUND_GPUS)), now)
+    if patrol.over:
+        for place in [each for each in machine.alarms if each not in soft.seen]:
+            _over(machine, place, now)
+
+
+def apply(machine: AllocatorMachine, fact: CellsAlarm) -> None:
+    """Take over that something is broken, or no more."""
+    place = fact.rule, fact.chain, fact.where
+    if fact.over:
+        machine.alarms.pop(place, None)
+    else:
+        machine.alarms[place] = fact
+
+
+def _collect(look: Iterator[Broken]) -> list[Broken]:
+    """Return what a look finds; that the look itself fails is something found."""
+    found: list[Broken] = []
+    try:
+        found.extend(look)
+    except WRONG as error:
+        text = f"looking at the cells failed: {type(error).__name__}: {error}"
+        found.append(Broken(Reason.CELLS_MISCOUNTED, "", (), "", text))
+    return found
+
+
+def _raise(machine: AllocatorMachine, found: list[Broken], now: Instant) -> None:
+    fresh = 0
+    for broken in found:
+        place = _place(broken)
+        machine.soft.seen[place] = None
+        room = fresh < ALARMS_AT_ONCE and len(machine.alarms) < ALARMS_MAX
+        if place not in machine.alarms and room:
+            fresh += 1
+            machine.record(CellsAlarm(rule=broken.rule, chain=broken.chain, where=broken.where,
+                                      vcs=broken.vcs, text=broken.text, at=now,
+                                      story=_story(machine, broken)))  # fmt: skip
+
+
+def _over(machine: AllocatorMachine, place: Place, now: Instant) -> None:
+    alarm = machine.alarms[place]
+    machine.record(CellsAlarm(rule=alarm.rule, chain=alarm.chain, where=alarm.where,
+                              vcs=alarm.vcs, text=alarm.text, at=now, over=True))  # fmt: skip
+
+
+def _place(broken: Broken) -> Place:
+    return broken.rule, broken.chain, broken.where
+
+
+def _story(machine: AllocatorMachine, broken: Broken) -> tuple[str, ...]:
+    """Return the latest facts that name the chain, the place, or a VC concerned."""
+    names = dict.fromkeys((broken.chain, *broken.vcs, *broken.where.split("/")))
+    node = machine.nodes.get(broken.where)
+    if node is not None:
+        names.update(dict.fromkeys(job for job, _ in node.holdings))
+    wanted = [f'"{name}"'.encode() for name in names if name]
+    told: list[str] = []
+    for fact in reversed(machine.soft.story):
+        text = _encoded(fact)
+        if any(name in text for name in wanted):
+            told.append(text[:STORY_CHARS].decode(errors="replace"))
+            if len(told) == STORY_FACTS:
+                break
+    return tuple(reversed(told))
+
+
+def _encoded(fact: Any) -> bytes:
+    return b"" if isinstance(fact, CellsAlarm) else codec.encode(fact)

@@ -1,0 +1,201 @@
+"""What the ranks of jobs do about what their agent tells them: stop, give memory back, go on, move.
+
+A rank makes a mini-batch every STEP of virtual time, on every node alike, so that a gang stands at
+one step only if all its ranks were told the same one. What it stands at survives its agent; to a
+new one it says hello, what it can do, and how it stands. What a job can do is the fourth word of
+its command line:
+
+    opaque        it does not speak: its agent freezes it wherever it is
+    resident      it stops between two mini-batches
+    releases      and gives its device memory back
+    stores        and writes checkpoints
+    both          and both
+    moves         and goes on elsewhere, too
+    fails         it says that it can, and mostly fails
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.machines.agent import (
+    FreezeRun,
+    RankSaid,
+    RunFrozen,
+    RunThawed,
+    SweepDevices,
+    TellRank,
+    ThawRun,
+)
+from skep.sim.processes import STEP, Host, Listener, Run, step_at
+from skep.sim.timeline import MILLISECOND
+from skep.wire.talk import (
+    Answer,
+    Can,
+    Checkpointed,
+    CheckpointRank,
+    Failed,
+    Hello,
+    Loaded,
+    MoveRank,
+    Past,
+    Ready,
+    Released,
+    ReleaseRank,
+    Resumed,
+    ResumeRank,
+    Said,
+    Sent,
+    Suspended,
+    SuspendRank,
+    Told,
+)
+
+CAN: dict[str, tuple[str, ...]] = {
+    "resident": ("suspend",),
+    "releases": ("suspend", "release"),
+    "stores": ("suspend", "checkpoint"),
+    "both": ("suspend", "release", "checkpoint"),
+    "moves": ("suspend", "release", "checkpoint", "migrate"),
+    "fails": ("suspend", "release", "checkpoint", "migrate"),
+}
+
+STATE_BYTES = 1 << 20
+
+
+def serve(host: Host, agent: Listener, request: Any) -> None:
+    """Carry out an agent's request about runs that stay alive."""
+    match request:
+        case TellRank(message=message):
+            run = host.runs.get(f"{message.job}.{message.attempt}.{message.rank}")
+            if run is not None and run.live and run.tier in CAN:
+                hear(host, run, message)
+        case FreezeRun(token=token):
+            run = host.runs.get(token)
+            if run is not None and run.live:
+                host.freeze(run)
+            host.tell(agent, RunFrozen(token))
+        case ThawRun(token=token):
+            run = host.runs.get(token)
+            if run is not None and run.live and run.frozen:
+                host.thaw(run)
+                unheard, run.unheard = run.unheard, []
+                for message in unheard:
+                    hear(host, run, message)
+            host.tell(agent, RunThawed(token))
+        case SweepDevices():
+            pass  # These processes leave nothing.
+        case _:
+            raise AssertionError(request)
+
+
+def greet(host: Host, run: Run) -> None:
+    """Say everything about a rank to an agent that has not heard it: on every connection."""
+    if not run.live or run.tier not in CAN or run.frozen:
+        return
+    say(host, run, Hello(job=run.job, attempt=run.attempt, rank=run.rank, token=run.token))
+    say(host, run, Can(job=run.job, attempt=run.attempt, rank=run.rank, can=CAN[run.tier],
+                       tier="cooperative" if "migrate" in CAN[run.tier] else "observed"))  # fmt: skip
+    if run.awaits:
+        say(host, run, Ready(job=run.job, attempt=run.attempt, rank=run.rank, port=30_000))
+    if run.loaded:
+        say(host, run, Loaded(job=run.job, attempt=run.attempt, rank=run.rank, step=run.loaded))
+    if run.standing and run.said is not None:
+        say(host, run, run.said)
+
+
+def say(host: Host, run: Run, message: Said) -> None:
+    """Say something to the agent that is connected, if one is."""
+    host.say(RankSaid(message))
+
+
+def hear(host: Host, run: Run, message: Told) -> None:
+    """Take what the agent tells a rank: an order once, its answer as often as it is asked."""
+    if run.frozen:
+        run.unheard.append(message)
+        return
+    if message.order < run.order:
+        return
+    if message.order == run.order:
+        if run.said is not None and run.said.order == message.order:
+            say(host, run, run.said)
+        return
+    run.order = message.order
+    here = run.step(host.now)
+    wanted = getattr(message, "step", 0)
+    stops = isinstance(message, SuspendRank | MoveRank | CheckpointRank) and not run.standing
+    if stops and wanted and here >= wanted:
+        answer(host, run, Past(job=run.job, attempt=run.attempt, rank=run.rank,
+                               order=message.order, step=here))  # fmt: skip
+        return
+    steps = max(1, wanted - here) if stops else 0
+    delay = steps * STEP + int(host.chance() * 5 * MILLISECOND)
+    host.later(steps * STEP if steps else delay, _act, host, run, message)
+
+
+def _act(host: Host, run: Run, message: Told) -> None:
+    """Do what a rank was told, unless something else was told meanwhile."""
+    if not run.live or run.order != message.order:
+        return
+    if run.frozen:
+        run.order = message.order - 1
+        run.unheard.append(message)
+        return
+    said = _done(host, run, message)
+    if said is not None:
+        answer(host, run, said)
+
+
+def _done(host: Host, run: Run, message: Told) -> Answer | None:
+    who: dict[str, Any] = {
+        "job": run.job,
+        "attempt": run.attempt,
+        "rank": run.rank,
+        "order": message.order,
+    }
+    fails = run.tier == "fails" and host.chance() < 0.6
+    here = run.step(host.now)
+    failed = Failed(**who, what="it", error="it fails")
+    match message:
+        case SuspendRank():
+            if fails and not run.standing:
+                return failed
+            host.stand(run)
+            return Suspended(**who, step=run.step(host.now))
+        case ReleaseRank():
+            if fails or not run.standing:
+                return failed
+            run.released = True
+            return Released(**who, moved=STATE_BYTES, residue=0)
+        case ResumeRank():
+            if fails and run.standing and host.chance() < 0.3:
+                return failed
+            host.go_on(run)
+            return Resumed(**who, step=here)
+        case CheckpointRank():
+            return failed if fails else Checkpointed(**who, step=here, bytes=STATE_BYTES)
+        case MoveRank(token=token):
+            host.stand(run)
+            if fails or not _send(host, run, token):
+                host.go_on(run)
+                return failed
+            return Sent(**who, step=here, bytes=STATE_BYTES)
+        case _:
+            return failed
+
+
+def answer(host: Host, run: Run, said: Answer) -> None:
+    """Say what became of an order, and remember it."""
+    run.said = said
+    say(host, run, said)
+
+
+def _send(host: Host, run: Run, secret: str) -> bool:
+    """Give a rank's successor its state; return whether it has it."""
+    for there in host.others_and_self():
+        for other in there.live_runs():
+            if other.awaits == secret and other.rank == run.rank and not there.gone:
+                other.loaded = step_at(host.now)
+                greet(there, other)
+                return True
+    return False

@@ -1,0 +1,244 @@
+"""How a running job is changed: what tenants ask for, and the facts that tell how it went.
+
+A request is published to `skep.v1.ask.<vc>` as JSON: `{"ask": "suspend", "job": "j17"}`. Admission
+says whether there is such a job; the allocator carries it out, and says in one AskOver what came of
+it. A change of a running attempt is told to every node that has a part of it, in one round or more,
+and ends with exactly one JobChanged.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_sequence
+from skep.units import Instant
+from skep.wire.commands import Change
+from skep.wire.message import Message
+from skep.wire.node import Manner, Tier
+from skep.wire.parse import nearest, shape_problems
+from skep.wire.reasons import Reason
+from skep.wire.spec import Problem
+
+ASK_BYTES_MAX = 4096
+"""A request names a job and little more."""
+
+
+class _Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ask"):
+    """What a tenant asks for. `parse_ask` refuses unknown keys; in facts they are skipped."""
+
+    job: str
+
+
+class AskSuspend(_Ask, frozen=True, tag="suspend"):
+    """Stop between two mini-batches, and wait. `release`: give the GPUs to others meanwhile."""
+
+    release: bool = False
+
+
+class AskResume(_Ask, frozen=True, tag="resume"):
+    """Go on where it was suspended."""
+
+
+class AskCheckpoint(_Ask, frozen=True, tag="checkpoint"):
+    """Store the job's state durably, and go on."""
+
+
+class AskMigrate(_Ask, frozen=True, tag="migrate"):
+    """Go on elsewhere: on the node `to`, or (empty) wherever there is room."""
+
+    to: str = ""
+
+
+Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate
+
+ASKS: dict[str, type[Ask]] = {
+    "suspend": AskSuspend,
+    "resume": AskResume,
+    "checkpoint": AskCheckpoint,
+    "migrate": AskMigrate,
+}
+
+
+def name_of(ask: Ask) -> str:
+    """Return what a request is called: `suspend`, `resume`, …."""
+    name = ask.__struct_config__.tag
+    assert isinstance(name, str), ask
+    return name
+
+
+def parse_ask(raw: bytes) -> Ask | list[Problem]:
+    """Return the request in `raw`, or everything that is wrong with it."""
+    if len(raw) > ASK_BYTES_MAX:
+        text = f"a request has at most {ASK_BYTES_MAX} bytes"
+        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        tree = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
+                        suggestion='publish {"ask": "suspend", "job": "j17"}')]  # fmt: skip
+    if not isinstance(tree, dict):
+        return [Problem(path="$", reason=Reason.WRONG_TYPE, text="a request is a JSON object",
+                        suggestion='publish {"ask": "suspend", "job": "j17"}')]  # fmt: skip
+    return _parsed(tree)
+
+
+def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
+    named = tree.get("ask")
+    kind = ASKS.get(named) if isinstance(named, str) else None
+    if kind is None:
+        reason = Reason.BAD_VALUE if "ask" in tree else Reason.MISSING_KEY
+        text = f"`ask` must be one of {', '.join(ASKS)}"
+        return [Problem(path="$.ask", reason=reason, text=text,
+                        suggestion=nearest(str(named), list(ASKS)))]  # fmt: skip
+    rest = {key: value for key, value in tree.items() if key != "ask"}
+    problems = list(shape_problems(kind, rest, "$"))
+    if problems:
+        return problems
+    if job_sequence(tree["job"]) is None:
+        return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
+                        suggestion="such as j17")]  # fmt: skip
+    made: Ask = msgspec.convert(tree, kind)
+    return made
+
+
+# --- admission ---------------------------------------------------------------------------------
+
+
+class ChangeAsked(Message, frozen=True, tag="change-asked"):
+    """A request about an unfinished job was accepted; `number` is its sequence in SUBMIT."""
+
+    number: int
+    ask: Ask
+    at: Instant
+
+
+# --- allocator ---------------------------------------------------------------------------------
+
+
+class Goal(StrEnum):
+    """What a change is to come to."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    CHECKPOINT = "checkpoint"
+    MIGRATE = "migrate"
+
+
+class Result(StrEnum):
+    """What came of a request or a change."""
+
+    DONE = "done"
+    UNDONE = "undone"
+    """It was tried, and everything is as before."""
+    REFUSED = "refused"
+    OVERTAKEN = "overtaken"
+    """A later request, or the end of the attempt, came first."""
+
+
+class ChangeMessage(Message, frozen=True):
+    """A fact of the allocator about changes."""
+
+
+class AskTaken(ChangeMessage, frozen=True, tag="ask-taken"):
+    """A request waits for its turn: it is the latest, and whatever waited before is overtaken."""
+
+    job: str
+    number: int
+    ask: Ask
+
+
+class AskOver(ChangeMessage, frozen=True, tag="ask-over"):
+    """What came of a request; `number` is that of its ChangeAsked."""
+
+    job: str
+    number: int
+    ask: Ask
+    result: Result
+    why: Reason | None = None
+    detail: str = ""
+    at: Instant = Instant(0)
+
+
+class MemberLearned(ChangeMessage, frozen=True, tag="member-learned"):
+    """What Skep can do with one node's part of an attempt."""
+
+    job: str
+    attempt: int
+    node: str
+    tier: Tier
+    can: tuple[str, ...]
+
+
+class JobChanging(ChangeMessage, frozen=True, tag="job-changing"):
+    """A change of an attempt begins, or goes on with another round: `nodes` are told `change`.
+
+    `order` numbers the command. `undoing`: this round puts back what others could not do too.
+    `ask` is the request that it follows from, 0 if Skep itself wants it.
+    """
+
+    job: str
+    attempt: int
+    order: int
+    goal: Goal
+    change: Change
+    nodes: tuple[str, ...]
+    why: Reason
+    at: Instant
+    round: int = 1
+    undoing: bool = False
+    ask: int = 0
+    detail: str = ""
+    trace: str = ""
+
+
+class MemberAnswered(ChangeMessage, frozen=True, tag="member-answered"):
+    """One node's part took the change of this order, or (unchanged) did not: see MemberChanged."""
+
+    job: str
+    attempt: int
+    node: str
+    order: int
+    manner: Manner
+    step: int = 0
+    moved: int = 0
+    residue: int = -1
+    pause_ns: int = 0
+    detail: str = ""
+    released: bool = False
+
+
+class JobChanged(ChangeMessage, frozen=True, tag="job-changed"):
+    """A change is over. Done: the goal is reached by every part. Else nothing has changed.
+
+    `released`: the attempt, suspended, holds no GPUs any more. `step` is the mini-batch at which
+    it stands, `pause_ns` the longest that training stood still at a node.
+    """
+
+    job: str
+    attempt: int
+    goal: Goal
+    result: Result
+    why: Reason
+    at: Instant
+    released: bool = False
+    step: int = 0
+    pause_ns: int = 0
+    detail: str = ""
+    trace: str = ""
+
+
+class GpusRegained(ChangeMessage, frozen=True, tag="gpus-regained"):
+    """A suspended attempt that had given its GPUs back has them again, opportunistically."""
+
+    job: str
+    attempt: int
+    chain: str
+    at: Instant
+
+
+ChangeFact = (
+    AskTaken | AskOver | MemberLearned | JobChanging | MemberAnswered | JobChanged | GpusRegained
+)

@@ -1,0 +1,202 @@
+"""What an agent and the ranks of its jobs say to each other, over the Unix socket of the node.
+
+A frame is four bytes of length, big-endian, and a JSON object. Every message carries job, attempt
+and rank. `order` fences: a rank passes over what is below the latest it has taken, and repeats its
+answer to the latest when asked again. A rank that connects again says hello, can, and how it
+stands; what it does not hear leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """One message, of a rank or to it. Fields a reader does not know are skipped."""
+
+    job: str
+    attempt: int
+    rank: int
+
+
+# --- a rank to its agent -----------------------------------------------------------------------
+
+
+class Hello(Speech, frozen=True, tag="hello"):
+    """First on every connection. `token` is the run's, as its environment named it."""
+
+    pid: int = 0
+    world: int = 1
+    token: str = ""
+
+
+class Stats(Speech, frozen=True, tag="stats"):
+    """How far the rank is; times are the host's monotonic clock."""
+
+    steps: int
+    step_ns: int
+    monotonic_ns: int
+    last_step_monotonic_ns: int
+    memory_bytes: int = 0
+
+
+class Bye(Speech, frozen=True, tag="bye"):
+    """The last message: the final count."""
+
+    steps: int
+
+
+class CountingFailed(Speech, frozen=True, tag="error"):
+    """The rank's counting has failed; its training goes on."""
+
+    error: str = ""
+
+
+class Can(Speech, frozen=True, tag="can"):
+    """What the rank can do, once known and whenever it changes."""
+
+    tier: str = "observed"
+    can: tuple[str, ...] = ()
+
+
+class Suspended(Speech, frozen=True, tag="suspended"):
+    """The rank stands between two mini-batches and waits."""
+
+    order: int
+    step: int = 0
+
+
+class Past(Speech, frozen=True, tag="past"):
+    """The step that was named is behind: the rank goes on."""
+
+    order: int
+    step: int = 0
+
+
+class Released(Speech, frozen=True, tag="released"):
+    """Device memory was given back: `moved` bytes; `residue` are still there, -1 if not known."""
+
+    order: int
+    moved: int = 0
+    residue: int = -1
+
+
+class Resumed(Speech, frozen=True, tag="resumed"):
+    """Training goes on."""
+
+    order: int
+    step: int = 0
+    pause_ns: int = 0
+
+
+class Checkpointed(Speech, frozen=True, tag="checkpointed"):
+    """The state is stored durably."""
+
+    order: int
+    step: int = 0
+    bytes: int = 0
+    path: str = ""
+    pause_ns: int = 0
+
+
+class Ready(Speech, frozen=True, tag="ready"):
+    """A successor has made everything ready, and listens for its state on `port`."""
+
+    port: int = 0
+
+
+class Sent(Speech, frozen=True, tag="sent"):
+    """The state is at the successor, which has confirmed it; the rank waits."""
+
+    order: int
+    step: int = 0
+    bytes: int = 0
+
+
+class Loaded(Speech, frozen=True, tag="loaded"):
+    """A successor has its state as of mini-batch `step`, and waits."""
+
+    step: int = 0
+    bytes: int = 0
+
+
+class Rescaled(Speech, frozen=True, tag="rescaled"):
+    """The rank trains in the gang of `generation`."""
+
+    order: int
+    generation: int = 0
+    step: int = 0
+    pause_ns: int = 0
+
+
+class Failed(Speech, frozen=True, tag="failed"):
+    """The order was not done: the rank goes on, or stands where it stood."""
+
+    order: int
+    what: str = ""
+    error: str = ""
+
+
+Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Failed
+"""What a rank says to an order."""
+
+Said = Hello | Stats | Bye | CountingFailed | Can | Ready | Loaded | Answer
+"""Everything a rank says."""
+
+
+# --- an agent to a rank --------------------------------------------------------------------------
+
+
+class SuspendRank(Speech, frozen=True, tag="suspend"):
+    """Stop after mini-batch `step` (0: the one in progress)."""
+
+    order: int
+    step: int = 0
+
+
+class ReleaseRank(Speech, frozen=True, tag="release"):
+    """Give device memory back, at most `max_bytes` of it into the host's memory (0: no bound)."""
+
+    order: int
+    max_bytes: int = 0
+
+
+class ResumeRank(Speech, frozen=True, tag="resume"):
+    """Take the state back, on `devices` if they are others than before, and go on."""
+
+    order: int
+    devices: tuple[int, ...] = ()
+
+
+class CheckpointRank(Speech, frozen=True, tag="checkpoint"):
+    """Store the state in the folder `path` after mini-batch `step` (0: the one in progress)."""
+
+    order: int
+    path: str = ""
+    step: int = 0
+
+
+class MoveRank(Speech, frozen=True, tag="move"):
+    """Stop after mini-batch `step` (0: the one in progress), send the state there, and wait."""
+
+    order: int
+    host: str
+    port: int
+    token: str
+    step: int = 0
+
+
+class RescaleRank(Speech, frozen=True, tag="rescale"):
+    """Be one of `world` from after mini-batch `step` on, or leave."""
+
+    order: int
+    generation: int
+    world: int
+    host: str
+    port: int
+    step: int = 0
+    leaves: bool = False
+
+
+Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank
+"""Everything a rank is told."""

@@ -1,0 +1,164 @@
+"""Turns what `state_dict()` returns into plain JSON and named tensors, and back.
+
+No class is ever named by what is read, so reading a file or a connection runs no foreign code: what
+is not in the short list here is refused when it is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections import Counter, OrderedDict
+from typing import Any
+
+Tensors = dict[str, Any]
+"""Tensors by name: the path by which they were reached, with dots."""
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""Names of element types in the safetensors format, and in torch."""
+
+DEPTH_MAX = 64
+"""Levels of nesting; more is a structure that refers to itself."""
+
+
+class Unsaveable(TypeError):  # noqa: N818  a name for what the value is
+    """A value that cannot be written so that it is read back as it was."""
+
+
+class Encoder:
+    """Collects the tensors of one state. Tensors that are one and the same are kept once."""
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def encode(self, value: Any, path: str, depth: int = 0) -> Any:
+        """Return `value` as JSON, tensors replaced by their names. Raises Unsaveable."""
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if isinstance(value, float):
+            return float(value)  # NumPy's double is one too.
+        if depth > DEPTH_MAX:
+            reason = f"{path} is nested more than {DEPTH_MAX} levels deep"
+            raise Unsaveable(reason)
+        if isinstance(value, (list, tuple)):
+            kind = "list" if isinstance(value, list) else "tuple"
+            parts = enumerate(value)
+            return {kind: [self.encode(v, f"{path}.{i}", depth + 1) for i, v in parts]}
+        if isinstance(value, dict):
+            return {_dict_kind(value): self._items(value, path, depth)}
+        if isinstance(value, (set, frozenset)):
+            ordered = sorted(value, key=repr)
+            return {"set": [self.encode(v, path, depth + 1) for v in ordered]}
+        if isinstance(value, bytes):
+            return {"bytes": base64.b64encode(value).decode()}
+        return self._special(value, path)
+
+    def _items(self, value: dict[Any, Any], path: str, depth: int) -> list[Any]:
+        return [
+            [self.encode(key, path, depth + 1), self.encode(v, f"{path}.{key}", depth + 1)]
+            for key, v in value.items()
+        ]
+
+    def _special(self, value: Any, path: str) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._name(value, path)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return self.encode(value.item(), path)
+        if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object:
+            # A copy: a view that torch cannot have (a negative stride) is then no problem.
+            return {"array": self._name(torch.from_numpy(value.copy()), path)}
+        reason = (
+            f"{path} is a {type(value).__module__}.{type(value).__qualname__}; "
+            "state is made of tensors, numbers, text, lists, tuples, dicts and sets"
+        )
+        raise Unsaveable(reason)
+
+    def _name(self, tensor: Any, path: str) -> str:
+        import torch
+
+        tensor = tensor.detach()
+        kind = str(tensor.dtype).removeprefix("torch.")
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or tensor.layout != torch.strided or kind not in DTYPES.values():
+            reason = (
+                f"{path} is a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}; "
+                "only plain dense tensors can be saved (sharded ones have savers of their own)"
+            )
+            raise Unsaveable(reason)
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        key = (tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+        name = self._names.get(key) if tensor.numel() else None
+        if name is None:
+            name = path
+            while name in self.tensors:
+                name += "'"  # Two paths may read alike: {"a.b": ...} and {"a": {"b": ...}}.
+            self.tensors[name] = tensor
+            self._names[key] = name
+        return name
+
+
+def decode(node: Any, tensors: Tensors) -> Any:
+    """Return what `node` was encoded from. Raises ValueError for what no encoder wrote."""
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return node
+    if not isinstance(node, dict) or len(node) != 1:
+        reason = f"not a node: {str(node)[:80]}"
+        raise ValueError(reason)
+    ((kind, body),) = node.items()
+    if kind in ("dict", "ordered", "counter"):
+        pairs = [(decode(key, tensors), decode(value, tensors)) for key, value in body]
+        made = {"dict": dict, "ordered": OrderedDict, "counter": Counter}[kind]
+        return made(pairs) if kind != "counter" else Counter(dict(pairs))
+    if kind in ("list", "tuple", "set"):
+        parts = [decode(part, tensors) for part in body]
+        return parts if kind == "list" else tuple(parts) if kind == "tuple" else set(parts)
+    if kind == "bytes":
+        return base64.b64decode(body)
+    if kind == "tensor":
+        return tensors[body]
+    return _decode_special(kind, body, tensors)
+
+
+def _decode_special(kind: str, body: Any, tensors: Tensors) -> Any:
+    import torch
+
+    if kind == "array":
+        return tensors[body].numpy()
+    if kind == "dtype" and body in DTYPES.values():
+        return getattr(torch, body)
+    if kind == "device":
+        return torch.device(body)
+    reason = f"an unknown kind of node: {kind[:80]!r}"
+    raise ValueError(reason)
+
+
+def _dict_kind(value: dict[Any, Any]) -> str:
+    if isinstance(value, OrderedDict):
+        return "ordered"
+    return "counter" if isinstance(value, Counter) else "dict"

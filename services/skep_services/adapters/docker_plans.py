@@ -1,0 +1,64 @@
+"""What keeps a plan from being a container, and why one said nothing: in words, no engine asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from skep_services.adapters.docker_engine import Container, sdk_missing
+from skep_services.adapters.docker_entry import NOT_FOUND, UNUSABLE
+from skep_services.agent.runner_launch import workdir_trouble
+from skep_services.ports import RunPlan
+
+EXEC_TEXT_BYTES_MAX = 128 * 1024
+ENTRY_BYTES = 1024
+"""Linux's bound of one argument or variable, and room for a variable's name. The engine says of a
+longer one only that the container ended.
+"""
+
+
+def trouble_of(plan: RunPlan) -> str:
+    """Return what keeps a plan from being a container, or an empty text."""
+    sdk = sdk_missing()
+    if sdk:
+        return f"image {plan.image}: {sdk}"
+    texts = (*plan.argv, plan.workdir, *plan.env, *plan.env.values())
+    if any("\0" in text or not _is_utf8(text) for text in texts):
+        return "the command, its environment or workdir cannot be passed to exec: NUL or no UTF-8"
+    if any(not name or "=" in name for name in plan.env):
+        return "the environment cannot be passed to exec: a name that is empty or has a `=`"
+    if max(len(os.fsencode(text)) for text in texts) >= EXEC_TEXT_BYTES_MAX - ENTRY_BYTES:
+        return "the arguments and the environment are together too large to execute"
+    if Path(plan.workdir) == Path("/"):
+        return "workdir / cannot be the folder of a container: name another"
+    return workdir_trouble(plan.workdir) or ""
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def folders_of(*wanted: str) -> Sequence[str]:
+    """Return the folders to mount: none within another."""
+    paths = sorted({Path(each) for each in wanted})
+    return [str(path) for path in paths if not any(above in path.parents for above in paths)]
+
+
+def silence_of(plan: RunPlan, found: Container | None) -> str:
+    """Return in words why a container ended before it came to its command."""
+    if found is None:
+        return f"the container of {plan.image} was removed before it came to its command"
+    if found.code == NOT_FOUND:
+        return f"image {plan.image} has no /bin/sh, which starts the command"
+    if found.code == UNUSABLE:
+        return (
+            f"the container of {plan.image} cannot write its log {plan.log_path}: "
+            "its folder needs the same path for the agent and for the engine"
+        )
+    detail = f": {found.error}" if found.error else ""
+    return f"the container of {plan.image} ended with status {found.code} at once{detail}"

@@ -1,0 +1,31 @@
+"""Who still holds memory of devices that a job has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from skep_services.adapters.devices import DeviceState
+from skep_services.agent import proc
+
+TOKEN = b"SKEP_TOKEN"
+
+
+def leaks(
+    seen: Iterable[DeviceState], devices: Sequence[int], job: str, attempt: int
+) -> Sequence[str]:
+    """Return in words what a job left on `devices`: by whom, where, how much.
+
+    A process of another run may be there by right: devices are shared where that is decided.
+    """
+    texts = []
+    for device, one in ((d.index, p) for d in seen if d.index in devices for p in d.processes):
+        token = proc.environ(one.pid).get(TOKEN, b"").decode(errors="replace")
+        if token and token.rsplit(".", 1)[0] != f"{job}.{attempt}":
+            continue
+        whose = f"of {token}" if token else "of no run"
+        size = f"{one.memory} bytes" if one.memory >= 0 else "memory"
+        texts.append(
+            f"process {one.pid} ({proc.command_line(one.pid)}), {whose}, "
+            f"holds {size} of device {device}"
+        )
+    return texts

@@ -1,0 +1,147 @@
+"""`skep suspend`, `resume`, `checkpoint` and `migrate`: changes of running jobs."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from skep_services.cli import exits
+from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
+from skep_services.cli.exits import CommandError
+from skep_services.cli.jobs import ENDED, LAST_LOOKS_EVERY_S, POLL_MARGIN_S, POLL_S, seconds
+from skep_services.cli.options import Command, client_of, print_json, say
+
+DOING = {
+    "suspend": "is asked to stand still",
+    "resume": "is asked to go on",
+    "checkpoint": "is asked to store its state",
+    "migrate": "is asked to go on elsewhere",
+}
+DONE = {
+    "suspend": "stands still",
+    "resume": "goes on",
+    "checkpoint": "has stored its state",
+    "migrate": "goes on elsewhere",
+}
+
+
+def options_change(parser: ArgumentParser) -> None:
+    """Add what all of them take."""
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs that run")
+    parser.add_argument(
+        "-w", "--wait", action="store_true", help="wait until it is done, or is known not to be"
+    )
+    parser.add_argument(
+        "-t", "--timeout", type=seconds, metavar="TIME",
+        help="with --wait: give up waiting after, such as 90s or 15m",
+    )  # fmt: skip
+
+
+def options_suspend(parser: ArgumentParser) -> None:
+    """Add what `suspend` takes."""
+    options_change(parser)
+    parser.add_argument(
+        "--release", action="store_true",
+        help="move its state into the host's memory and give its GPUs to others",
+    )  # fmt: skip
+
+
+def options_migrate(parser: ArgumentParser) -> None:
+    """Add what `migrate` takes."""
+    options_change(parser)
+    parser.add_argument("--to", metavar="NODE", default="", help="where to (default: any node)")
+
+
+def run_suspend(arguments: Namespace) -> int:
+    """Ask for a suspension."""
+    return _run(arguments, "suspend", {"release": True} if arguments.release else {})
+
+
+def run_resume(arguments: Namespace) -> int:
+    """Ask for a suspended job's return."""
+    return _run(arguments, "resume", {})
+
+
+def run_checkpoint(arguments: Namespace) -> int:
+    """Ask for a checkpoint."""
+    return _run(arguments, "checkpoint", {})
+
+
+def run_migrate(arguments: Namespace) -> int:
+    """Ask for a move."""
+    return _run(arguments, "migrate", {"to": arguments.to} if arguments.to else {})
+
+
+def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
+    """Ask for a change of every job. The worst outcome among them is the exit code."""
+    client = client_of(arguments, *((PATIENCE_FOLLOWING_S,) if arguments.wait else ()))
+    deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
+    results: list[dict[str, Any]] = []
+    worst = exits.OK
+    for job in dict.fromkeys(arguments.jobs):
+        try:
+            answer = client.post(f"/v1/jobs/{quote(job)}/{ask}", options)
+            code = exits.OK
+            if arguments.wait:
+                answer, code = _wait(client, job, answer, deadline)
+        except CommandError as error:
+            if error.code == exits.UNREACHABLE:
+                raise
+            answer, code = (
+                {"job": job, "ask": ask, "accepted": False, "error": error.error},
+                error.code,
+            )
+        results.append(answer)
+        worst = max(worst, code)
+        if not arguments.json:
+            _tell(answer, ask)
+    if arguments.json:
+        print_json({"jobs": results})
+    return worst
+
+
+def _wait(
+    client: Client, job: str, answer: dict[str, Any], deadline: float | None
+) -> tuple[dict[str, Any], int]:
+    """Return what came of a request, and the exit code that says so."""
+    number = answer["number"]
+    while True:
+        left_s = float(POLL_S) if deadline is None else deadline - time.monotonic()
+        wait_s = max(0, min(POLL_S, int(left_s)))
+        path = query(f"/v1/jobs/{quote(job)}", wait="asked", number=number, timeout_s=wait_s)
+        row: dict[str, Any] = client.get(path, wait_s + POLL_MARGIN_S)
+        told: dict[str, Any] = next((one for one in row["asks"] if one["number"] == number), {})
+        if told.get("result") is not None:
+            done = told["result"] == "done"
+            return {**answer, **told, "state": row["state"]}, exits.OK if done else exits.FAILED
+        if row["state"] in ENDED:
+            over = {"result": "overtaken", "why": "already-ended", "detail": row["state"]}
+            return {**answer, **over, "state": row["state"]}, exits.FAILED
+        if deadline is not None and time.monotonic() >= deadline:
+            return {**answer, "result": None, "state": row["state"]}, exits.TIMEOUT
+        if wait_s == 0:
+            time.sleep(max(0.0, min(LAST_LOOKS_EVERY_S, left_s)))
+
+
+def _tell(answer: dict[str, Any], ask: str) -> None:
+    job = answer["job"]
+    if answer["accepted"] is False:
+        say(f"{job}: {answer['error']['text']}")
+    elif "result" not in answer:
+        print(f"{job} {DOING[ask]}", flush=True)
+    elif answer["result"] == "done":
+        print(f"{job} {DONE[ask]}", flush=True)
+    elif answer["result"] is None:
+        say(f"{job}: not in time; it is still under way")
+    else:
+        detail = f": {answer['detail']}" if answer.get("detail") else ""
+        say(f"{job}: {ask} {answer['result']} ({answer['why']}{detail})")
+
+
+COMMANDS = {
+    "suspend": Command(options_suspend, run_suspend),
+    "resume": Command(options_change, run_resume),
+    "checkpoint": Command(options_change, run_checkpoint),
+    "migrate": Command(options_migrate, run_migrate),
+}

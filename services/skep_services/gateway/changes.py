@@ -1,0 +1,117 @@
+"""Changes of running jobs in the read model: what was asked, what is under way, how jobs stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.wire.changes import (
+    AskOver,
+    AskTaken,
+    ChangeAsked,
+    ChangeFact,
+    Goal,
+    GpusRegained,
+    JobChanged,
+    JobChanging,
+    MemberAnswered,
+    MemberLearned,
+    Result,
+    name_of,
+)
+from skep.wire.moves import (
+    JobMoved,
+    MoveFact,
+    SuccessorBound,
+    SuccessorDropped,
+    SuccessorLoaded,
+    SuccessorReady,
+)
+from skep.wire.reasons import Reason
+from skep_services.gateway.rows import Changing, Job, State
+from skep_services.gateway.texts import place_of
+
+if TYPE_CHECKING:
+    from skep_services.gateway.fold import Fold
+
+
+def asked(job: Job, fact: ChangeAsked) -> None:
+    """Take over a request that admission passed on."""
+    one = job.asked(fact.number)
+    one.ask, one.asked_at = name_of(fact.ask), fact.at
+
+
+def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
+    """Take over what the allocator says about a change."""
+    match fact:
+        case AskTaken():
+            job.asked(fact.number).ask = name_of(fact.ask)
+        case AskOver():
+            one = job.asked(fact.number)
+            one.ask, one.result, one.ended_at = name_of(fact.ask), fact.result, fact.at
+            one.why, one.detail = fact.why, fact.detail
+        case MemberLearned():
+            part = job.attempt(fact.attempt).part(fact.node)
+            part.tier, part.can = fact.tier, fact.can
+        case JobChanging():
+            since = job.changing.since if job.changing is not None else fact.at
+            job.changing = Changing(goal=fact.goal, why=fact.why, since=since, round=fact.round,
+                                    undoing=fact.undoing, waits_for=fact.nodes)  # fmt: skip
+        case MemberAnswered():
+            if job.changing is not None:
+                left = tuple(one for one in job.changing.waits_for if one != fact.node)
+                job.changing.waits_for = left
+        case JobChanged():
+            job.changing = None
+            if fact.result is Result.DONE:
+                _changed(fold, job, fact)
+        case GpusRegained():
+            job.released = False
+            fold.holdings.regain(job, fact.attempt)
+
+
+def move(fold: Fold, job: Job, fact: MoveFact) -> None:
+    """Take over what the allocator says about an attempt that is to go on elsewhere."""
+    match fact:
+        case SuccessorBound():
+            attempt = job.attempt(fact.attempt)
+            attempt.place, attempt.bound_at = place_of(fact.members), fact.at
+            attempt.why = Reason.REQUESTED
+            for member in fact.members:
+                part = attempt.part(member.node)
+                part.first_rank, part.devices = member.first_rank, member.devices
+            fold.holdings.give(job, fact.attempt, fact.members)
+        case JobMoved():
+            before, row = job.attempt(fact.source), job.row
+            before.outcome, before.ended_at = "moved", fact.at
+            attempt = job.attempt(fact.attempt)
+            attempt.started_at = fact.at
+            row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
+            row.why = attempt.why
+            fold.holdings.own(job, fact.attempt)
+        case SuccessorDropped():
+            attempt = job.attempt(fact.attempt)
+            attempt.outcome, attempt.ended_at = "dropped", fact.at
+            attempt.ended_why, attempt.detail = fact.why, fact.detail
+        case SuccessorReady() | SuccessorLoaded():
+            pass  # Steps of a move, told as events.
+
+
+def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
+    row, attempt = job.row, job.attempt(fact.attempt)
+    if fact.goal is Goal.SUSPEND:
+        if row.state is State.RUNNING:
+            row.why, row.needs = fact.why, ""
+            row.rate_milli = row.eta_s = row.stalled_since = None
+            attempt.suspended_at = fact.at
+            fold.enter(job, State.SUSPENDED)
+        if fact.released:
+            job.released = True
+            row.class_in_force = ""
+            for part in attempt.members:
+                fold.free(part.node, row.job, fact.attempt)
+    elif fact.goal is Goal.RESUME and row.state is State.SUSPENDED:
+        row.why, row.needs = attempt.why, ""
+        if attempt.suspended_at is not None:
+            attempt.suspended_ns += max(0, fact.at - attempt.suspended_at)
+            attempt.suspended_at = None
+        fold.enter(job, State.RUNNING)

@@ -1,0 +1,116 @@
+"""Credentials for virtual clusters that were made while the cluster runs.
+
+`skep vc apply` tells the services which virtual clusters there are; their people also need a user
+on the bus and a token for the gateway. So the latest of what operators asked for is looked up on
+the bus each second, and whoever is new gets both: in `cluster.json`, in the bus server's
+configuration (which it is told to read again), and in the gateway's tokens (which it reads again
+by itself). Nobody's are taken away here: who is gone is refused by admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from skep.cells.clustercheck import cluster_problems
+from skep.ids import is_token
+from skep.wire import subjects
+from skep.wire.admin import SetVcs
+from skep_services.adapters import nats_access
+from skep_services.adapters.nats_api import latest
+from skep_services.adapters.nats_link import Link, LinkOptions
+from skep_services.ports import RefusedError
+from skep_services.supervisor import boot
+from skep_services.supervisor import home as folder
+from skep_services.supervisor.config import VCS_MAX, Cluster, ConfigError, new_token
+from skep_services.supervisor.run import say
+
+LOOK_EVERY_S = 1.0
+"""A look costs the bus a millisecond, and a person who was just given a virtual cluster waits."""
+
+
+async def watch(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
+    """Make credentials for who has none, until cancelled; `reload` has the bus take them in."""
+    while True:
+        try:
+            await _look(home, cluster, reload)
+        except (ConnectionError, RefusedError, TimeoutError, OSError) as error:
+            say("new virtual clusters not looked for", error=f"{type(error).__name__}: {error}")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _look(home: str, cluster: Cluster, reload: Callable[[], None]) -> None:
+    name = nats_access.BOOTSTRAP
+    options = LinkOptions(servers=tuple(cluster.nats.url.split(",")), identity=name,
+                          password=cluster.nats.users[name])  # fmt: skip
+    link = await Link.connect(options, on_fatal=_lost)
+    seen = b""
+    try:
+        while True:
+            asked = await latest(link, subjects.ADMIN, subjects.admin("vcs"))
+            if asked != seen:
+                seen = asked
+                await _take(home, cluster, asked, reload)
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        await link.close()
+
+
+async def _take(home: str, cluster: Cluster, asked: bytes, reload: Callable[[], None]) -> None:
+    try:
+        if not admit(cluster, asked_for(asked)):
+            return
+    except ConfigError as error:
+        say("credentials not made", error=str(error))
+        return
+    await asyncio.to_thread(_write, home, cluster)
+    reload()
+    say("credentials made", vcs=cluster.tenants)
+
+
+def asked_for(payload: bytes) -> list[str]:
+    """Return the virtual clusters in an operator's message; none if it is not one, or is wrong."""
+    try:
+        asked = msgspec.json.decode(payload, type=SetVcs)
+    except msgspec.MsgspecError:
+        return []  # The services refuse it too.
+    return [] if cluster_problems(asked.cluster) else list(asked.vcs)
+
+
+def admit(cluster: Cluster, vcs: Iterable[str]) -> bool:
+    """Add a user and a token for each virtual cluster that has none; return whether any had none.
+
+    Raises ConfigError if there are too many, or for what is no name.
+    """
+    fresh = [vc for vc in vcs if vc not in cluster.who]
+    for vc in fresh:
+        if not is_token(vc):
+            text = f"{vc!r} is no name for a virtual cluster (letters, digits, _, -; 63 at most)"
+            raise ConfigError(text)
+    if len(cluster.who) + len(fresh) > VCS_MAX:
+        text = f"{len(cluster.who) + len(fresh)} virtual clusters; there are 1 to {VCS_MAX}"
+        raise ConfigError(text)
+    for vc in fresh:
+        name = nats_access.vc_identity(vc)
+        cluster.tenants.append(vc)
+        password = secrets.token_urlsafe(nats_access.PASSWORD_BYTES)
+        cluster.nats.users.setdefault(name, password)
+        cluster.gateway.tokens.setdefault(name, new_token())
+    return bool(fresh)
+
+
+def _write(home: str, cluster: Cluster) -> None:
+    """Write credentials down before anybody can use them: they outlive this process."""
+    known = boot.read_cluster(home)
+    assert known is not None, home
+    known.tenants, known.nats.users = cluster.tenants, cluster.nats.users
+    known.gateway.tokens = cluster.gateway.tokens
+    folder.write_json(folder.cluster_path(home), msgspec.to_builtins(known))
+    boot.write_files(home, known)
+
+
+def _lost(error: Exception) -> None:
+    say("the bus connection is lost", error=str(error))

@@ -1,0 +1,164 @@
+"""What a node keeps for its jobs: checkpoints, room in the host's memory, and no leaks."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skep.machines.agent import PublishEvent, StartRank, SweepDevices, TellRank
+from skep.wire import talk
+from skep.wire.node import MemberExited, Outcome
+from skep_services.adapters.devices import CpuSlots, DeviceProcess, DeviceState
+from skep_services.agent import calls, checkpoints, memory
+from skep_services.agent.checkpoints import Checkpoints, checkpoints_dir
+from skep_services.agent.environment import run_plan
+from skep_services.agent.sweep import leaks
+from skep_services.service import ConfigurationError
+from tests.kit import at, bind, plans
+from tests.shell.test_agent_parts import Hands
+
+WHO: dict[str, Any] = {"job": "j1", "attempt": 1, "rank": 0}
+
+
+def test_a_job_is_told_where_it_stores_and_how_much_fits(tmp_path: Path) -> None:
+    command = bind(ranks=plans((0,), (1,)))
+    start = StartRank("j1.1.0", command, command.ranks[0])
+    settings = {"SKEP_HOST_STATE_BYTES": "1000", "SKEP_ADDRESS": "10.0.0.9"}
+    env = run_plan(start, tmp_path, CpuSlots(2, "cpu"), settings).env
+    assert env["SKEP_CHECKPOINTS"] == str(tmp_path / "checkpoints" / "j1")
+    assert env["SKEP_HOST_BYTES"] == "500"
+    assert "SKEP_AWAITS" not in env
+    start = StartRank("j1.1.0", bind(awaits="secret"), command.ranks[0])
+    shared = {**settings, "SKEP_CHECKPOINTS_DIR": "/shared"}
+    plan = run_plan(start, tmp_path, CpuSlots(2, "cpu"), shared)
+    assert plan.env["SKEP_CHECKPOINTS"] == "/shared/j1"
+    assert plan.folders == ("/shared",), "containers see it too"
+    assert (plan.env["SKEP_AWAITS"], plan.env["SKEP_HOST"]) == ("secret", "10.0.0.9")
+
+
+def test_a_folder_that_an_operator_names_has_to_be_one(tmp_path: Path) -> None:
+    assert checkpoints_dir({}) is None
+    assert checkpoints_dir({"SKEP_CHECKPOINTS_DIR": str(tmp_path)}) == tmp_path
+    for text in ("relative", str(tmp_path / "absent")):
+        with pytest.raises(ConfigurationError, match="by its full path, that is writable"):
+            checkpoints_dir({"SKEP_CHECKPOINTS_DIR": text})
+
+
+def test_checkpoints_go_with_success_and_with_age(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, {})
+    assert kept.sweep(lambda job: False) == []
+    for job in ("j1", "j2", "j3", "j4", "other"):
+        kept.provide(job, whole=job == "j1")
+        (kept.path(job) / "a.safetensors").touch()
+    kept.succeeded("j1")
+    kept.succeeded("j2")
+    assert (kept.path("j1").exists(), kept.path("j2").exists()) == (False, True)
+    old = time.time() - checkpoints.KEEP_SECONDS - 10
+    for job in ("j2", "j3", "other"):
+        os.utime(kept.path(job) / "a.safetensors", (old, old))
+        os.utime(kept.path(job), (old, old))
+    assert kept.sweep(lambda job: job == "j3") == ["j2"]
+    assert kept.path("j4").exists()
+    shared = Checkpoints(tmp_path, {"SKEP_CHECKPOINTS_DIR": str(tmp_path / "checkpoints")})
+    assert shared.sweep(lambda job: False) == [], "others may use it"
+
+
+def test_the_hosts_budget() -> None:
+    assert memory.host_budget({}, 1000) == 500
+    assert memory.host_budget({"SKEP_HOST_STATE_BYTES": "0"}, 1000) == 0
+    for text in ("-1", "many", "1001"):
+        with pytest.raises(ConfigurationError, match="number of bytes up to 1000"):
+            memory.host_budget({"SKEP_HOST_STATE_BYTES": text}, 1000)
+
+
+def test_what_is_free_is_what_can_be_filled_without_swapping(tmp_path: Path) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 100 kB\nMemAvailable:    64 kB\n")
+    assert memory.host_bytes_free(str(path)) == 64 * 1024 * 7 // 8
+    assert memory.host_bytes_free(str(tmp_path / "none")) == 0
+    assert memory.host_bytes_free() > 0
+
+
+@pytest.mark.asyncio
+async def test_ranks_are_told_folder_and_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands = Hands(tmp_path)
+    told: list[talk.Told] = []
+    hands.calls.start(TellRank(talk.ResumeRank(**WHO, order=1)), hands.answers.put)
+
+    def tell(message: talk.Told) -> bool:
+        told.append(message)
+        return True
+
+    hands.calls.tell = tell
+    monkeypatch.setattr(calls, "host_bytes_free", lambda: 1000)
+    for message in (
+        talk.CheckpointRank(**WHO, order=1, step=3),
+        talk.ReleaseRank(**WHO, order=2, max_bytes=600),
+        talk.ReleaseRank(**WHO, order=3, max_bytes=400),
+        talk.ResumeRank(**WHO, order=4),
+    ):
+        hands.calls.start(TellRank(message, among=2), hands.answers.put)
+    assert told == [
+        talk.CheckpointRank(**WHO, order=1, step=3, path=str(tmp_path / "checkpoints" / "j1")),
+        talk.ReleaseRank(**WHO, order=2, max_bytes=500),
+        talk.ReleaseRank(**WHO, order=3, max_bytes=400),
+        talk.ResumeRank(**WHO, order=4),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_go_once_the_end_is_told(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    await hands.calls.open(hands.answers.put)
+    command = bind()
+    await hands.ask(StartRank("j1.1.0", command, command.ranks[0]))
+    folder = tmp_path / "checkpoints" / "j1"
+    assert folder.is_dir()
+    for number, outcome in enumerate((Outcome.EXITED, Outcome.SUCCEEDED)):
+        exited = MemberExited(node="n1", identity="i", job="j1", attempt=1, outcome=outcome,
+                              at=at(1))  # fmt: skip
+        await hands.ask(PublishEvent(number, "skep.v1.node.n1.exited", f"i:{number}",
+                                             exited))  # fmt: skip
+        assert folder.exists() is (outcome is Outcome.EXITED)
+    await hands.calls.close()
+
+
+@pytest.mark.asyncio
+async def test_where_no_checkpoint_can_be_kept_nothing_starts(tmp_path: Path) -> None:
+    hands = Hands(tmp_path)
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    command = bind()
+    answer = await hands.ask(StartRank("j1.1.0", command, command.ranks[0]))
+    assert answer.detail.startswith(f"{tmp_path}/checkpoints")
+    assert hands.runtime.plans == []
+
+
+def test_who_holds_memory_of_a_device_that_a_job_left_is_named() -> None:
+    own = DeviceProcess(os.getpid(), 4096)
+    seen = (DeviceState(0, processes=(own,)), DeviceState(1, processes=(own,)))
+    (text,) = leaks(seen, (0,), "j1", 1)
+    assert text.startswith(f"process {os.getpid()} (")
+    assert text.endswith("of no run, holds 4096 bytes of device 0")
+    assert leaks(seen, (2,), "j1", 1) == []
+    (text,) = leaks((DeviceState(0, processes=(DeviceProcess(os.getpid()),)),), (0,), "j1", 1)
+    assert text.endswith("holds memory of device 0")
+
+
+@pytest.mark.asyncio
+async def test_devices_are_swept_after_a_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hands = Hands(tmp_path)
+    state = DeviceState(0, processes=(DeviceProcess(os.getpid(), 7),))
+    hands.calls._devices.look = lambda: (state,)  # type: ignore[method-assign]
+    await hands.calls.open(hands.answers.put)
+    hands.calls.start(SweepDevices("j1", 1, (0,)), hands.answers.put)
+    for task in list(hands.calls._tasks.values()):
+        if "_sweep" in repr(task):
+            await task
+    assert "after j1 attempt 1: process" in caplog.text
+    await hands.calls.close()

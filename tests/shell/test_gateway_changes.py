@@ -1,0 +1,128 @@
+"""Changes of running jobs over HTTP: asked for, followed, shown and explained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from skep.machines.allocator.jobs import OpenChange
+from skep.wire.commands import Move, Suspend
+from skep.wire.node import Door, Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady, Tier
+from tests.gateway_kit import House, error, opened, submitted
+from tests.kit import at
+
+pytestmark = pytest.mark.asyncio
+
+CAN = ("suspend", "release", "migrate")
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with opened(tmp_path) as made:
+        yield made
+
+
+async def running(house: House) -> str:
+    """Return a job that runs and has said what it can do."""
+    await house.with_nodes()
+    job = await submitted(house)
+    house.cluster.runs(job)
+    (node,) = house.cluster.allocator.machine.jobs[job].members
+    house.cluster.node(
+        MemberKnown(node=node, identity=f"id-{node}", job=job, attempt=1, can=CAN, at=at(4),
+                    tier=Tier.COOPERATIVE), 4)  # fmt: skip
+    await house.caught_up()
+    return job
+
+
+def answer(house: House, job: str, manner: Manner = Manner.BOUNDARY) -> None:
+    """Have every node that was told to change its part of a job do so."""
+    state = house.cluster.allocator.machine.jobs[job]
+    change = state.change
+    assert isinstance(change, OpenChange)
+    released = isinstance(change.change, Suspend) and change.change.release
+    for node in list(change.answers):
+        house.cluster.node(
+            MemberChanged(node=node, identity=f"id-{node}", job=job, attempt=state.attempt,
+                          order=change.order, manner=manner, at=at(5), released=released,
+                          step=12, pause_ns=7_000_000), 5)  # fmt: skip
+
+
+async def ask(house: House, job: str, name: str, **options: Any) -> int:
+    told = await house.op.json("POST", f"/v1/jobs/{job}/{name}", 202, options)
+    assert (told["job"], told["ask"], told["accepted"]) == (job, name, True)
+    await house.caught_up()
+    number: int = told["number"]
+    return number
+
+
+async def test_a_job_is_suspended_with_its_gpus_given_back_and_resumed(house: House) -> None:
+    job = await running(house)
+    number = await ask(house, job, "suspend", release=True)
+    shown = await house.op.get(f"/v1/jobs/{job}")
+    assert (shown["tier"], shown["can"]) == ("cooperative", list(CAN))
+    assert (shown["changing"]["goal"], shown["changing"]["round"]) == ("suspend", 1)
+    path = f"/v1/jobs/{job}?wait=asked&number={number}&timeout_s=30"
+    later = asyncio.create_task(house.op.get(path))
+    answer(house, job)
+    shown = await later
+    assert (shown["state"], shown["released"], shown["changing"]) == ("suspended", True, None)
+    assert [(one["ask"], one["result"]) for one in shown["asks"]] == [("suspend", "done")]
+    gpus = (await house.op.get("/v1/gpus"))["gpus"]
+    assert not any(gpu["taken"] for gpu in gpus)
+    why = await house.op.get(f"/v1/jobs/{job}/why")
+    assert [one["reason"] for one in why["reasons"]] == ["suspended", "waits-for-its-gpus",
+                                                         "in-place"]  # fmt: skip
+    assert why["would_change"] == [f"`skep resume {job}`"]
+
+    await ask(house, job, "resume")
+    answer(house, job)
+    await house.caught_up()
+    shown = await house.op.get(f"/v1/jobs/{job}")
+    assert (shown["state"], shown["released"]) == ("running", False)
+    gpus = (await house.op.get("/v1/gpus"))["gpus"]
+    assert sum(gpu["taken"] for gpu in gpus) == 1
+    events = [one["text"] for one in (await house.op.get(f"/v1/jobs/{job}/events"))["events"]]
+    assert "suspend done and its GPUs given back at mini-batch 12 after a pause of 7 ms: its " \
+           "tenant asked for it" in events  # fmt: skip
+
+
+async def test_a_moved_job_has_another_attempt(house: House) -> None:
+    job = await running(house)
+    await ask(house, job, "migrate")
+    state = house.cluster.allocator.machine.jobs[job]
+    assert state.successor is not None
+    (node,) = state.successor.members
+    who: dict[str, Any] = {"node": node, "identity": f"id-{node}", "job": job, "attempt": 2}
+    house.cluster.node(MemberReady(**who, doors=(Door(rank=0, host="h", port=1),), at=at(4)), 4)
+    assert state.change is not None
+    assert isinstance(state.change.change, Move)
+    answer(house, job)
+    house.cluster.node(MemberLoaded(**who, step=12, at=at(5)), 5)
+    answer(house, job)
+    await house.caught_up()
+    shown = await house.op.get(f"/v1/jobs/{job}")
+    assert (shown["state"], shown["attempt"]) == ("running", 2)
+    assert shown["place"].startswith(node)
+    assert [one["outcome"] for one in shown["attempts"]] == ["moved", None]
+    assert shown["asks"][-1]["result"] == "done"
+
+
+async def test_what_cannot_be_asked_is_refused(house: House) -> None:
+    job = await running(house)
+    path = f"/v1/jobs/{job}"
+    told = await house.op.json("POST", f"{path}/suspend", 422, {"relese": True})
+    assert error(told)[0] == "unknown-key"
+    told = await house.op.json("POST", f"{path}/migrate", 422, {"to": "node-9"})
+    assert error(told)[0] == "unknown-node"
+    assert error(await house.op.json("POST", f"{path}/suspend", 400, [1]))[0] == "not-json"
+    await house.op.json("POST", f"{path}/dance", 404, {})
+    await house.op.json("POST", "/v1/jobs/j9/suspend", 404, {})
+    house.cluster.exits(job)
+    await house.caught_up()
+    assert error(await house.op.json("POST", f"{path}/suspend", 409))[0] == "already-ended"

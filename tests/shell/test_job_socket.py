@@ -1,0 +1,171 @@
+"""The socket of the jobs, both ways: who may speak for a rank, and what it hears."""
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from skep.machines.agent import RankSaid, RankStats
+from skep.wire import talk
+from skep_services.adapters.memory import ManualClock
+from skep_services.agent import jobs as module
+from skep_services.agent.jobs import JobSocket
+
+DEADLINE_S = 60.0
+WHO: dict[str, Any] = {"job": "j7", "attempt": 2, "rank": 1}
+ORDER = talk.SuspendRank(**WHO, order=9, step=5)
+
+
+def frame(**message: Any) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack(">I", len(body)) + body
+
+
+def hello(**more: Any) -> bytes:
+    return frame(**{"type": "hello", **WHO, "pid": 1, "token": "j7.2.1", **more})
+
+
+class Job:
+    """One connection of a job."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.writer.write(frame(type=kind, **WHO, **fields))
+
+    async def hears(self) -> dict[str, Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            (length,) = struct.unpack(">I", await self.reader.readexactly(4))
+            told: dict[str, Any] = json.loads(await self.reader.readexactly(length))
+        return told
+
+    async def is_hung_up_on(self) -> bool:
+        return await asyncio.wait_for(self.reader.read(), DEADLINE_S) == b""
+
+
+class Node:
+    """A socket, its jobs, and what came of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: asyncio.Queue[RankSaid | RankStats] = asyncio.Queue()
+        self.socket = JobSocket(folder, ManualClock(), self.events.put)
+        self.jobs: list[Job] = []
+
+    async def job(self, first: bytes = b"") -> Job:
+        path = str(self.folder / "jobs.sock")
+        self.jobs.append(Job(*await asyncio.open_unix_connection(path)))
+        self.jobs[-1].writer.write(first)
+        return self.jobs[-1]
+
+    async def said(self) -> Any:
+        event = await asyncio.wait_for(self.events.get(), DEADLINE_S)
+        return event.message if isinstance(event, RankSaid) else event.progress
+
+
+@pytest_asyncio.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    one = Node(tmp_path)
+    await one.socket.open()
+    yield one
+    for job in one.jobs:
+        job.writer.close()
+    await one.socket.close()
+
+
+@pytest.mark.asyncio
+async def test_a_rank_is_told_and_answers(node: Node) -> None:
+    assert not node.socket.tell(ORDER), "nobody is there"
+    job = await node.job(hello())
+    assert (await node.said()).token == "j7.2.1"
+    assert node.socket.tell(ORDER)
+    assert await job.hears() == {"type": "suspend", **WHO, "order": 9, "step": 5}
+    job.say("suspended", order=9, step=5)
+    assert await node.said() == talk.Suspended(**WHO, order=9, step=5)
+    job.say("a word of a later version", order=9)
+    job.say("released", order=9, moved=3, later=1)
+    assert await node.said() == talk.Released(**WHO, order=9, moved=3)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "first",
+    [
+        hello(token="j7.2.0"),
+        hello(token=""),
+        hello(rank=0),
+        frame(type="can", **WHO, can=["suspend"]),
+    ],
+)
+async def test_nobody_speaks_for_a_rank_without_its_token(node: Node, first: bytes) -> None:
+    job = await node.job(first)
+    assert await job.is_hung_up_on()
+    assert not node.socket.tell(ORDER)
+    assert node.events.empty()
+
+
+@pytest.mark.asyncio
+async def test_a_connection_speaks_for_one_rank(node: Node) -> None:
+    job = await node.job(hello())
+    await node.said()
+    job.writer.write(frame(type="suspended", **{**WHO, "rank": 0}, order=1))
+    assert await job.is_hung_up_on()
+    assert node.events.empty()
+
+
+@pytest.mark.asyncio
+async def test_who_returns_is_spoken_to_anew(node: Node) -> None:
+    first = await node.job(hello())
+    await node.said()
+    second = await node.job(hello())
+    await node.said()
+    assert node.socket.tell(ORDER)
+    assert (await second.hears())["order"] == 9
+    first.say("suspended", order=9)
+    second.say("past", order=9, step=7)
+    assert isinstance(await node.said(), talk.Past), "the lost connection is not heard"
+
+
+@pytest.mark.asyncio
+async def test_another_process_of_the_run_waits_its_turn(node: Node) -> None:
+    first = await node.job(hello())
+    await node.said()
+    second = await node.job(hello(pid=2))
+    second.say("can", tier="observed", can=["suspend"])
+    second.say("suspended", order=1)
+    first.say("can", tier="observed", can=[])
+    assert (await node.said()).can == ()
+    first.writer.close()
+    assert (await node.said()).pid == 2
+    assert (await node.said()).can == ("suspend",)
+    assert node.socket.tell(ORDER)
+    assert (await second.hears())["order"] == 9
+
+
+@pytest.mark.asyncio
+async def test_what_does_not_read_is_hung_up_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 4096)
+    await node.job(hello())
+    await node.said()
+    told = 0
+    while node.socket.tell(talk.CheckpointRank(**WHO, order=told, path="x" * 1000)):
+        told += 1
+        assert told < 100_000
+    assert told > 0
+
+
+@pytest.mark.asyncio
+async def test_so_many_connections_and_no_more(node: Node) -> None:
+    for pid in range(module.CONNECTIONS_PER_RANK_MAX):
+        await node.job(hello(pid=pid))
+    await node.said()
+    one_more = await node.job(hello(pid=99))
+    assert await one_more.is_hung_up_on()

@@ -1,0 +1,238 @@
+"""Changes that meet one another, ends of ranks, restarts of the agent; gangs of other sizes."""
+
+from skep.machines.agent import (
+    AgentMachine,
+    FreezeRun,
+    PublishEvent,
+    RunFrozen,
+    RunsListed,
+    RunThawed,
+    StartRank,
+    StopRun,
+    ThawRun,
+)
+from skep.machines.agent.drives import common_step
+from skep.machines.base import Call, Record
+from skep.units import Instant
+from skep.wire import talk
+from skep.wire.commands import (
+    Resize,
+    Resume,
+    Suspend,
+)
+from skep.wire.facts import RankDown
+from skep.wire.node import (
+    Manner,
+    MemberChanged,
+    MemberExited,
+    Outcome,
+)
+from skep.wire.part_facts import ChangeTried, RankJoins
+from skep.wire.reports import RankProgress
+from skep.wire.runs import RunExited
+from tests.change_kit import (
+    GANG,
+    MOVE,
+    ONE,
+    RESUME,
+    STOP,
+    TWO,
+    UNDO,
+    WHO,
+    WORK,
+    all_say,
+    answer,
+    both,
+    calls,
+    change,
+    order,
+    running,
+    said,
+    suspended,
+    told,
+    up,
+)
+from tests.kit import Driver, agent, at, bind, facts_of, others, plans, stop
+
+# --- resize --------------------------------------------------------------------------------------
+
+GROWN = Resize(generation=1, world=3, ranks=plans((0,), (1,), (2,)), master_address="m",
+               master_port=7)  # fmt: skip
+SHRUNK = Resize(generation=2, world=1, ranks=plans((0,)), master_address="m", master_port=8)
+THREE = "j1.1.2"
+
+
+def grown(decide: Driver[AgentMachine]) -> MemberChanged:
+    effects = decide(change(GROWN))
+    assert RankJoins(token=THREE, plan=GROWN.ranks[2]) in facts_of(effects)
+    (start,) = calls(effects)
+    assert isinstance(start, StartRank)
+    assert (start.token, start.command.world, start.command.awaits) == (THREE, 3, "generation-1")
+    decide(up(THREE))
+    asked = told(decide(said(talk.Ready, 2, port=9)))
+    assert [(one.rank, one.leaves, one.world) for one in asked] == [  # type: ignore[union-attr]
+        (0, False, 3), (1, False, 3), (2, False, 3)]  # fmt: skip
+    effects = []
+    for rank in range(3):
+        number = order(decide.machine.serial, WORK)
+        effects = decide(said(talk.Rescaled, rank, order=number, generation=1, step=4))
+    return answer(effects)
+
+
+def test_a_gang_grows_and_shrinks() -> None:
+    decide = running()
+    assert grown(decide).manner is Manner.BOUNDARY
+    part = decide.machine.parts["j1", 1]
+    assert (list(part.ranks), part.command and part.command.world) == ([ONE, TWO, THREE], 3)
+    asked = told(decide(change(SHRUNK, 3)))
+    assert [one.leaves for one in asked] == [False, True, True]  # type: ignore[union-attr]
+    number = order(decide.machine.serial, WORK)
+    decide(said(talk.Rescaled, 0, order=number, step=9))
+    decide(said(talk.Rescaled, 1, order=number, step=9))
+    done = answer(decide(RunExited(THREE, 0, at(2))))
+    assert done.manner is Manner.BOUNDARY
+    assert calls(decide.tick(20)) == []
+    assert StopRun(TWO, 0.0) in calls(decide.tick(40))
+    assert facts_of(decide(RunExited(TWO, -9, at(41), asked=True)))[0] == RankDown(
+        token=TWO, code=-9, stopped=True
+    )
+    assert list(part.ranks) == [ONE]
+    (over,) = facts_of(decide(RunExited(ONE, 0, at(42))))[1:]
+    assert over.exited.outcome is Outcome.SUCCEEDED
+
+
+def test_a_newcomer_that_dies_harms_nobody() -> None:
+    decide = running()
+    decide(change(GROWN))
+    decide(up(THREE))
+    effects = decide(RunExited(THREE, 1, at(2)))
+    assert not [fact for fact in facts_of(effects) if isinstance(fact, MemberExited)]
+    decide(said(talk.Failed, 0, order=order(1, UNDO), what="resume"))
+    done = answer(decide(said(talk.Failed, 1, order=order(1, UNDO), what="resume")))
+    assert done.manner is Manner.UNCHANGED
+    part = decide.machine.parts["j1", 1]
+    assert (list(part.ranks), part.grace_s) == ([ONE, TWO], None)
+
+
+def test_a_gang_that_changed_by_half_is_ended() -> None:
+    decide = running()
+    decide(change(SHRUNK))
+    decide(said(talk.Rescaled, 0, order=order(1, WORK), step=9))
+    effects = decide(said(talk.Failed, 1, order=order(1, WORK), what="rescale", error="no group"))
+    done = answer(effects)
+    assert done.detail == "some ranks changed and some did not: rank 1: no group"
+    assert calls(effects) == [StopRun(ONE, 5.0), StopRun(TWO, 5.0)]
+    decide(RunExited(ONE, -15, at(2), asked=True))
+    over = facts_of(decide(RunExited(TWO, -15, at(2), asked=True)))[-1]
+    assert (over.exited.outcome, over.exited.detail) == (Outcome.EXITED, done.detail)
+
+
+# --- orders, ends and restarts -------------------------------------------------------------------
+
+
+def test_a_change_is_taken_once_and_its_answer_repeated() -> None:
+    decide = running()
+    done = suspended(decide)
+    repeated = decide(change(Suspend()))
+    assert facts_of(repeated) == []
+    (publish,) = others(repeated)
+    assert isinstance(publish, Call)
+    assert publish.command.message == done
+    assert decide(change(Resume(), 1)) == []
+    assert decide(change(Resume(), 3, epoch=0)) == []
+    assert decide(change(Resume(), 3, job="j9")) == []
+
+
+def test_a_later_change_takes_the_place_of_one_under_way() -> None:
+    decide = running()
+    decide(change(Suspend()))
+    effects = decide(change(Resume(), 3))
+    assert calls(effects) == [ThawRun(ONE), ThawRun(TWO)]
+    done = both(decide, RunThawed)
+    assert [one.order for one in told(done)] == [order(2, RESUME)] * 2
+    assert answer(done).order == 3
+
+
+def test_the_end_of_a_rank_ends_the_waiting_for_it() -> None:
+    decide = running()
+    decide(change(Suspend()))
+    decide(said(talk.Suspended, 0, order=order(1, STOP), step=2))
+    effects = decide(RunExited(TWO, 0, at(2)))
+    assert FreezeRun(ONE) in calls(effects)
+    assert answer(decide(RunFrozen(ONE))).manner is Manner.BOUNDARY
+
+
+def test_a_stop_ends_a_suspended_part() -> None:
+    decide = running()
+    suspended(decide)
+    assert calls(decide(stop(order=3))) == [StopRun(ONE, 10.0), StopRun(TWO, 10.0)]
+    assert decide(change(Resume(), 4)) == []
+
+
+def test_leftovers_are_named_in_the_end() -> None:
+    decide = running(bind())
+    effects = decide(RunExited(ONE, 0, at(2), leftovers=1, left=("77: sleep 9",)))
+    assert facts_of(effects)[-1].exited.leftovers == ("77: sleep 9",)
+
+
+def test_a_suspended_part_stays_so_when_the_agent_returns() -> None:
+    decide = running()
+    done = suspended(decide)
+    effects = decide.restart(2)
+    assert done in [one.command.message for one in others(effects)
+                    if isinstance(one, Call) and isinstance(one.command, PublishEvent)]  # fmt: skip
+    assert calls(decide(RunsListed((up(ONE, frozen=True), up(TWO, frozen=True))))) == []
+    assert told(decide(said(talk.Hello, 0, token=ONE))) == []
+    # Whoever thawed it meanwhile was not asked to.
+    decide.restart(3)
+    thawed = calls(decide(RunsListed((up(ONE), up(TWO, frozen=True)))))
+    assert thawed == [FreezeRun(ONE)]
+
+
+def test_a_change_under_way_is_tried_anew_when_the_agent_returns() -> None:
+    decide = running()
+    decide(change(Suspend()))
+    decide.restart(2)
+    effects = decide(RunsListed((up(ONE, frozen=True), up(TWO))))
+    assert facts_of(effects) == [ChangeTried(**WHO, serial=2)]
+    assert calls(effects) == [ThawRun(ONE), ThawRun(TWO)]
+    undo = told(both(decide, RunThawed))
+    assert [one.order for one in undo] == [order(2, UNDO)] * 2
+    for rank in range(2):
+        assert told(decide(said(talk.Hello, rank, token=f"j1.1.{rank}"))) == [undo[rank]]
+    decide(said(talk.Failed, 0, order=order(2, UNDO), what="resume"))
+    asked = told(decide(said(talk.Resumed, 1, order=order(2, UNDO))))
+    assert [type(one) for one in asked] == [talk.SuspendRank] * 2
+
+
+def test_a_move_under_way_is_undone_when_the_agent_returns() -> None:
+    decide = running()
+    decide(change(MOVE))
+    decide.restart(2)
+    effects = decide(RunsListed((up(ONE), up(TWO))))
+    assert [type(one) for one in told(effects)] == [talk.ResumeRank] * 2
+    done = answer(all_say(decide, talk.Resumed, order=order(2, UNDO), step=2))
+    assert (done.manner, done.detail) == (Manner.UNCHANGED, "the agent restarted during the move")
+
+
+def test_a_tree_left_frozen_by_a_crash_goes_on() -> None:
+    decide = running()
+    decide.restart(2)
+    assert calls(decide(RunsListed((up(ONE, frozen=True), up(TWO))))) == [ThawRun(ONE)]
+
+
+def test_the_common_step_lies_ahead_of_the_furthest() -> None:
+    slow = RankProgress(rank=0, steps=10, step_ns=10**9, last_step_at=Instant(0))
+    fast = RankProgress(rank=1, steps=10, step_ns=10**7, last_step_at=at(0))
+    assert common_step([slow], 1, at(5)) == 12
+    assert common_step([slow, fast], 1, at(1)) == 10 + 100 + 2 + 10
+    assert common_step([slow, fast], 2, at(1)) == 10 + 100 + 4 * 12
+    assert common_step([], 1, at(1)) == 2
+    assert common_step([fast], 1, at(1), 7) == 7
+
+
+def test_a_change_before_the_part_runs_waits() -> None:
+    decide = agent()
+    decide(GANG)
+    assert decide(change(Suspend())) == []
+    assert not [one for one in decide.facts if isinstance(one, Record)]

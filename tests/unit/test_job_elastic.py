@@ -1,0 +1,88 @@
+"""The pure parts of an elastic gang: shares of a batch, and what an order must look like."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from skep_job.elastic_data import share
+from skep_job.elastic_parts import Clock, rules
+from skep_job.elastic_round import Plan, folder, read_plan
+
+MESSAGE: dict[str, object] = {
+    "type": "rescale",
+    "order": 4,
+    "generation": 2,
+    "world": 3,
+    "rank": 1,
+    "host": "10.0.0.1",
+    "port": 4000,
+    "step": 17,
+    "leaves": False,
+}
+
+
+@pytest.mark.parametrize(
+    "size, world", list(itertools.product([1, 2, 7, 32, 256], [1, 2, 3, 5, 8]))
+)
+def test_shares_are_the_batch_in_order_and_their_weights_are_one(size: int, world: int) -> None:
+    batch = [f"sample {number}" for number in range(size)]
+    shares = [share(batch, rank, world) for rank in range(world)]
+    assert [sample for each in shares if each.weight for sample in each.indices] == batch
+    assert sum(each.weight for each in shares) == pytest.approx(1)
+    assert all(each.indices for each in shares), "every rank takes part in the all-reduce"
+    lengths = [len(each.indices) for each in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_plan_is_read_from_an_order() -> None:
+    assert read_plan(MESSAGE) == Plan(4, 2, 3, 1, "10.0.0.1", 4000, 17)
+    leaves = read_plan({**MESSAGE, "leaves": True, "rank": 0})
+    assert (leaves.rank, leaves.leaves) == (-1, True)
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        ({"rank": 3}, "rank is 3, expected 0 to 2, or `leaves`"),
+        ({"rank": "1"}, "rank is '1', expected a whole number"),
+        ({"world": True}, "world is True, expected a whole number"),
+        ({"world": 0}, "no such gang: "),
+        ({"generation": 0}, "no such gang: "),
+        ({"port": 70_000}, "no such gang: "),
+        ({"step": -1}, "no such gang: "),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}"):
+        read_plan({**MESSAGE, **change})
+
+
+def test_a_job_says_which_sizes_it_can_have() -> None:
+    allowed = rules((2, 8), 6)
+    plan = read_plan(MESSAGE)
+    assert not allowed.objection(plan)
+    assert allowed.objection(plan._replace(world=1)) == (
+        "world is 1; this job runs with 2 to 8 ranks"
+    )
+    assert allowed.objection(plan._replace(world=7)) == (
+        "world is 7; the global batch has 6 samples"
+    )
+    for sizes, batch, patience_s in (((0, 2), 8, 1.0), ((3, 2), 8, 1.0), ((4, 8), 3, 1.0),
+                                     ((1, 2), 8, 0.0)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"^(elastic|global_batch) is "):
+            rules(sizes, batch, patience_s=patience_s)
+
+
+def test_generations_of_attempts_have_folders_of_their_own() -> None:
+    assert folder("j7", 3, 2) == "skep/j7/3/2"
+
+
+def test_the_parts_of_a_pause_are_no_longer_than_the_pause() -> None:
+    clock = Clock()
+    clock.part("gather")
+    clock.part("copy")
+    assert list(clock.parts) == ["gather", "copy"]
+    assert sum(clock.parts.values()) <= clock.total()
