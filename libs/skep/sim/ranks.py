@@ -20,9 +20,11 @@ from typing import Any
 
 from skep.machines.agent import (
     FreezeRun,
+    OpenStore,
     RankSaid,
     RunFrozen,
     RunThawed,
+    StoreOpened,
     SweepDevices,
     TellRank,
     ThawRun,
@@ -83,6 +85,8 @@ def serve(host: Host, agent: Listener, request: Any) -> None:
                 for message in unheard:
                     hear(host, run, message)
             host.tell(agent, RunThawed(token))
+        case OpenStore():
+            host.tell(agent, StoreOpened(request.job, request.attempt))
         case SweepDevices():
             pass  # These processes leave nothing.
         case _:
