@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,7 @@ def measure(folder: Path, megabytes: int, repeats: int) -> dict[str, Any]:
         job.kill()
     told: dict[str, Any] = {"bytes": moved}
     for kind, all_ in rounds.items():
-        told[kind] = {name: round(statistics.median(r[name] for r in all_), 1) for name in all_[0]}
+        told[kind] = {name: _median(r[name] for r in all_) for name in all_[0]}
         told[f"{kind}_pauses"] = [round(each["pause"], 1) for each in all_]
     told["cold_over_warm"] = round(told["cold"]["pause"] / told["warm"]["pause"], 1)
     return told
@@ -257,19 +257,23 @@ def picture(sizes: dict[str, Any]) -> str:
     for index, name in enumerate(names):
         x = 20 + 140 * index
         parts += [svg.box(x, 46, 12, 12, COLOURS[name]), svg.text(x + 17, 57, name)]
-    y = top
+    y = float(top)
     for megabytes, each in sizes.items():
         for kind in ("warm", "cold"):
             parts.append(svg.text(left - 10, y + 15, f"{megabytes} MB, {kind}", anchor="end"))
-            x = float(left)
+            at = float(left)
             for name in names:
                 width = each[kind].get(name, 0.0) / longest * (right - left)
-                parts.append(svg.box(x, y, width, 20, COLOURS[name]))
-                x += width
-            parts.append(svg.text(x + 6, y + 15, f"{each[kind]['pause']:.0f} ms"))
+                parts.append(svg.box(at, y, width, 20, COLOURS[name]))
+                at += width
+            parts.append(svg.text(at + 6, y + 15, f"{each[kind]['pause']:.0f} ms"))
             y += 26
         y += 12
-    return svg.page(880, y + 10, "How long training stands still when it moves", parts)
+    return svg.page(880, round(y) + 10, "How long training stands still when it moves", parts)
+
+
+def _median(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 1)
 
 
 def _ms(phases: dict[str, int]) -> dict[str, float]:

@@ -37,7 +37,8 @@ def main() -> None:
         say("begun")
         for x, y in run.batches(loader):
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             say("step")
 

@@ -51,6 +51,10 @@ class Options(NamedTuple):
 class Elastic(Protocol):
     """What is different for a rank of a gang whose ranks all have the same state."""
 
+    def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
+        """Have these called before and after every change of the gang."""
+        ...
+
     def joins(self) -> bool:
         """Return whether this process is a newcomer, which gets its state from the gang."""
         ...
@@ -80,7 +84,7 @@ class Cooperation:
         self._pid = os.getpid()
         self._next_at: float | None = None
         self._told_to_end = False
-        self._given_away = False  # The successor has the state; only it or a resume may use it.
+        self._owns = False  # The state: a successor has yet to get it, a source has sent it away.
         settings = self._settings
         self._checkpoints = self._open(options.folder)
         self._whose = Whose(settings.job, settings.attempt, settings.rank, settings.world)
@@ -97,6 +101,8 @@ class Cooperation:
         control.on("checkpoint", self._on_checkpoint)
         control.on("move", self._on_move)
         self._together.begin()
+        if self._elastic is not None:
+            self._elastic.regroup(self._together.leave, self._together.begin)
         control.say("can", tier="cooperative", can=self._can())
         self._catch_sigterm()
         atexit.register(self._metrics.send)
@@ -108,6 +114,7 @@ class Cooperation:
         else:
             place = self._continue(run)
             self._raise_fence()
+        self._owns = True
         if self._options.every_s is not None:
             self._next_at = time.monotonic() + self._options.every_s
         return place
@@ -276,7 +283,7 @@ class Cooperation:
             raise transfer.Broken(reason)
         moved = transfer.send((host, port), token, state, about)
         del state
-        self._given_away = True
+        self._owns = False
         self._control.say("sent", order=message["order"], step=self._steps(), bytes=moved)
         self._stay_until_resumed(since_ns)
 
@@ -296,7 +303,7 @@ class Cooperation:
                 self._control.fail(message, error)
                 continue
             break
-        self._given_away = False
+        self._owns = True
         if not self._control.stands_already:  # Else whoever suspended the job goes on, and says so.
             step, pause_ns = self._control.step, self._pause(since_ns)
             self._control.say("resumed", order=message["order"], step=step, pause_ns=pause_ns)
@@ -311,7 +318,7 @@ class Cooperation:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != self._pid or self._given_away or self._told_to_end:
+        if os.getpid() != self._pid or not self._owns or self._told_to_end:
             _die()
         self._told_to_end = True
         if self._control.stands and self._run is not None and self._together.alone:

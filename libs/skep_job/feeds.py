@@ -177,6 +177,8 @@ def _stateful(source: Any, loader: bool) -> Any:
 
 
 def _has_state(source: Any) -> bool:
+    if getattr(source, "use_stateful_dataloader", True) is False:
+        return False  # Accelerate's loaders have the methods in any case.
     return callable(getattr(source, "state_dict", None)) and callable(
         getattr(source, "load_state_dict", None)
     )

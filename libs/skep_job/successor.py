@@ -83,16 +83,19 @@ class Successor:
             with peer, self._changing:
                 if self._trains:
                     return
-                self._receive_one(peer)
+                loaded = self._receive_one(peer)
+            # Only now: the agent's `resume` follows at once, and must find nothing going on.
+            if loaded is None:
+                self._control.say("ready", port=self.port)
+            else:
+                self._control.say("loaded", step=loaded[0], bytes=loaded[1])
 
-    def _receive_one(self, peer: socket.socket) -> None:
+    def _receive_one(self, peer: socket.socket) -> tuple[int, int] | None:
         try:
-            step, moved = self._receive(transfer.Wire(peer))
+            return self._receive(transfer.Wire(peer))
         except Exception as error:  # The next one may do better.
             complain(f"the state has not arrived: {describe(error)}")
-            self._control.say("ready", port=self.port)
-        else:
-            self._control.say("loaded", step=step, bytes=moved)
+            return None
 
     def _receive(self, wire: transfer.Wire) -> tuple[int, int]:
         """Take the state in; return its mini-batch and bytes. Raises whatever goes wrong."""

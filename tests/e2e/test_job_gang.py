@@ -86,7 +86,6 @@ def test_a_gang_stops_after_one_mini_batch_and_goes_on(tmp_path: Path) -> None:
         ends = [rank.trained()[-1].split()[-1] for rank in third]
     uninterrupted_ends(tmp_path, ends, first, second, third)
     assert moved >= ended + 3
-    assert after(first[0].trained(), ended) == []
 
 
 def went_on(folder: Path, step: int, rank: int) -> str:

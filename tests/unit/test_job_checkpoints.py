@@ -1,0 +1,166 @@
+"""The folder of checkpoints: what is kept, what is passed over, and who may write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from skep_job import snapshot, stored
+from skep_job.begin import seconds
+from skep_job.checkpoints import Checkpoints, Superseded
+from skep_job.metrics import NAMES_MAX, Metrics
+from skep_job.snapshot import Snapshot, place_of
+from skep_job.stored import Unreadable, read_header, read_tensors
+from skep_job.tree import Encoder, Unsaveable, decode
+
+pytestmark = pytest.mark.torch
+
+
+def state(value: float = 1.0) -> Snapshot:
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.weight, value)
+    return snapshot.take({"model": model}, {"steps": 4, "state": {"best": value}})
+
+
+def folder(path: Path, attempt: int = 1, rank: int = 0, world: int = 1) -> Checkpoints:
+    return Checkpoints(path, "j1", attempt, rank, world)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name for each in path.iterdir() if each.name not in ("lock", "fence"))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path, size = folder(tmp_path).save(state(0.1), 7)
+    assert (size, path.name) == (path.stat().st_size, "a00001-s000000000007-r0of1.safetensors")
+    (entry,) = folder(tmp_path, 2).steps(print)
+    header = folder(tmp_path, 2).read(entry)
+    tensors = read_tensors(path, header)
+    assert place_of(header.plain, tensors) == {"steps": 4, "state": {"best": 0.1}}
+    model = torch.nn.Linear(3, 2)
+    snapshot.load({"model": model}, header.plain, tensors)
+    assert model.weight.tolist() == [[torch.tensor(0.1).item()] * 3] * 2
+
+
+@pytest.mark.parametrize("at", [0, 9, 60, 200, -1, "cut", "more", "version"])
+def test_damage_is_seen(tmp_path: Path, at: int | str) -> None:
+    path, _ = folder(tmp_path).save(state(), 7)
+    content = bytearray(path.read_bytes())
+    if isinstance(at, int):
+        content[at] ^= 0x10
+    elif at == "cut":
+        content = content[:-3]
+    elif at == "more":
+        content += b"\0"
+    else:
+        content = content.replace(rb"\"version\":1", rb"\"version\":2", 1)
+    path.write_bytes(content)
+    with pytest.raises(Unreadable):
+        read_tensors(path, read_header(path))
+
+
+def test_two_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
+    (tmp_path / "a00001-s000000000001-r0of1.safetensors.77.part").write_bytes(b"torn")
+    (tmp_path / "notes.txt").write_text("not ours")
+    for step in (5, 10, 15):
+        folder(tmp_path).save(state(), step)
+    kept = ["a00001-s000000000010-r0of1.safetensors", "a00001-s000000000015-r0of1.safetensors"]
+    assert names(tmp_path) == [*kept, "notes.txt"]
+    with pytest.raises(OSError, match="File exists"):  # One that cannot be written ...
+        stored.write(tmp_path / kept[0], state(), {})
+    assert names(tmp_path) == [*kept, "notes.txt"]  # ... costs none that is there.
+
+
+def test_a_later_attempt_keeps_an_earlier_one_from_writing(tmp_path: Path) -> None:
+    stale, later = folder(tmp_path, 3), folder(tmp_path, 4)
+    stale.raise_fence()
+    stale.save(state(), 5)
+    later.raise_fence()
+    with pytest.raises(Superseded, match="attempt 4 of this job has trained; attempt 3 is over"):
+        stale.save(state(), 6)
+    with pytest.raises(Superseded):
+        stale.raise_fence()
+    later.save(state(), 2)
+    entries = later.steps(print)
+    assert [(entry.attempt, entry.step) for entry in entries] == [(4, 2), (3, 5)]
+    assert not any(name.endswith(".part") for name in names(tmp_path))
+
+
+def test_a_gangs_checkpoint_is_whole_with_all_its_files(tmp_path: Path) -> None:
+    one, other = folder(tmp_path, 1, 0, 2), folder(tmp_path, 1, 1, 2)
+    one.save(state(), 5)
+    (entry,) = one.steps(print)
+    assert not one.is_whole(entry)
+    other.save(state(), 5)
+    assert one.is_whole(entry)
+    told: list[str] = []
+    assert folder(tmp_path, 2, 0, 3).steps(told.append) == []
+    assert "is continued by as many ranks as wrote it" in told[0]
+
+
+def test_a_file_of_another_job_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path).save(state(), 5)
+    other = Checkpoints(tmp_path, "j2", 2, 0, 1)
+    with pytest.raises(Unreadable, match="its header says job j1"):
+        other.read(other.steps(print)[0])
+
+
+def test_state_of_every_kind_comes_back_as_it_was() -> None:
+    shared = torch.arange(3)
+    value = {
+        "a": [1, 2.5, float("inf"), None, True, "x", b"\0y", (1, (2,))],
+        3: {"t": shared, "same": shared, "empty": torch.zeros(0, 2)},
+        ("k", 1): {1, 2},
+        "torch": [torch.float16, torch.device("cpu"), torch.Size([1, 2])],
+    }
+    encoder = Encoder()
+    node = encoder.encode(value, "v")
+    back = decode(node, encoder.tensors)
+    assert len(encoder.tensors) == 2
+    assert back[3]["t"] is back[3]["same"]
+    assert (back["a"], back[("k", 1)]) == (value["a"], {1, 2})
+    for bad in (object(), torch.zeros(2).to_sparse(), print):
+        with pytest.raises(Unsaveable, match=r"^v\.0 is a "):
+            Encoder().encode([bad], "v")
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(Unsaveable, match="levels deep"):
+        Encoder().encode(loop, "v")
+    with pytest.raises(ValueError, match="unknown kind of node: 'pickle'"):
+        decode({"pickle": "x"}, {})
+
+
+def test_reports_are_few_and_bounded() -> None:
+    said: list[dict[str, object]] = []
+    now = 0.0
+    metrics = Metrics(lambda _, **fields: said.append(fields), lambda: now)
+    for step in range(1, 6):
+        metrics.take({"loss": torch.tensor(1.0 / step), "tokens": 10, "bad": float("nan")}, step)
+    metrics.send()
+    first, last = said
+    assert first == {"step": 1, "values": {"loss": 1.0, "tokens": 10}}
+    assert last["values"] == {"loss": pytest.approx(0.2), "tokens": 50}
+    metrics.send()
+    metrics.take({f"n{i}": i for i in range(100)} | {"x" * 65: 1}, 6)
+    assert len(said) == 2
+    now = 2.0
+    metrics.take({"loss": 3}, 7)
+    values = said[2]["values"]
+    assert isinstance(values, dict)
+    assert (values["loss"], len(values)) == (3, NAMES_MAX - 1)  # One is not a finite number.
+    assert metrics.left_out == 101 - (NAMES_MAX - 3)
+
+
+@pytest.mark.parametrize(
+    "text,value", [("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0), (3, 3.0), (0.5, 0.5)]
+)
+def test_durations(text: float | str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["10", "m", "-1s", "1d", 0, -3, float("nan"), float("inf")])
+def test_what_is_no_duration(text: float | str) -> None:
+    with pytest.raises(ValueError, match="is no duration; give seconds, or text such as"):
+        seconds(text)
