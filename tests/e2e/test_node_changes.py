@@ -161,7 +161,7 @@ async def test_a_job_is_stored_and_moved_to_another_process(node: LiveNode) -> N
     assert over.outcome is Outcome.SUCCEEDED
     each_once(node)
     assert {words[0] for words in node.steps()} == {"1", "2"}
-    assert not folder.exists(), "the job has ended"
+    await node.until(lambda: not folder.exists())  # The job has ended.
 
 
 @pytest.mark.asyncio
