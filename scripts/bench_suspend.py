@@ -10,7 +10,9 @@ times are milliseconds, of a real process under a real socket, with as many repe
 
 With `--rounds`, six jobs share four slots: `sliced` has two of the four give way at every quantum,
 in turns, with release; `control` has the same four run as long undisturbed. Both are counted in
-mini-batches, alternate, and are compared pair by pair; 95 % interval by Student's t.
+mini-batches, alternate, and are compared pair by pair; 95 % interval by Student's t. On a machine
+with fewer cores than slots, or with neighbours, `cost_percent_of_cpu` (the jobs' own processor time
+per mini-batch) says more than `cost_percent` (mini-batches in equal time).
 
 `--svg PATH` draws the phases as bars.
 """
@@ -32,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from scripts import svg
 from tests.job_agent import Message
@@ -43,6 +46,7 @@ TIMES = 7
 QUANTUM_S = 60.0
 JOBS, SLOTS = 6, 4
 PHASES = ("boundary", "offload", "freeze", "thaw", "take_back", "first_step")
+LABELS = ("stop", "offload", "freeze", "thaw", "restore", "first step")
 COLOURS = ("#bbb", "#3b7dd8", "#7fb2f0", "#f2b880", "#e07b39", "#9a5")
 STUDENT_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """The 97.5 % points for so many degrees of freedom."""
@@ -204,6 +208,13 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 # --- six jobs on four slots -----------------------------------------------------------------------
 
 
+class Round(NamedTuple):
+    """What all jobs together did in a round."""
+
+    mini_batches: int
+    cpu_s: float
+
+
 class Sharing:
     """Six jobs, of which at most four run."""
 
@@ -226,19 +237,27 @@ class Sharing:
         """Let these go on, all at the same time."""
         list(self._pool.map(lambda number: only(self.jobs[number].ask("resume"), "resumed"), which))
 
-    def control(self, seconds: float) -> int:
-        """Run the first four undisturbed; return their mini-batches."""
+    def control(self, seconds: float) -> Round:
+        """Run the first four undisturbed."""
         return self._counted(lambda: self._quanta([range(SLOTS)], seconds))
 
-    def sliced(self, quantum_s: float) -> int:
-        """Run every job for two quanta of three; return the mini-batches of all."""
+    def sliced(self, quantum_s: float) -> Round:
+        """Run every job for two quanta of three."""
         shifts = [[(first + n) % JOBS for n in range(SLOTS)] for first in range(0, JOBS, 2)]
         return self._counted(lambda: self._quanta(shifts, quantum_s))
 
-    def _counted(self, run: Callable[[], None]) -> int:
-        before = list(self.steps)
+    def _counted(self, run: Callable[[], None]) -> Round:
+        before, cpu_before = sum(self.steps), self._cpu_s()
         run()
-        return sum(self.steps) - sum(before)
+        return Round(sum(self.steps) - before, round(self._cpu_s() - cpu_before, 2))
+
+    def _cpu_s(self) -> float:
+        """Return the processor time all jobs have had so far."""
+        ticks = 0
+        for job in self.jobs:
+            stat = Path(f"/proc/{job.processes[0].pid}/stat").read_text().rpartition(") ")[2]
+            ticks += sum(map(int, stat.split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def _quanta(self, shifts: Sequence[Sequence[int]], quantum_s: float) -> None:
         # The time of the switches is within the quanta: both kinds of round last as long.
@@ -274,17 +293,26 @@ def sharing(script: Path, options: argparse.Namespace) -> dict[str, object]:
                     else both.sliced(options.quantum)
                 )
             rounds.append(counted)
-    costs = [100 * (1 - pair["sliced"] / pair["control"]) for pair in rounds]
+    costs = [
+        100 * (1 - pair["sliced"].mini_batches / pair["control"].mini_batches) for pair in rounds
+    ]
+    cpu = [100 * (per_batch(pair["sliced"]) / per_batch(pair["control"]) - 1) for pair in rounds]
     return {
         "jobs": JOBS,
         "slots": SLOTS,
         "cores": len(os.sched_getaffinity(0)),
         "state_mb": options.share_mb,
         "quantum_s": options.quantum,
-        "mini_batches": rounds,
+        "rounds": [{kind: one._asdict() for kind, one in pair.items()} for pair in rounds],
         "switch_of_two_jobs_ms": summary(both.switch_ms),
         "cost_percent": interval(costs),
+        "cost_percent_of_cpu": interval(cpu),
     }
+
+
+def per_batch(one: Round) -> float:
+    """Return the processor time of a mini-batch."""
+    return one.cpu_s / one.mini_batches
 
 
 @contextlib.contextmanager
@@ -317,7 +345,7 @@ def chart(sizes: dict[int, dict[str, dict[str, float]]]) -> str:
     width, left, right, row = 900, 110, 780, 56
     totals = [sum(figures[name]["median"] for name in PHASES) for figures in sizes.values()]
     scale = (right - left) / max(totals)
-    parts = svg.legend(width - 16, list(zip(PHASES, COLOURS, strict=True)))
+    parts = svg.legend(width - 16, list(zip(LABELS, COLOURS, strict=True)))
     for number, (size, figures) in enumerate(sizes.items()):
         y, x = 80 + number * row, float(left)
         parts.append(svg.text(left - 10, y + 22, f"{size} MB", anchor="end"))
@@ -326,7 +354,9 @@ def chart(sizes: dict[int, dict[str, dict[str, float]]]) -> str:
             parts.append(svg.box(x, y, length, row - 22, colour))
             x += length
         parts.append(svg.text(x + 8, y + 22, f"{totals[number]:.0f} ms"))
-    title = "A suspension by phase (median; boundary and first step are training)"
+    note = "medians; until the boundary, and in the first step, the job trains"
+    parts.append(svg.text(16, 54, note, fill=svg.FAINT))
+    title = "A suspension by phase"
     return svg.page(width, 100 + len(sizes) * row, title, parts)
 
 

@@ -216,11 +216,11 @@ class ElasticGang:
         member.wait_told("ready")
         return member
 
-    def checkpoint(self, *members: Member) -> None:
-        """Have a checkpoint written at the next boundary."""
+    def checkpoint(self, step: int, *members: Member) -> None:
+        """Have a checkpoint written after mini-batch `step`."""
         self._order += 1
         for member in members:
-            member.order("checkpoint", order=self._order, path="")
+            member.order("checkpoint", order=self._order, path="", step=step)
 
     def rescale(
         self,

@@ -20,6 +20,7 @@ from skep.machines.agent import (
     ForgetRun,
     FreezeRun,
     ListRuns,
+    OpenStore,
     Published,
     PublishEvent,
     RankSaid,
@@ -29,6 +30,7 @@ from skep.machines.agent import (
     RunThawed,
     StartRank,
     StopRun,
+    StoreOpened,
     TellRank,
     ThawRun,
 )
@@ -304,6 +306,8 @@ class World:
                 if call.token in self.ranks:
                     self.ranks[call.token].frozen = False
                 self.answers.append(RunThawed(call.token))
+            case OpenStore():
+                self.answers.append(StoreOpened(call.job, call.attempt))
             case TellRank(message=message):
                 token = f"{message.job}.{message.attempt}.{message.rank}"
                 if token in self.ranks and self.ranks[token].connected:

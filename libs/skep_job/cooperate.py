@@ -51,6 +51,10 @@ class Options(NamedTuple):
 class Elastic(Protocol):
     """What is different for a rank of a gang whose ranks all have the same state."""
 
+    def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
+        """Have these called before and after every change of the gang."""
+        ...
+
     def joins(self) -> bool:
         """Return whether this process is a newcomer, which gets its state from the gang."""
         ...
@@ -97,6 +101,8 @@ class Cooperation:
         control.on("checkpoint", self._on_checkpoint)
         control.on("move", self._on_move)
         self._together.begin()
+        if self._elastic is not None:
+            self._elastic.regroup(self._together.leave, self._together.begin)
         control.say("can", tier="cooperative", can=self._can())
         self._catch_sigterm()
         atexit.register(self._metrics.send)

@@ -124,6 +124,10 @@ class Gang:
         if self.is_member:
             model.rebuild(self.seat, first=True)
 
+    def follow(self, model: Wrapped) -> None:
+        """The same for what has taken up the group of this moment, if there is one, already."""
+        self._models.append(model)
+
     def settle(self) -> None:
         """Return once this process is a member: a newcomer waits here for a place and the state."""
         if self.is_member:

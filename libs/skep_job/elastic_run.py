@@ -160,6 +160,9 @@ class _Membership:
     def __init__(self, run: ElasticRun) -> None:
         self._run = run
 
+    def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
+        self._run.gang.follow(_Follower(leave, begin))
+
     def joins(self) -> bool:
         return not self._run.gang.is_member
 
@@ -169,6 +172,21 @@ class _Membership:
 
     def writes(self) -> bool:
         return self._run.seat.rank == 0
+
+
+class _Follower:
+    """What has a group of its own beside the models'."""
+
+    def __init__(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
+        self._leave, self._begin = leave, begin
+
+    def release(self) -> None:
+        self._leave()
+
+    def rebuild(self, seat: Seat, *, first: bool) -> None:
+        assert not first
+        if seat.world > 1:
+            self._begin()
 
 
 def _check_same(steps: int) -> None:

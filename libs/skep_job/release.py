@@ -95,22 +95,13 @@ def find(torch: ModuleType, device: str) -> Found:
     """Return the storages on devices of one type that can be moved, each once."""
     if gc.get_freeze_count():
         gc.unfreeze()  # What is frozen is not listed.
-    is_tensor: dict[type, bool] = {}
-    is_graph: dict[type, bool] = {}
-    tensors, graphs = [], _has_graph_trees()
-    for thing in gc.get_objects():
-        kind = type(thing)
-        known = is_tensor.get(kind)
-        if known is None:
-            known = is_tensor[kind] = issubclass(kind, torch.Tensor)
-            is_graph[kind] = any(
-                base.__name__ == "CUDAGraph" and base.__module__.startswith("torch.")
-                for base in kind.__mro__
-            )
-        if known:
-            tensors.append(thing)
-        elif is_graph[kind]:
-            graphs = True
+    things = gc.get_objects()
+    # By type first: there are hundreds of thousands of things, of a few thousand types.
+    kinds = set(map(type, things))
+    kinds_of_tensors = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
+    graphs = _has_graph_trees() or any(map(_is_graph, kinds))
+    tensors = [thing for thing in things if type(thing) in kinds_of_tensors]
+    del things
     storages: dict[int, Storage] = {}
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in tensors:
@@ -153,6 +144,14 @@ def _movable(storages: list[Storage], device: str) -> list[Storage]:
         and storage._cdata not in shared
         and not (device == "cpu" and storage.is_shared())
     ]
+
+
+def _is_graph(kind: type) -> bool:
+    """Return whether things of this type are captured CUDA graphs."""
+    return any(
+        base.__name__ == "CUDAGraph" and base.__module__.startswith("torch.")
+        for base in kind.__mro__
+    )
 
 
 def _has_graph_trees() -> bool:

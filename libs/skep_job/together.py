@@ -57,9 +57,14 @@ class Together:
         if not distributed.is_initialized() or distributed.get_world_size() < 2:
             return
         self._group = distributed.new_group(backend="gloo")
+        self._stride = self._left = 1  # Whoever has just joined counts from here too.
         for kind in ("checkpoint", "move"):
             self._control.at_once(kind, self._hold)
         self._since_ns = time.monotonic_ns()
+
+    def leave(self) -> None:
+        """Let go of the group: the ranks are about to be others."""
+        self._group = None
 
     def boundary(self, *, checkpoint: bool, end: bool) -> Agreed:
         """Return what is to be done after this mini-batch, the same on every rank."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from skep.wire.commands import Checkpoint, Move, Resume, Suspend, Target
+from skep.wire.commands import Checkpoint, Move, Resize, Resume, Suspend, Target
 from skep.wire.node import (
     Manner,
     MemberExited,
@@ -22,7 +23,7 @@ from skep.wire.node import (
 )
 from skep.wire.part_facts import Stand
 from skep.wire.runs import RunStarted
-from tests.kit import stop
+from tests.kit import plans, stop
 from tests.live_node import LiveNode
 
 pytestmark = [
@@ -175,3 +176,27 @@ async def test_a_rank_that_dies_while_its_part_is_suspended_ends_it(node: LiveNo
     over = await node.event(MemberExited)
     assert over.outcome is Outcome.SIGNALLED
     assert await node.runtime.runs() == []
+
+
+@pytest.mark.asyncio
+async def test_a_gang_grows_and_shrinks_while_it_trains(node: LiveNode) -> None:
+    await node.send(node.job("growing.py", ranks=1))
+    await node.event(MemberKnown, lambda one: "resize" in one.can)
+    await node.trains()
+    both = plans((0,), (1,))
+    grow = Resize(generation=1, world=2, ranks=both, master_address="127.0.0.1", master_port=21050)
+    grown = await node.changed(grow, deadline_ms=110_000)
+    assert grown.manner is Manner.BOUNDARY, grown
+    for rank in range(2):
+        await node.trains(rank)
+    shrink = Resize(generation=2, world=1, ranks=both[:1], master_address="127.0.0.1",
+                    master_port=21050)  # fmt: skip
+    shrunk = await node.changed(shrink, deadline_ms=110_000)
+    assert shrunk.manner is Manner.BOUNDARY, shrunk
+    await node.trains()
+    worlds = [int(words[2]) for words in node.steps()]
+    assert [world for world, _ in itertools.groupby(worlds)] == [1, 2, 1]
+    node.finish()
+    over = await node.event(MemberExited)
+    assert over.outcome is Outcome.SUCCEEDED, over
+    each_once(node)

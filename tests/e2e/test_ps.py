@@ -107,19 +107,19 @@ def test_removing_a_server_while_connections_break_leaves_every_bit_as_it_is(
     new_job: NewJob,
 ) -> None:
     job = new_job(SKEP_PS_LOST_S="10")
-    gates = ["--until", "80", "--gates", "20,40"]
+    gates = ["--until", "50", "--gates", "15,30"]
     begin(job, 2, 2, *gates, "--cut", "7")
-    job.at_gate(20, 0, 1)
+    job.at_gate(15, 0, 1)
     job.remove("server", 1)
-    job.open_gate(20)
-    job.at_gate(40, 0, 1)
+    job.open_gate(15)
+    job.at_gate(30, 0, 1)
     job.server("s2")
-    job.open_gate(40)
+    job.open_gate(30)
     w0, w1 = results(job, "w0", "w1")
     assert w0["sha"] == w1["sha"]
 
     plain = new_job()
-    begin(plain, 1, 2, "--until", "80")
+    begin(plain, 1, 2, "--until", "50")
     assert plain.result("w0")["sha"] == w0["sha"]
 
 
@@ -250,7 +250,7 @@ def test_a_newcomer_that_dies_changes_nothing(new_job: NewJob) -> None:
     job.reaches("move")
     job.open_gate(40)
     w0, w1 = results(job, "w0", "w1")
-    assert "generation 5 is in force" in job.log("coordinator")
+    assert "is in force" in job.log("coordinator")
 
     plain = new_job()
     begin(plain, 1, 2, "--until", "50")

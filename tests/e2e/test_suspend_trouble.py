@@ -161,15 +161,17 @@ def test_one_job_in_every_kind_of_trouble(job: Driver, tmp_path: Path) -> None:
     assert only(job.ask("resume"))["type"] == "resumed"
 
 
-@pytest.mark.parametrize("phase", ["suspended", "released", "in between"])
+@pytest.mark.parametrize("phase", ["suspended", "releasing", "released", "resuming"])
 def test_a_job_that_dies_is_gone(job: Driver, tmp_path: Path, phase: str) -> None:
     start(job, tmp_path, AWKWARD)
     job.wait_for_boundaries()
     job.ask("suspend")
-    if phase == "released":
-        job.ask("release")
-    elif phase == "in between":
+    if phase == "releasing":
         job.agent.order("release", 99)
+    elif phase != "suspended":
+        assert only(job.ask("release"))["type"] == "released"
+    if phase == "resuming":
+        job.agent.order("resume", 99)
     job.processes[0].kill()
     job.processes[0].wait(DEADLINE_S)
     job.agent.wait_until(lambda agent: agent.open_connections == 0)

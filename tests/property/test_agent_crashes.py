@@ -32,8 +32,10 @@ ONE, TWO = "j1.1.0", "j1.1.1"
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 TARGETS = tuple(Target(rank=rank, host="h", port=9, token="s") for rank in (0, 1))
 GROWN = Resize(generation=1, world=3, ranks=(*GANG.ranks, RankPlan(rank=2, local_rank=2,
-               devices=(2,))), master_address="m", master_port=1)  # fmt: skip
-SHRUNK = Resize(generation=1, world=1, ranks=GANG.ranks[:1], master_address="m", master_port=1)
+               devices=(2,))), master_address="10.0.0.1", master_port=1)  # fmt: skip
+SHRUNK = Resize(
+    generation=1, world=1, ranks=GANG.ranks[:1], master_address="10.0.0.1", master_port=1
+)
 
 MECHANISMS: dict[str, tuple[Change, ...]] = {
     "suspend": (Suspend(), Resume()),

@@ -103,7 +103,10 @@ class Mirror:
     # --- watching ----------------------------------------------------------------------------
 
     def watch(self, machine: AllocatorMachine, facts: list[AllocatorFact]) -> None:
-        """Follow one decision: every grant in it, and whoever still waits after it."""
+        """Follow one decision: every grant in it, and whoever still waits after it.
+
+        One that binds very many goes on in further ones at the same instant, which belong to it.
+        """
         for fact in facts:
             self.follow(fact)
         for vc in self.total:

@@ -256,14 +256,19 @@ class AllocatorModel:
                     self._over(fact).queued = True
                 case JobEnded():
                     self._ended(fact)
-                case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
-                    self._change(fact)
-                case AskTaken() | AskOver():
-                    self._asked(fact)
-                case SuccessorBound() | JobMoved() | SuccessorDropped():
-                    self._move(fact)
                 case _:
-                    pass  # Why a job waits changes nothing.
+                    self._of_changes(fact)
+
+    def _of_changes(self, fact: Any) -> None:
+        match fact:
+            case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
+                self._change(fact)
+            case AskTaken() | AskOver():
+                self._asked(fact)
+            case SuccessorBound() | JobMoved() | SuccessorDropped():
+                self._move(fact)
+            case _:
+                pass  # Why a job waits changes nothing.
 
     def _cells(self, fact: CellsSet) -> None:
         self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}

@@ -329,8 +329,8 @@ class Host:
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1
         run = Run(token=command.token, job=bind.job, attempt=bind.attempt, kind=kind,
-                  devices=plan.devices, rank=plan.rank, tier="".join(tier), pid=self._pids, boot=self.boot,
-                  started_at=self._timeline.now)  # fmt: skip
+                  devices=plan.devices, rank=plan.rank, tier="".join(tier), pid=self._pids,
+                  boot=self.boot, started_at=self._timeline.now)  # fmt: skip
         self._keeper.executed(self, command, run)
         if bind.awaits:
             run.stood_at, run.awaits = self._timeline.now, bind.awaits

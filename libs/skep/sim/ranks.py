@@ -20,9 +20,11 @@ from typing import Any
 
 from skep.machines.agent import (
     FreezeRun,
+    OpenStore,
     RankSaid,
     RunFrozen,
     RunThawed,
+    StoreOpened,
     SweepDevices,
     TellRank,
     ThawRun,
@@ -83,6 +85,8 @@ def serve(host: Host, agent: Listener, request: Any) -> None:
                 for message in unheard:
                     hear(host, run, message)
             host.tell(agent, RunThawed(token))
+        case OpenStore():
+            host.tell(agent, StoreOpened(request.job, request.attempt))
         case SweepDevices():
             pass  # These processes leave nothing.
         case _:
@@ -94,8 +98,9 @@ def greet(host: Host, run: Run) -> None:
     if not run.live or run.tier not in CAN or run.frozen:
         return
     say(host, run, Hello(job=run.job, attempt=run.attempt, rank=run.rank, token=run.token))
-    say(host, run, Can(job=run.job, attempt=run.attempt, rank=run.rank, can=CAN[run.tier],
-                       tier="cooperative" if "migrate" in CAN[run.tier] else "observed"))  # fmt: skip
+    can = CAN[run.tier]
+    tier = "cooperative" if "migrate" in can else "observed"
+    say(host, run, Can(job=run.job, attempt=run.attempt, rank=run.rank, can=can, tier=tier))
     if run.awaits:
         say(host, run, Ready(job=run.job, attempt=run.attempt, rank=run.rank, port=30_000))
     if run.loaded:

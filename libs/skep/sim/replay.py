@@ -78,6 +78,8 @@ class Replay:
         """Guaranteed jobs that have not ended: the run is over when none is left."""
         self._at, self._next, self._ticked = BEGIN, count(), BEGIN
         self._heap: list[tuple[Instant, int, MemberExited | Trouble | int]] = []
+        self._facts: list[AllocatorFact] = []
+        """What was decided of what goes on at this instant; nobody waits yet who is still to come."""
         self._runs: dict[tuple[str, int, str], None] = {}
         """Parts of attempts whose processes exist."""
         self.machine.apply(EpochBegan(epoch=1, owner="simulation"))
@@ -151,11 +153,14 @@ class Replay:
             facts = [effect.fact for effect in effects if isinstance(effect, Record)]
             for fact in facts:
                 self._note(fact)
-            if self.watch is not None:
-                self.watch(machine, facts)
+            self._facts += facts
+            goes_on = machine.soft.check_at == self._at
+            if self.watch is not None and not goes_on:
+                self.watch(machine, self._facts)
+                self._facts = []
             events += self._carry_out(effects)
-            if machine.soft.check_at == self._at and not isinstance(each, Tick):
-                events.append(Tick())  # It asks for a further decision at once.
+            if goes_on:
+                events.append(Tick())  # It asks for a further decision at once: one is bounded.
 
     def _carry_out(self, effects: list[Effect]) -> Iterable[MemberStarted]:
         for effect in effects:

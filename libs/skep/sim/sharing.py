@@ -5,8 +5,11 @@ python -m skep.sim.sharing --seeds 10 --tenants 8 --days 5 --load 0.9
 Each seed is a cluster, its tenants and their jobs (`tenants`). The jobs go through the allocator
 (`replay`), once with all tenants and a flood of opportunistic jobs, once for each tenant alone on
 its own cells. Every grant and every wait in the shared cluster is judged by `mirror`; then mean
-queueing delays are compared by tenant and 12 hours of submission. Every second seed has nodes and
-GPUs that turn bad and heal. As a contrast the same with quotas in GPUs (`gpuquota`). Exit 1 if a
+queueing delays are compared by tenant and 12 hours of submission. A queueing delay is all the time
+that a job spends in the queue, the first time and after every stop, up to its last start (HiveD
+section 5.1: completion is queueing delay and training time); work lost to stops is told beside it.
+Every second seed has nodes and GPUs that turn bad and heal, which no private cluster has: its
+windows are told apart. As a contrast the same with quotas in GPUs (`gpuquota`). Exit 1 if a
 legal request was not granted at once.
 """
 
@@ -360,7 +363,8 @@ def _print(summary: Summary) -> None:
         f"of {summary.windows:,} windows of 12 h {summary.windows_worse} are worse than private "
         f"({summary.windows_worse_with_lost_work} with lost work), by "
         f"{_hours(summary.worst_excess_s)} at most; {summary.windows_worse_with_bad_nodes} of them "
-        f"among {summary.windows_with_bad_nodes} with bad nodes; of {summary.tenants} tenants "
+        f"among {summary.windows_with_bad_nodes} with bad nodes, which private clusters do not have; "
+        f"of {summary.tenants} tenants "
         f"{summary.tenants_worse} over the whole time\n"
         f"where nobody borrows {summary.control_differ:,} of {summary.control:,} jobs start at "
         f"another instant than in their private cluster\n"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from skep_job.ps.errors import Broken, Refused
 from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, dial
 
-AGAIN_S_MIN, AGAIN_S_MAX = 0.05, 1.0
+AGAIN_S_MIN, AGAIN_S_MAX = 0.01, 1.0
 
 
 class Control(threading.Thread):

@@ -57,6 +57,8 @@ from skep_job.ps.wire import Message
 SECOND = 1_000_000_000
 MARGIN = 2
 """Updates that a clock is ahead of the newest version, beside those of the round trip (DL2)."""
+IN_FLIGHT_MAX = 4
+"""Of those at most: another try costs a round trip, a far clock all its updates."""
 MARGIN_MAX = 1 << 20
 TRIES_MAX = 3
 """How often a scaling is begun that somebody's delay or reconnection called off."""
@@ -452,7 +454,7 @@ class Coordinator:
         assert self.spec is not None
         servers = [self.members[key] for key in self._servers_before()]
         step_ns = min((m.step_ns for m in self.members.values() if m.step_ns), default=SECOND)
-        ahead = scaling.margin + math.ceil(scaling.round_trip_ns / step_ns)
+        ahead = scaling.margin + min(math.ceil(scaling.round_trip_ns / step_ns), IN_FLIGHT_MAX)
         scaling.clocks = clocks(servers, ahead, asynchronous=self.spec.asynchronous)
         scaling.late = False
         self._enter("clock", self._servers_before())
@@ -516,8 +518,6 @@ class Coordinator:
         # What is decided has no deadline: who does not answer is lost, and that has one.
         name = LIMITS.get(scaling.phase)
         return scaling.since + self._ns(name) if name else None
-
-    # --- ends -------------------------------------------------------------------------------------
 
     def _fail(self, why: str) -> None:
         self._end("failed", f"failed: {why}", {"type": "fail", "why": why}, 1)

@@ -21,6 +21,7 @@ from skep_services.adapters.devices import Devices
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
+from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
 from skep_services.service import NameTakenError
@@ -54,6 +55,7 @@ class AgentCalls:
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
         self._checkpoints = Checkpoints(state, inherited)
+        self._stores = Stores()
         self.tell: Callable[[Told], bool] = _to_nobody
         """Says something to a rank; set by whoever listens to ranks."""
 
@@ -71,6 +73,7 @@ class AgentCalls:
         """Stop working; the runs go on."""
         for task in list(self._tasks.values()):
             task.cancel()
+        await self._stores.close()
         await self._runtime.close()
 
     def start(self, command: Any, answer: Answer) -> None:
@@ -95,6 +98,8 @@ class AgentCalls:
                 self._spawn(self._thaw(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
+            case machine.OpenStore():
+                self._spawn(self._open_store(command, answer))
             case machine.SweepDevices():
                 self._spawn(self._sweep(command))
             case machine.ExitProcess():
@@ -141,6 +146,10 @@ class AgentCalls:
                 return msgspec.structs.replace(message, max_bytes=most)
             case _:
                 return message
+
+    async def _open_store(self, command: machine.OpenStore, answer: Answer) -> None:
+        trouble = await self._stores.open(command.address, command.port)
+        await answer(machine.StoreOpened(command.job, command.attempt, trouble))
 
     async def _sweep(self, command: machine.SweepDevices) -> None:
         """Name who still holds memory of devices that a part has left."""

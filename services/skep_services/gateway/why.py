@@ -309,6 +309,8 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     reasons.append(_said("in-place", "its state is in the memory of its node: it cannot go on "
                                      "elsewhere"))  # fmt: skip
     change = [f"{named} end or make room"] if others else []
+    nodes = dict.fromkeys(part.node for part in job.attempts[-1].members)
+    change += [_return_of(node) for node in _away(fold) if node.node in nodes]
     return reasons, [again, *change] if asked else change
 
 

@@ -1,7 +1,8 @@
 """A data-parallel job that may change its size, as a user would write it, and what a test asks.
 
 Arguments: a JSON object (see `OPTIONS`). Prints one JSON line when it holds and one at its end.
-`hold`: before these mini-batches it prints and reads a line: "due" waits until a change is known.
+`hold`: before these mini-batches it prints and reads a line. After "due" it waits until it knows of
+a change of the gang, after "order" until it knows of any order.
 `die`: where this process kills itself, see `plant`.
 """
 
@@ -50,10 +51,11 @@ def say(**fields: object) -> None:
 def hold(run: ElasticRun, step: int) -> None:
     """Wait for a line; with "due", then until a change is known here."""
     say(holds=step, rank=run.seat.rank)
-    if sys.stdin.readline().strip() == "due":
+    word = sys.stdin.readline().strip()
+    if word != "go":
         observation = skep_job.current()
         assert observation is not None
-        while not (run.gang.due and observation.control.due):
+        while not (observation.control.due and (run.gang.due or word == "order")):
             threading.Event().wait(0.002)
 
 

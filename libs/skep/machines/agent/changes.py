@@ -6,7 +6,7 @@
     resume      thaw · resume
     checkpoint  work
     move        work                            (the ranks then wait for what becomes of it)
-    resize      start · work
+    resize      meet · start · work
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -38,11 +38,13 @@ from skep.machines.agent.drives import (
 from skep.machines.agent.known import Abilities
 from skep.machines.agent.parts import (
     FreezeRun,
+    OpenStore,
     PartKey,
     PartState,
     RunFrozen,
     RunThawed,
     StopRun,
+    StoreOpened,
     TellRank,
     ThawRun,
 )
@@ -80,10 +82,11 @@ from skep.wire.talk import (
 if TYPE_CHECKING:
     from skep.machines.agent.machine import AgentMachine
 
+MEETING = "the meeting place"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
 
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.START, Phase.WORK)
+TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK)
 """Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
@@ -112,8 +115,6 @@ class Changes:
             return
         again = self.soft.drives.pop(key, None) is not None or part.changing is not None
         self._agent.record(ChangeTaken(command=command, serial=self._agent.serial + 1))
-        if isinstance(command.change, Resize):
-            self._expect_newcomers(key, command.change)
         self._begin(key, now, again=again)
         self._agent.raise_floor(command.settled)
 
@@ -141,6 +142,8 @@ class Changes:
             self._answer(key, drive, now)
             return
         self.soft.drives[key] = drive
+        address = getattr(command.change, "master_address", "")
+        drive.meets_here = bool(address) and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
 
@@ -166,8 +169,14 @@ class Changes:
                 self._call(*(ThawRun(token) for token in alive))
             case Phase.FREEZE:
                 self._call(*(FreezeRun(token) for token in alive))
+            case Phase.MEET:
+                assert isinstance(drive.command.change, Resize)
+                where = drive.command.change
+                drive.waits = {MEETING: None}
+                self._call(OpenStore(*key, where.master_address, where.master_port))
             case Phase.START:
                 assert isinstance(drive.command.change, Resize)
+                self._expect_newcomers(key, drive.command.change)
                 joining = newcomers(part, drive.command.change)
                 drive.waits = {each: None for each in joining if not self._joins(part, each)}
                 for token in joining:
@@ -321,6 +330,17 @@ class Changes:
                 self._fail(key, event.trouble, now)
                 return
         if not drive.waits:
+            self._next(key, now)
+
+    def met(self, event: StoreOpened, now: Instant) -> None:
+        """Take it that a gang can meet, or cannot."""
+        key = event.job, event.attempt
+        drive = self.soft.drives.get(key)
+        if drive is None or drive.phase is not Phase.MEET:
+            return
+        if event.trouble:
+            self._fail(key, event.trouble, now)
+        else:
             self._next(key, now)
 
     def said(self, message: Said, now: Instant) -> None:

@@ -65,6 +65,8 @@ class Phase(StrEnum):
     RELEASE = "release"
     FREEZE = "freeze"
     RESUME = "resume"
+    MEET = "meet"
+    """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
     WORK = "work"
@@ -93,6 +95,8 @@ class Drive(msgspec.Struct):
     past: bool = False
     undo_by: Instant | None = None
     manner: Manner = Manner.BOUNDARY
+    meets_here: bool = False
+    """The address at which a resized gang meets is this node's."""
     refreeze: bool = False
     """It failed, and the part is to stand frozen as before."""
     done_step: int = 0

@@ -34,6 +34,7 @@ from skep.machines.agent.parts import (
     RunThawed,
     StartRank,
     StopRun,
+    StoreOpened,
     SweepDevices,
     ToldFact,
     exited_part,
@@ -146,6 +147,8 @@ class AgentMachine:
                 self._effects.append(Call(ForgetRun(event.token)))
             case RunFrozen() | RunThawed():
                 self.changes.ran(event, now)
+            case StoreOpened():
+                self.changes.met(event, now)
             case RankSaid():
                 self.changes.said(event.message, now)
             case RankStats():

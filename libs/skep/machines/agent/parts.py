@@ -137,6 +137,23 @@ class ThawRun(msgspec.Struct, frozen=True):
     token: str
 
 
+class OpenStore(msgspec.Struct, frozen=True):
+    """Call: let a resized gang meet at this address. Answered by StoreOpened."""
+
+    job: str
+    attempt: int
+    address: str
+    port: int
+
+
+class StoreOpened(msgspec.Struct, frozen=True):
+    """A gang can meet, or `trouble` says why it cannot."""
+
+    job: str
+    attempt: int
+    trouble: str = ""
+
+
 class SweepDevices(msgspec.Struct, frozen=True):
     """Call: tell the operator who still holds memory of devices that a part has left."""
 

@@ -15,7 +15,6 @@ from skep.machines.agent.drives import (
     Drive,
     Phase,
     common_step,
-    newcomers,
     other_devices,
     resized,
 )
@@ -106,8 +105,10 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
                 return [Phase.RESUME]
             return [Phase.THAW, *([Phase.RESUME] if speaks else [])]
         case Resize() as change:
-            starts = [Phase.START] if newcomers(part, change) else []
-            return [*before, *starts, Phase.WORK]
+            here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
+            starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
+            meets = [Phase.MEET] if drive.meets_here else []
+            return [*before, *meets, *starts, Phase.WORK]
         case _:
             return [*before, Phase.WORK]
 

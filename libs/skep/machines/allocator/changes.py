@@ -184,6 +184,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
         if answer is None and orders.get((job.job, job.attempt)) == change.order:
             del orders[job.job, job.attempt]
     job.change = None
+    machine.soft.changes += 1
     if fact.result is not Result.DONE:
         return
     if fact.goal is Goal.SUSPEND:

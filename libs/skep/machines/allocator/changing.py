@@ -45,6 +45,9 @@ MARGIN = 2
 MARGIN_GROWS = 4
 ROUNDS_MAX = 7
 """Rounds of one suspension: the last one leaves 2,048 mini-batches for a command to arrive in."""
+RETURNS_MAX = 150
+"""Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
+and each further node of a gang 100."""
 RESUMES_MAX = 3
 """How often a part is asked to go on before its attempt is given up."""
 
@@ -380,19 +383,26 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     They run there opportunistically and are promoted once their VC's cells cover them, as jobs
     that borrow are. Who asked for a suspension has to ask for its end.
     """
+    soft = machine.soft
+    looked = soft.changes, machine.last_asked
+    if soft.looked == looked:
+        return  # Nothing came free since, and nobody asked.
+    room = RETURNS_MAX
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
         if job.change is not None or not _wants_back(job):
             continue
-        if machine.soft.uncovered.get(job.job) == machine.soft.changes:
-            continue
+        if room <= 0:
+            soft.check_at = now  # Go on in the next decision.
+            return
         chain = cellwork.home(machine, job)
         if chain is None:
-            machine.soft.uncovered[job.job] = machine.soft.changes
-            _wait(machine, job)
+            room -= _wait(machine, job)
             continue
+        room -= len(job.live)
         machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
         why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
+    soft.looked = looked
 
 
 def _wants_back(job: JobState) -> bool:
@@ -401,10 +411,13 @@ def _wants_back(job: JobState) -> bool:
     return job.held is not Reason.REQUESTED
 
 
-def _wait(machine: AllocatorMachine, job: JobState) -> None:
+def _wait(machine: AllocatorMachine, job: JobState) -> bool:
+    """Say what a job waits for; return whether that is news."""
     needs = " ".join(
         f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
         for name in job.live
     )
-    if job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs):
+    news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
+    if news:
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))
+    return news

@@ -104,6 +104,8 @@ class Soft:
         """When the watch next goes on with its round."""
         self.seen: dict[watch.Place, None] = {}
         """What was found broken in this round."""
+        self.looked = -1, -1
+        """`changes` and the latest request when suspended jobs were last looked at."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 

@@ -1,0 +1,45 @@
+"""Trains a tiny data-parallel model that may change its size, until $STEPS_FILE.stop exists.
+
+After each mini-batch a line `RANK STEP WORLD` is appended to $STEPS_FILE.<rank>.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import skep_job
+
+PAUSE_S = 0.01
+
+
+def main() -> None:
+    """Train until $STEPS_FILE.stop exists."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    path, rank = os.environ["STEPS_FILE"], os.environ["RANK"]
+    notes = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    data = TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    run = skep_job.init(elastic=(1, 4), global_batch=8)
+    model = run.ddp(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.track(model=model, opt=optimizer)
+    for _ in run.epochs(1_000_000):
+        for x, y in run.batches(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            os.write(notes, f"{rank} {run.steps + 1} {run.seat.world}\n".encode())
+            # All ranks stop after the same one, a multiple that none is past when the file appears.
+            if run.steps % 100 == 99 and os.path.exists(f"{path}.stop"):
+                return
+            time.sleep(PAUSE_S)  # tidy: allow sleep because this is a job, and it paces itself
+
+
+if __name__ == "__main__":
+    main()
