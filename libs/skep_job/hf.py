@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback  # type: ignore[import-not-found]
+from transformers import TrainerCallback
 
 from skep_job.keeper import Keeper
 

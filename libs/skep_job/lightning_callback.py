@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from lightning.pytorch import Callback  # type: ignore[import-not-found]
+    from lightning.pytorch import Callback
 except ImportError:
-    from pytorch_lightning import Callback  # type: ignore[import-not-found]
+    from pytorch_lightning import Callback
 
 from skep_job.keeper import Keeper
 

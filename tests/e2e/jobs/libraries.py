@@ -90,7 +90,7 @@ def by_hf(model: Model, end_at: int) -> None:
 
     from skep_job.hf import SkepCallback
 
-    class Teller(TrainerCallback):
+    class Teller(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "loss" in logs:
                 tell(state.global_step, torch.tensor(logs["loss"]), 0)
@@ -114,7 +114,7 @@ def by_lightning(model: Model, end_at: int) -> None:
 
     from skep_job.lightning_callback import SkepCallback
 
-    class Wrapped(pl.LightningModule):
+    class Wrapped(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = model
