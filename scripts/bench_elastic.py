@@ -13,8 +13,8 @@ rebuild (of the wrapped model). `warm_s` is what the newcomer took before, while
 `torchrun` is PyTorch's own elastic launcher on the same machine in the same run, at its fastest:
 `--nnodes=2:3`, one agent per node, `last_call_timeout=1`, and a store that is not shared (with a
 shared one the third node waits for ever). `times_slower` is its gap, less a usual mini-batch of
-ours, over our pause; `gap_times_ours` compares the gaps as they are. It stops all workers and starts them again; they load
-a checkpoint that rank 0 writes after every mini-batch, to memory, outside what is counted.
+ours, over our pause; `gap_times_ours` compares the gaps as they are. It stops all workers and
+starts them again; they load a checkpoint that rank 0 wrote to memory before.
 """
 
 from __future__ import annotations
