@@ -79,7 +79,7 @@ class Replay:
         self._at, self._next, self._ticked = BEGIN, count(), BEGIN
         self._heap: list[tuple[Instant, int, MemberExited | Trouble | int]] = []
         self._facts: list[AllocatorFact] = []
-        """What was decided of what goes on at this instant; who is still to come does not wait yet."""
+        """What was decided so far where a decision goes on in a further one at this instant."""
         self._runs: dict[tuple[str, int, str], None] = {}
         """Parts of attempts whose processes exist."""
         self.machine.apply(EpochBegan(epoch=1, owner="simulation"))

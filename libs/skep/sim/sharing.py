@@ -363,7 +363,7 @@ def _print(summary: Summary) -> None:
         f"of {summary.windows:,} windows of 12 h {summary.windows_worse} are worse than private "
         f"({summary.windows_worse_with_lost_work} with lost work), by "
         f"{_hours(summary.worst_excess_s)} at most; {summary.windows_worse_with_bad_nodes} of them "
-        f"among {summary.windows_with_bad_nodes} with bad nodes, which private clusters lack; "
+        f"among {summary.windows_with_bad_nodes} with bad nodes, which no private cluster has; "
         f"of {summary.tenants} tenants "
         f"{summary.tenants_worse} over the whole time\n"
         f"where nobody borrows {summary.control_differ:,} of {summary.control:,} jobs start at "
