@@ -15,7 +15,7 @@ from skep_job.run import Run
 
 
 def track(run: Run, accelerator: Any) -> None:
-    """Track everything that was prepared with `accelerator`, and what it checkpoints for the user."""
+    """Track all that was prepared with `accelerator`, and what it checkpoints for the user."""
     kinds = {
         "model": accelerator._models,
         "opt": accelerator._optimizers,

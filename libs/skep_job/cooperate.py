@@ -214,7 +214,7 @@ class Cooperation:
         rank, world = (whose.rank, whose.world) if self._options.elastic is None else (0, 1)
         return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
 
-    # --- beginning where an earlier process was -----------------------------------------------------
+    # --- beginning where an earlier process was ---------------------------------------------------
 
     def _continue(self, run: Run) -> dict[str, Any] | None:
         """Load the newest checkpoint that is whole; None if there is none."""
@@ -264,7 +264,7 @@ class Cooperation:
         except OSError as error:
             complain(f"checkpoints may not work: {describe(error)}")
 
-    # --- moving -------------------------------------------------------------------------------------
+    # --- moving -----------------------------------------------------------------------------------
 
     def _on_move(self, message: Message) -> None:
         since_ns = time.monotonic_ns()
@@ -308,10 +308,10 @@ class Cooperation:
             step, pause_ns = self._control.step, self._pause(since_ns)
             self._control.say("resumed", order=message["order"], step=step, pause_ns=pause_ns)
 
-    # --- being told to end --------------------------------------------------------------------------
+    # --- being told to end ------------------------------------------------------------------------
 
     def _catch_sigterm(self) -> None:
-        """Have SIGTERM end the job at a boundary, with a checkpoint, unless the script handles it."""
+        """Have SIGTERM end the job at a boundary, with a checkpoint, unless the script has it."""
         if threading.current_thread() is not threading.main_thread() or self._checkpoints is None:
             return
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -333,7 +333,7 @@ class Cooperation:
             complain(f"told to end; the state after mini-batch {self._steps()} is in {path}")
         _die()
 
-    # --- small things -------------------------------------------------------------------------------
+    # --- small things -----------------------------------------------------------------------------
 
     def _can(self) -> list[str]:
         more = "migrate" if self._elastic is None else "resize"
@@ -344,7 +344,7 @@ class Cooperation:
         return self._run.done
 
     def _pause(self, since_ns: int) -> int:
-        """Return how long training stood still, and keep that out of the mini-batches' durations."""
+        """Return how long training stood still, and keep that out of mini-batches' durations."""
         pause_ns = time.monotonic_ns() - since_ns
         self._tally.pass_over(pause_ns)
         return pause_ns

@@ -12,9 +12,10 @@ Messages to the agent, each with `type`, `job`, `attempt` and `rank`:
     bye    steps                                 the final count
 
 `steps` is cumulative within one source; when `source` goes from "dataloader" to "optimizer" it may
-be smaller than before. It is "cooperative" where the script itself says what a mini-batch is. After a failure `source` is "none". What the agent sends, and the answers,
-are `skep_job.control`'s: after hello the job says again what it can and how it stands. If the agent
-is away, the thread tries again for ever, and the training does not notice.
+be smaller than before. It is "cooperative" where the script itself says what a mini-batch is. After
+a failure `source` is "none". What the agent sends, and the answers, are `skep_job.control`'s: after
+hello the job says again what it can and how it stands. If the agent is away, the thread tries again
+for ever, and the training does not notice.
 """
 
 from __future__ import annotations

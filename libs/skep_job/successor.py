@@ -1,6 +1,6 @@
 """A process that makes everything ready, gets the state of the one it succeeds, and then trains.
 
-    warming up --ready--> listening --state is there, the source knows--> loaded --resume--> training
+    warming up --ready--> listening --the state, and its source knows--> loaded --resume--> trains
                               ^                                              |
                               +----------- another transfer begins ----------+
 

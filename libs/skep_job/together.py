@@ -2,9 +2,9 @@
 
 Ranks that average gradients are in step, but an order or a timer reaches one a moment before the
 other, and a rank that stops alone hangs all. So every few mini-batches, four times a second if they
-are short, the ranks reduce five numbers over a process group of their own. Whoever has something due
-says so there, and all see the same: an order is done once every rank has it, a checkpoint or the end
-as soon as one asks for it.
+are short, the ranks reduce five numbers over a process group of their own. Whoever has something
+due says so there, and all see the same: an order is done once every rank has it, a checkpoint or
+the end as soon as one asks for it.
 """
 
 from __future__ import annotations

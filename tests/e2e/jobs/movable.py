@@ -80,7 +80,7 @@ def spread(
     return DataLoader(data, BATCH // 2, sampler=sampler), DistributedDataParallel(model)
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--generator", action="store_true")
@@ -89,7 +89,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--hold", type=int, nargs="*", default=[])
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(2)
