@@ -311,7 +311,7 @@ class Cooperation:
     # --- being told to end ------------------------------------------------------------------------
 
     def _catch_sigterm(self) -> None:
-        """Have SIGTERM end the job at a boundary, checkpointed, unless the script handles it."""
+        """Have SIGTERM end the job at a boundary, with a checkpoint, unless the script has it."""
         if threading.current_thread() is not threading.main_thread() or self._checkpoints is None:
             return
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -344,7 +344,7 @@ class Cooperation:
         return self._run.done
 
     def _pause(self, since_ns: int) -> int:
-        """Return how long training stood still; the mini-batches' durations leave it out."""
+        """Return how long training stood still, and keep that out of mini-batches' durations."""
         pause_ns = time.monotonic_ns() - since_ns
         self._tally.pass_over(pause_ns)
         return pause_ns

@@ -2,8 +2,8 @@
 
 The library knows best what its state is, and begins again from its own files. What is added: the
 agent's order and SIGTERM are carried to the library's next step end, what it wrote is made durable
-and marked as whole, and `newest` finds it for the next attempt. The observed tier's hooks count and
-suspend as ever. Such a job is not moved while it runs: it is ended and begun again.
+and marked as whole, and `newest` finds it for the next attempt. The hooks of the observed tier
+count and suspend as ever. Such a job is not moved while it runs: it is ended and begun again.
 """
 
 from __future__ import annotations

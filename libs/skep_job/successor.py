@@ -1,8 +1,8 @@
 """A process that makes everything ready, gets the state of the one it succeeds, and then trains.
 
-    warming up --ready--> listening --has the state, the source knows--> loaded --resume--> training
-                              ^                                             |
-                              +---------- another transfer begins ----------+
+    warming up --ready--> listening --the state, and its source knows--> loaded --resume--> trains
+                              ^                                              |
+                              +----------- another transfer begins ----------+
 
 It never trains without both: the whole state, and `resume` from its agent.
 """

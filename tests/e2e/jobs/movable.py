@@ -80,7 +80,7 @@ def spread(
     return DataLoader(data, BATCH // 2, sampler=sampler), DistributedDataParallel(model)
 
 
-def wishes() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--generator", action="store_true")
@@ -93,7 +93,7 @@ def wishes() -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = wishes()
+    arguments = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     random.seed(2)
