@@ -193,3 +193,13 @@ def test_nothing_of_a_wire_is_taken_on_trust() -> None:
             other.receive()
         one.send({"a": [1]})
         assert other.receive() == {"a": [1]}
+
+
+def test_a_successor_without_state_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Else its beginning would be taken for the newest state of the job."""
+    names = environment_of(tmp_path, 4, successor=True)
+    with job_agent() as agent, job([], agent, env=names) as successor:
+        successor.answer("ready")
+        successor.process.terminate()
+        assert successor.finish() == (-15, "")
+    assert not list(tmp_path.iterdir())
