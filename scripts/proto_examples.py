@@ -18,12 +18,13 @@ from skep.wire import (
     node,
     part_facts,
     reports,
+    resizes,
     talk,
     verdict,
 )
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT = Instant(1_760_000_000_000_000_000)
@@ -50,6 +51,7 @@ SPEC = JobSpec(
     size=SizeHint(epochs=10, mini_batches_per_epoch=90, batch_size=16, family="digits"),
     labels={"paper": "yes"},
     runtime=Runtime(image="pytorch/pytorch:2.9.0"),
+    elastic=Elastic(min=1, max=4),
 )
 SMALL = JobSpec(name="hello", vc="nlp", command=("hostname",))
 PROBLEM = Problem(path="$.resources.gpu", reason=Reason.UNKNOWN_KEY, text="unknown key `gpu`",
@@ -73,6 +75,7 @@ BIND = commands.BindJob(
     env={"LR": "0.1"}, workdir="/data/ada", trace=TRACE, image="pytorch/pytorch:2.9.0",
 )  # fmt: skip
 MEMBER = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0,), (1,)))
+MORE = facts.Member(node="node-1", identity=IDENTITY, first_rank=2, devices=((2,),), levels=(1,))
 OWNED = facts.Member(node="node-1", identity=IDENTITY, first_rank=0, devices=((0, 1), (2, 3)),
                      levels=(3, 3))  # fmt: skip
 CELLS = Cluster(
@@ -208,6 +211,7 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskResume(job="j17"),
     changes.AskCheckpoint(job="j17"),
     changes.AskMigrate(job="j17", to="node-2"),
+    changes.AskResize(job="j17", workers=4),
 )
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
@@ -277,6 +281,8 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     moves.SuccessorDropped(job="j17", attempt=2, order=47, why=Reason.NOT_TAKEN, at=LATER,
                            detail="the successor took too long"),
     changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
+    resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
+    resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip

@@ -164,6 +164,8 @@ class Gang:
             self._look_for_a_missed_step(counted)
             return False
         self._plan_due, self.due = None, False
+        if self._has_place(plan):
+            return False
         try:
             return self._change(plan)
         except StoreLost as error:
@@ -184,6 +186,8 @@ class Gang:
         plan = read_plan(message)
         if not self.is_member:
             return False  # The one who waits for it takes it.
+        if self._has_place(plan):
+            return True
         objection = self.rules.objection(plan)
         if not objection and plan.generation <= self.seat.generation:
             objection = f"generation {plan.generation} is not above {self.seat.generation}"
@@ -202,6 +206,14 @@ class Gang:
         else:
             preparing.connect()
         return False  # Control keeps it for its step, or answers `past`.
+
+    def _has_place(self, plan: Plan) -> bool:
+        """Say again that the change is made, to an agent that came back and did not hear it."""
+        if self.seat != Seat(plan.generation, plan.rank, plan.world):
+            return False
+        self._say("rescaled", order=plan.order, generation=plan.generation,
+                  step=self._counted(), pause_ns=0)  # fmt: skip
+        return True
 
     def _refuse_as_passed(self, preparing: Preparing) -> None:
         self._preparing = None

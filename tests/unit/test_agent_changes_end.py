@@ -1,5 +1,7 @@
 """Changes that meet one another, ends of ranks, restarts of the agent; gangs of other sizes."""
 
+from typing import Any
+
 from skep.machines.agent import (
     AgentMachine,
     FreezeRun,
@@ -12,7 +14,7 @@ from skep.machines.agent import (
     ThawRun,
 )
 from skep.machines.agent.drives import common_step
-from skep.machines.base import Call, Record
+from skep.machines.base import Call, Effect, Record
 from skep.units import Instant
 from skep.wire import talk
 from skep.wire.commands import (
@@ -62,6 +64,11 @@ SHRUNK = Resize(generation=2, world=1, ranks=plans((0,)), master_address="m", ma
 THREE = "j1.1.2"
 
 
+def published(effects: list[Effect]) -> list[Any]:
+    return [one.command.message for one in others(effects)
+            if isinstance(one, Call) and isinstance(one.command, PublishEvent)]  # fmt: skip
+
+
 def grown(decide: Driver[AgentMachine]) -> MemberChanged:
     effects = decide(change(GROWN))
     assert RankJoins(token=THREE, plan=GROWN.ranks[2]) in facts_of(effects)
@@ -89,13 +96,14 @@ def test_a_gang_grows_and_shrinks() -> None:
     number = order(decide.machine.serial, WORK)
     decide(said(talk.Rescaled, 0, order=number, step=9))
     decide(said(talk.Rescaled, 1, order=number, step=9))
-    done = answer(decide(RunExited(THREE, 0, at(2))))
-    assert done.manner is Manner.BOUNDARY
+    (fact,) = facts_of(decide(RunExited(THREE, 0, at(2))))[1:]
+    assert fact.changed.manner is Manner.BOUNDARY
+    assert others(decide(change(SHRUNK, 3))) == [], "told once the leavers' GPUs are free"
     assert calls(decide.tick(20)) == []
     assert StopRun(TWO, 0.0) in calls(decide.tick(40))
-    assert facts_of(decide(RunExited(TWO, -9, at(41), asked=True)))[0] == RankDown(
-        token=TWO, code=-9, stopped=True
-    )
+    effects = decide(RunExited(TWO, -9, at(41), asked=True))
+    assert facts_of(effects) == [RankDown(token=TWO, code=-9, stopped=True)]
+    assert published(effects) == [fact.changed]
     assert list(part.ranks) == [ONE]
     (over,) = facts_of(decide(RunExited(ONE, 0, at(42))))[1:]
     assert over.exited.outcome is Outcome.SUCCEEDED
@@ -112,6 +120,24 @@ def test_a_newcomer_that_dies_harms_nobody() -> None:
     assert done.manner is Manner.UNCHANGED
     part = decide.machine.parts["j1", 1]
     assert (list(part.ranks), part.grace_s) == ([ONE, TWO], None)
+
+
+def test_what_failed_is_told_once_the_newcomers_are_gone() -> None:
+    decide = running()
+    decide(change(GROWN))
+    decide(up(THREE))
+    decide(said(talk.Ready, 2, port=9))
+    number = order(decide.machine.serial, WORK)
+    effects = decide(said(talk.Failed, 2, order=number, what="rescale", error="no"))
+    assert StopRun(THREE, 0.0) in calls(effects)
+    undo = order(decide.machine.serial, UNDO)
+    for rank in range(3):
+        effects = decide(said(talk.Failed, rank, order=undo, what="resume"))
+    assert published(effects) == []
+    again = published(decide.restart(3))
+    assert not any(isinstance(one, MemberChanged) for one in again)
+    (done,) = published(decide(RunExited(THREE, -9, at(4), asked=True)))
+    assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 2: no")
 
 
 def test_a_gang_that_changed_by_half_is_ended() -> None:

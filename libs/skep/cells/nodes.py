@@ -21,6 +21,8 @@ class Holding(msgspec.Struct, frozen=True):
     port: int
     suspended: bool = False
     """It has given its GPUs to others, and is there all the same."""
+    meets: int = 0
+    """The port on which its ranks meet when they change how many they are; 0: they never did."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ class NodeState:
         may still hold it.
         """
         first, last = self.joined.ports
-        taken = {holding.port for holding in self.holdings.values()}
+        taken = {port for held in self.holdings.values() for port in (held.port, held.meets)}
         span = last - first + 1
         for step in range(min(span, len(taken) + 1)):
             port = first + (self.next_port - first + step) % span
@@ -101,10 +103,27 @@ class NodeState:
         assert attempt not in self.holdings, attempt
         self.cpus_free -= holding.cpus
         self.memory_free -= holding.memory
-        if holding.port:
-            first, last = self.joined.ports
-            self.next_port = holding.port + 1 if holding.port < last else first
+        self._pass_by(holding.port)
         self.holdings[attempt] = holding
+
+    def _pass_by(self, port: int) -> None:
+        if port:
+            first, last = self.joined.ports
+            self.next_port = port + 1 if port < last else first
+
+    def alter(self, attempt: Attempt, holding: Holding) -> None:
+        """Have an attempt hold something else here from now on."""
+        before = self.holdings[attempt]
+        self.cpus_free += before.cpus - holding.cpus
+        self.memory_free += before.memory - holding.memory
+        self.holdings[attempt] = holding
+
+    def meet(self, attempt: Attempt, port: int) -> None:
+        """Give an attempt the port on which its ranks meet when they change how many they are."""
+        held = self.holdings[attempt]
+        if held.meets != port:
+            self._pass_by(port)
+            self.holdings[attempt] = msgspec.structs.replace(held, meets=port)
 
     def release(self, attempt: Attempt) -> None:
         """Free what an attempt held."""

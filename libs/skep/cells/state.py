@@ -369,6 +369,40 @@ class Cells:
         if settle:
             chain.settle()
 
+    def widen(self, job: str, spots: Sequence[Spot]) -> None:
+        """Give a job further GPUs, by the right by which it has its own; nobody uses them."""
+        hold = self.holds[job]
+        assert not hold.sharers, job
+        chain = self.chains[hold.chain]
+        self._count(hold, -1)
+        hold.spots += tuple(spots)
+        self._count(hold, 1)
+        for spot in spots:
+            chain.use(hold, spot)
+        chain.settle()
+
+    def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
+        """Take some of its GPUs, as (node, device), from a job that keeps others."""
+        self._come_home(job, [gpu for gpu in gpus if gpu in self.astray.get(job, {})])
+        hold = self.holds.get(job)
+        if hold is None:
+            return
+        assert not hold.sharers, job
+        chain = self.chains[hold.chain]
+        shape, left = chain.topology, []
+        self._count(hold, -1)
+        for spot in hold.spots:
+            gone = [leaf for leaf in spot.leaves if (shape.node(leaf), shape.device(leaf)) in gpus]
+            chain.leave(gone, hold)
+            stays = tuple(leaf for leaf in spot.leaves if leaf not in gone)
+            left += [Spot(stays, spot.level)] if stays else []
+        hold.spots = tuple(left)
+        if hold.spots:
+            self._count(hold, 1)
+        else:
+            del self.holds[job]
+        chain.settle()
+
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
 
@@ -468,8 +502,11 @@ class Cells:
         return any(gpu in parts for parts in self.astray.values())
 
     def _return_astray(self, job: str, node: str) -> None:
+        self._come_home(job, [gpu for gpu in self.astray.get(job, {}) if node in ("", gpu[0])])
+
+    def _come_home(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
         parts = self.astray.get(job, {})
-        for gpu in [gpu for gpu in parts if node in ("", gpu[0])]:
+        for gpu in gpus:
             del parts[gpu]
             found = self.find(*gpu)
             if found is not None and found not in self._ill:

@@ -26,7 +26,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.changes import Ask, ChangeAsked, parse_ask
+from skep.wire.changes import Ask, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -47,7 +47,7 @@ from skep.wire.facts import (
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, Elastic, JobSpec, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -63,6 +63,7 @@ class ActiveJob(msgspec.Struct):
     gpus: int
     guaranteed: bool
     cancelling: bool = False
+    elastic: Elastic | None = None
 
 
 class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
@@ -203,7 +204,8 @@ class AdmissionMachine:
             case Admitted():
                 self._answered(fact.job, fact.spec.vc, fact.key)
                 job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
-                                guaranteed=not fact.spec.opportunistic)  # fmt: skip
+                                guaranteed=not fact.spec.opportunistic,
+                                elastic=fact.spec.elastic)  # fmt: skip
                 self.active[fact.job] = job
                 self._count(job, 1)
             case Refused():
@@ -480,6 +482,8 @@ class AdmissionMachine:
             known = sorted(self.nodes)
             problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
                               suggestion=nearest(target, known))  # fmt: skip
+        if problem is None and isinstance(ask, AskResize):
+            problem = _size_problem(ask, self.active[ask.job].elastic)
         return problem
 
     def _added(self, joined: NodeJoined) -> None:
@@ -494,6 +498,19 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
+
+
+def _size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:
+    """Return why a job's spec does not allow a size, or None."""
+    if allowed is None:
+        return Problem(path="$.job", reason=Reason.CANNOT,
+                       text=f"the spec of {ask.job} does not say that it is elastic",
+                       suggestion="submit it with `elastic: {min: 1, max: 4}`")  # fmt: skip
+    if allowed.min <= ask.workers <= allowed.max:
+        return None
+    return Problem(path="$.workers", reason=Reason.BAD_VALUE,
+                   text=f"{ask.job} may have {allowed.min} to {allowed.max} workers",
+                   suggestion=f"use {min(max(ask.workers, allowed.min), allowed.max)}")  # fmt: skip
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

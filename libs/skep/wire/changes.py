@@ -20,7 +20,7 @@ from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import Problem
+from skep.wire.spec import WORKERS_MAX, Problem
 
 ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
@@ -52,13 +52,20 @@ class AskMigrate(_Ask, frozen=True, tag="migrate"):
     to: str = ""
 
 
-Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate
+class AskResize(_Ask, frozen=True, tag="resize"):
+    """Have so many workers from now on, within what the job's spec calls `elastic`."""
+
+    workers: int
+
+
+Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize
 
 ASKS: dict[str, type[Ask]] = {
     "suspend": AskSuspend,
     "resume": AskResume,
     "checkpoint": AskCheckpoint,
     "migrate": AskMigrate,
+    "resize": AskResize,
 }
 
 
@@ -101,6 +108,9 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
     made: Ask = msgspec.convert(tree, kind)
+    if isinstance(made, AskResize) and not 1 <= made.workers <= WORKERS_MAX:
+        return [Problem(path="$.workers", reason=Reason.BAD_VALUE,
+                        text=f"`workers` must be 1 to {WORKERS_MAX}")]  # fmt: skip
     return made
 
 
@@ -125,6 +135,7 @@ class Goal(StrEnum):
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
     MIGRATE = "migrate"
+    RESIZE = "resize"
 
 
 class Result(StrEnum):

@@ -22,6 +22,7 @@ from skep.wire.part_facts import (
     RankJoins,
 )
 from skep.wire.reasons import Reason
+from skep.wire.resizes import ResizeFact
 from skep.wire.spec import JobSpec, Problem
 
 
@@ -405,6 +406,7 @@ AllocatorFact = (
     | CancelAsked
     | ChangeFact
     | MoveFact
+    | ResizeFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

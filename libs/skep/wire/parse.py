@@ -26,6 +26,7 @@ from skep.wire.spec import (
     SPEC_VERSION,
     TIME_S_MAX,
     WORKERS_MAX,
+    Elastic,
     JobSpec,
     Limits,
     Problem,
@@ -234,6 +235,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
         yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
     yield from _texts(spec)
     yield from _resources(spec.resources)
+    if spec.elastic is not None:
+        yield from _elastic(spec.elastic, spec.resources)
     yield from _limits(spec.limits)
     yield from _size(spec.size)
 
@@ -268,6 +271,22 @@ def _resources(resources: Resources) -> Iterator[Problem]:
         yield _bad("$.resources.cpus", "0 to 4096 (CPUs of one worker)")
     if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:
         yield _bad("$.resources.memory", "bytes, or text such as `16GiB`")
+
+
+def _elastic(elastic: Elastic, resources: Resources) -> Iterator[Problem]:
+    workers, most = resources.workers, min(WORKERS_MAX, GANG_GPUS_MAX // max(1, resources.gpus))
+    if not 1 <= elastic.min <= workers:
+        yield Problem(path="$.elastic.min", reason=Reason.BAD_VALUE,
+                      text=f"`min` must be 1 to {workers}, the workers it begins with",
+                      suggestion=f"use {min(max(1, elastic.min), workers)}")  # fmt: skip
+    if not workers <= elastic.max:
+        yield Problem(path="$.elastic.max", reason=Reason.BAD_VALUE,
+                      text=f"`max` must be {workers} or more, the workers it begins with",
+                      suggestion=f"use {workers}")  # fmt: skip
+    elif elastic.max > most:
+        yield Problem(path="$.elastic.max", reason=Reason.BAD_VALUE,
+                      text=f"{elastic.max} workers of {resources.gpus} GPUs make no gang",
+                      suggestion=f"use at most {most}")  # fmt: skip
 
 
 def _limits(limits: Limits) -> Iterator[Problem]:

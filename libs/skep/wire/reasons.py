@@ -70,6 +70,7 @@ class Reason(StrEnum):
     NOT_TAKEN = "not-taken"
     OVERTAKEN = "overtaken"
     NO_ROOM = "no-room"
+    ONE_NODE_ONLY = "one-node-only"
     REQUESTED = "requested"
     SUSPENDED = "suspended"
     WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
@@ -160,7 +161,8 @@ TEXT: dict[Reason, str] = {
     Reason.CANNOT: "the job's own side cannot do it",
     Reason.NOT_TAKEN: "a part of the job did not take it, so everything was put back",
     Reason.OVERTAKEN: "a later request, or the end of the attempt, came first",
-    Reason.NO_ROOM: "no free GPUs elsewhere would hold it",
+    Reason.NO_ROOM: "no GPUs are free now that would hold it",
+    Reason.ONE_NODE_ONLY: "only a gang whose ranks are all on one node can change its size",
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
     Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",

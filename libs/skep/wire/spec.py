@@ -100,6 +100,16 @@ class Runtime(_Part, frozen=True):
     image: str
 
 
+class Elastic(_Part, frozen=True):
+    """How few and how many workers the job may have while it runs: `skep resize`.
+
+    Every attempt begins with `resources.workers`.
+    """
+
+    min: int
+    max: int
+
+
 class JobSpec(_Part, frozen=True):
     """One job. Exactly one of `command` and `script` is given.
 
@@ -128,6 +138,7 @@ class JobSpec(_Part, frozen=True):
     labels: dict[str, str] = {}
     runtime: Runtime | None = None
     demotable: bool = False
+    elastic: Elastic | None = None
 
     @property
     def gpus(self) -> int:
@@ -143,7 +154,6 @@ class JobSpec(_Part, frozen=True):
 NOT_BUILT: dict[str, str] = {
     "roles": "roles with their own resources (worker, parameter server)",
     "shape": "shapes left to the scheduler",
-    "elastic": "elastic sizes",
     "sharing": "permission to share GPUs",
     "qos": "QoS classes",
     "finish_by": "finish-by times",

@@ -160,6 +160,8 @@ class AgentCalls:
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         plan = run_plan(command, self._state, self._devices, self._inherited)
         meets_here = command.plan.rank == 0 and command.command.world > 1
+        if meets_here:
+            await self._stores.free(command.command.master_port)
         if meets_here and port_is_taken(command.command.master_port):
             text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
             await answer(RunNotStarted(command.token, text))

@@ -48,6 +48,12 @@ class Stores:
                 await _end(self._open.pop(next(iter(self._open))))
             return ""
 
+    async def free(self, port: int) -> None:
+        """Close what is open at a port that a gang begins with: whoever met there has ended."""
+        async with self._lock:
+            for key in [key for key in self._open if key[1] == port]:
+                await _end(self._open.pop(key))
+
     async def close(self) -> None:
         """Close all of them."""
         while self._open:

@@ -1,4 +1,4 @@
-"""`skep suspend`, `resume`, `checkpoint` and `migrate`: changes of running jobs."""
+"""`skep suspend`, `resume`, `checkpoint`, `migrate` and `resize`: changes of running jobs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ DOING = {
     "resume": "is asked to go on",
     "checkpoint": "is asked to store its state",
     "migrate": "is asked to go on elsewhere",
+    "resize": "is asked to change its size",
 }
 DONE = {
     "suspend": "stands still",
     "resume": "goes on",
     "checkpoint": "has stored its state",
     "migrate": "goes on elsewhere",
+    "resize": "has changed its size",
 }
 
 
@@ -53,6 +55,15 @@ def options_migrate(parser: ArgumentParser) -> None:
     parser.add_argument("--to", metavar="NODE", default="", help="where to (default: any node)")
 
 
+def options_resize(parser: ArgumentParser) -> None:
+    """Add what `resize` takes."""
+    options_change(parser)
+    parser.add_argument(
+        "-n", "--workers", type=int, metavar="N", required=True,
+        help="how many workers to have, within what the spec calls `elastic`",
+    )  # fmt: skip
+
+
 def run_suspend(arguments: Namespace) -> int:
     """Ask for a suspension."""
     return _run(arguments, "suspend", {"release": True} if arguments.release else {})
@@ -71,6 +82,11 @@ def run_checkpoint(arguments: Namespace) -> int:
 def run_migrate(arguments: Namespace) -> int:
     """Ask for a move."""
     return _run(arguments, "migrate", {"to": arguments.to} if arguments.to else {})
+
+
+def run_resize(arguments: Namespace) -> int:
+    """Ask for another size."""
+    return _run(arguments, "resize", {"workers": arguments.workers})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
@@ -144,4 +160,5 @@ COMMANDS = {
     "resume": Command(options_change, run_resume),
     "checkpoint": Command(options_change, run_checkpoint),
     "migrate": Command(options_migrate, run_migrate),
+    "resize": Command(options_resize, run_resize),
 }

@@ -27,7 +27,8 @@ from skep.wire.moves import (
     SuccessorReady,
 )
 from skep.wire.reasons import Reason
-from skep_services.gateway.rows import Changing, Job, State
+from skep.wire.resizes import GangNarrowed, GangWidened, ResizeFact
+from skep_services.gateway.rows import Attempt, Changing, Job, State
 from skep_services.gateway.texts import place_of
 
 if TYPE_CHECKING:
@@ -96,6 +97,42 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             pass  # Steps of a move, told as events.
 
 
+def resize(fold: Fold, job: Job, fact: ResizeFact) -> None:
+    """Take over that an attempt has further GPUs, or gives some back."""
+    attempt = job.attempt(fact.attempt)
+    match fact:
+        case GangWidened(member=more):
+            attempt.part(more.node).devices += more.devices
+            fold.holdings.widen(job, fact.attempt, more)
+        case GangNarrowed(node=node, workers=workers):
+            part = attempt.part(node)
+            freed = [device for devices in part.devices[workers:] for device in devices]
+            part.devices = part.devices[:workers]
+            fold.holdings.narrow(job, fact.attempt, node, freed)
+            _count(job, attempt)
+
+
+def _count(job: Job, attempt: Attempt) -> None:
+    """Count the workers of a gang anew, after its size was changed."""
+    row = job.row
+    each = row.gpus // max(1, row.workers)
+    job.begins_with = job.begins_with or row.workers
+    row.workers = sum(len(part.devices) for part in attempt.members)
+    row.gpus = each * row.workers
+    row.place = attempt.place = " ".join(
+        f"{part.node}:{','.join(str(one) for devices in part.devices for one in devices)}"
+        for part in attempt.members
+    )
+
+
+def begin_again(job: Job) -> None:
+    """Count the workers that every attempt begins with."""
+    row = job.row
+    if job.begins_with:
+        row.gpus = row.gpus // max(1, row.workers) * job.begins_with
+        row.workers = job.begins_with
+
+
 def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
     row, attempt = job.row, job.attempt(fact.attempt)
     if fact.goal is Goal.SUSPEND:
@@ -115,3 +152,5 @@ def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
             attempt.suspended_ns += max(0, fact.at - attempt.suspended_at)
             attempt.suspended_at = None
         fold.enter(job, State.RUNNING)
+    elif fact.goal is Goal.RESIZE:
+        _count(job, attempt)

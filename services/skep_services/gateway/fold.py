@@ -58,6 +58,7 @@ from skep.wire.facts import (
 from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.reasons import Reason
+from skep.wire.resizes import ResizeFact
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep_services.gateway import changes
 from skep_services.gateway.holdings import Holdings
@@ -320,6 +321,8 @@ class Fold:
                         changes.apply(self, job, fact)
                     elif isinstance(fact, MoveFact):
                         changes.move(self, job, fact)
+                    elif isinstance(fact, ResizeFact):
+                        changes.resize(self, job, fact)
                     else:
                         self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
@@ -405,6 +408,7 @@ class Fold:
         row.steps = 0
         job.claims = job.victims = ()
         job.released, job.changing = False, None
+        changes.begin_again(job)
         for member in fact.members:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices

@@ -120,6 +120,29 @@ class Holdings:
         job.row.class_in_force = OPPORTUNISTIC_CLASS
         self.mirror.follow(lambda cells: self._enter(cells, (job.row.job, number), ranks))
 
+    def widen(self, job: Job, attempt: int, member: Member) -> None:
+        """Give an attempt further GPUs, by the right by which it has its own."""
+        ranks, node = _ranks((member,)), self._fold.node(member.node)
+        for rank, (gpus, level) in ranks.items():
+            taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
+            node.taken.update(dict.fromkeys((device for _, device in gpus), taken))
+        name = job.row.job, attempt
+
+        def widen(cells: Cells) -> None:
+            more = self._hold(cells, name, ranks)
+            assert more is not None, member
+            cells.widen(_name(*name), more.spots)
+
+        self.mirror.follow(widen)
+
+    def narrow(self, job: Job, attempt: int, name: str, devices: Sequence[int]) -> None:
+        """Take some of its GPUs of a node from an attempt that keeps others."""
+        node = self._fold.node(name)
+        for device in devices:
+            node.taken.pop(device, None)
+        gpus = [(name, device) for device in devices]
+        self.mirror.follow(lambda cells: cells.narrow(_name(job.row.job, attempt), gpus))
+
     def regrade(self, job: Job, attempt: int, levels: Sequence[int]) -> None:
         """Have an attempt hold its GPUs by another right.
 

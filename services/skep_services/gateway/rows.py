@@ -195,6 +195,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Whose end it waits for."""
     released: bool = False
     """It is suspended and has given back its GPUs."""
+    begins_with: int = 0
+    """The workers of its spec, once it had others; 0 before."""
     changing: Changing | None = None
     asks: list[Asked] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node
+from skep.wire import changes, facts, findings, moves, node, resizes
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -94,6 +94,10 @@ def _about_changes(fact: Any) -> Line | None:
                         "is stopped", attempt)  # fmt: skip
         case moves.SuccessorDropped(attempt=attempt, why=why, detail=detail):
             return Line(f"does not move: {_why(why, detail)}", attempt, reason=why)
+        case resizes.GangWidened(attempt=attempt, member=more):
+            return Line(f"gets {_place((more,))} beside its own", attempt, more.node)
+        case resizes.GangNarrowed(attempt=attempt, node=on, workers=workers):
+            return Line(f"keeps the GPUs of {workers} workers on {on}", attempt, on)
         case changes.GpusRegained(attempt=attempt):
             return Line("has the GPUs it ran on again, borrowed", attempt)
         case _:

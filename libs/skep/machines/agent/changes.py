@@ -108,8 +108,7 @@ class Changes:
         if part is None or part.over is not None or part.started is None:
             return  # What became of it is told, or it is to begin first: the command is repeated.
         if part.change is not None and command.order == part.change.command.order:
-            if part.changed is not None and part.changed.changed.order == command.order:
-                self._agent.publish_part(part, part.changed)
+            self._tell_answer(part)
             return
         if command.order <= part.order or part.grace_s is not None:
             return
@@ -143,6 +142,7 @@ class Changes:
             return
         self.soft.drives[key] = drive
         address = getattr(command.change, "master_address", "")
+        drive.again = again
         drive.meets_here = bool(address) and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
@@ -178,7 +178,7 @@ class Changes:
                 assert isinstance(drive.command.change, Resize)
                 self._expect_newcomers(key, drive.command.change)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {each: None for each in joining if not self._joins(part, each)}
+                drive.waits = {each: None for each in joining if not self._joins(part, drive, each)}
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
@@ -301,11 +301,19 @@ class Changes:
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
-        self._agent.publish_part(part, fact)
+        self._tell_answer(part)
         if fact.broken:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
+
+    def _tell_answer(self, part: PartState) -> None:
+        """Tell how the latest change ended, once nobody is left who is not of the gang."""
+        fact, change = part.changed, part.change
+        if fact is None or change is None or part.leaving:
+            return
+        if fact.changed.order == change.command.order:
+            self._agent.publish_part(part, fact)
 
     def _watch_leavers(self, part: PartState, now: Instant) -> None:
         for token, rank in part.ranks.items():
@@ -429,6 +437,8 @@ class Changes:
                       self.soft.loads, self.soft.leave_by):  # fmt: skip
             known.pop(token, None)
         part = self._part(key)
+        if token not in part.ranks:
+            self._tell_answer(part)  # It was out of the gang, and perhaps the last of those.
         drive = self.soft.drives.get(key)
         if drive is None:
             return
@@ -442,16 +452,20 @@ class Changes:
         elif waited and not drive.waits:
             self._next(key, now)
 
-    def _joins(self, part: PartState, token: str) -> bool:
-        """Tell whether a newcomer is there and has made everything ready, in whatever order."""
-        return part.ranks[token].up and token in self.soft.doors
+    def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
+        """Tell whether a newcomer is there and has made everything ready, in whatever order.
+
+        One that an earlier try had started may have joined since, and does not say it is ready
+        again; one that has not takes the order as soon as it is.
+        """
+        return part.ranks[token].up and (drive.again or token in self.soft.doors)
 
     def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
         """Take it that a newcomer has come further."""
         drive = self.soft.drives.get(key)
         if drive is None or drive.phase is not Phase.START or token not in drive.waits:
             return
-        if self._joins(self._part(key), token):
+        if self._joins(self._part(key), drive, token):
             del drive.waits[token]
             if not drive.waits:
                 self._next(key, now)

@@ -95,6 +95,8 @@ class Drive(msgspec.Struct):
     past: bool = False
     undo_by: Instant | None = None
     manner: Manner = Manner.BOUNDARY
+    again: bool = False
+    """An earlier try may have come as far as this one, or further."""
     meets_here: bool = False
     """The address at which a resized gang meets is this node's."""
     refreeze: bool = False

@@ -254,9 +254,18 @@ class PartState(msgspec.Struct):
     @property
     def told_facts(self) -> tuple[ToldFact, ...]:
         """Return what the cluster is told about it, in the order it happened."""
-        every = (self.started, self.stepped, self.known, self.ready, self.loaded, self.changed,
+        changed = None if self.leaving else self.changed
+        every = (self.started, self.stepped, self.known, self.ready, self.loaded, changed,
                  self.over)  # fmt: skip
         return tuple(fact for fact in every if fact is not None)
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether processes are left that are not of the gang.
+
+        A change is told when none are: from then on others may be given their GPUs.
+        """
+        return any(rank.out and rank.down is None for rank in self.ranks.values())
 
     def alive(self) -> dict[str, Rank]:
         """Return the ranks whose processes are there."""

@@ -39,10 +39,11 @@ DEADLINES_MS = {
     Resume: 60_000,
     Checkpoint: 120_000,
     Move: 60_000,
-    Resize: 60_000,
+    Resize: 300_000,
 }
 """What an agent gives the job's own side, from when it takes the command. A suspension waits for
-the mini-batch under way; state of some 100 GB is written or sent within the others."""
+the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join a gang import and warm up
+meanwhile, while the others train."""
 PREEMPT_DEADLINE_MS = 15_000
 """A victim that does not reach a boundary in this time is stopped instead: somebody waits."""
 
@@ -125,7 +126,7 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
-    job.released, job.held = False, None
+    job.released, job.held, job.resized = False, None, 0
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
 
@@ -161,6 +162,9 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
     )
     machine.order = fact.order
+    if isinstance(fact.change, Resize):
+        for name in fact.nodes:
+            machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     for name in fact.nodes:
         machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
 
@@ -198,6 +202,8 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held = None
+    elif isinstance(change.change, Resize):
+        job.resized = change.change.world
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:

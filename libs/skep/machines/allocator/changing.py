@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch, moving
+from skep.machines.allocator import cellwork, changes, dispatch, moving, resizing
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
     Ask,
     AskCheckpoint,
     AskMigrate,
+    AskResize,
     AskResume,
     AskSuspend,
     AskTaken,
@@ -30,7 +31,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import Change, Checkpoint, Move, Resume, Suspend
+from skep.wire.commands import Change, Checkpoint, Move, Resize, Resume, Suspend
 from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
@@ -104,11 +105,17 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             why, detail = moving.begin(machine, job, to, now)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
+        case AskResize(workers=workers) if workers == job.size:
+            changes.over(machine, asked, Result.DONE, now)
+        case AskResize(workers=workers):
+            why, detail = resizing.begin(machine, job, workers, now)
+            if why is not Reason.REQUESTED:
+                changes.over(machine, asked, Result.REFUSED, now, why, detail)
 
 
 def _depends(wish: Ask) -> bool:
     """Return whether a request needs something of the job's own side."""
-    return isinstance(wish, AskCheckpoint | AskMigrate) or (
+    return isinstance(wish, AskCheckpoint | AskMigrate | AskResize) or (
         isinstance(wish, AskSuspend) and wish.release
     )
 
@@ -118,16 +125,18 @@ def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
     match wish:
         case AskSuspend(release=True) if "release" not in job.can:
             return Reason.CANNOT, "release (`skep show` tells what it can)"
-        case AskCheckpoint() if job.state is State.SUSPENDED:
+        case AskCheckpoint() | AskMigrate() | AskResize() if job.state is State.SUSPENDED:
             return Reason.NOT_RUNNING, "it is suspended: resume it first"
         case AskCheckpoint() if "checkpoint" not in job.can:
             return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
-        case AskMigrate() if job.state is State.SUSPENDED:
-            return Reason.NOT_RUNNING, "it is suspended: resume it first"
         case AskMigrate() if "migrate" not in job.can:
             return Reason.CANNOT, "migrate (`skep show` tells what it can)"
         case AskMigrate() if len(job.live) > 1:
             return Reason.CANNOT, "migrate a gang that is on several nodes"
+        case AskMigrate() if job.size != job.spec.resources.workers:
+            return Reason.CANNOT, "migrate a gang of another size than its spec's"
+        case AskResize(workers=workers):
+            return resizing.refusal(job, workers)
         case _:
             return None
 
@@ -201,6 +210,8 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             _suspended(machine, job, told, now, release=release)
         case Resume():
             _resumed(machine, job, told, now)
+        case Resize():
+            resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
         case _:
             _stored(machine, job, told, now)
     if job.change is None:

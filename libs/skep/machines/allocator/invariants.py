@@ -31,8 +31,13 @@ def check(machine: AllocatorMachine) -> None:
         if idle:
             continue
         assert not job.over, f"{job.job}: an attempt that is over was not judged"
+        if job.change is None and job.state in (State.RUNNING, State.SUSPENDED):
+            # What a change of size claimed, or what is left behind, is not held any longer.
+            assert sum(len(one.devices) for one in job.members.values()) == job.size, job
         for name, part in job.parts.items():
             if part is not Part.GONE:
+                theirs = machine.nodes[name].holdings[job.job, job.attempt].member
+                assert theirs == job.members[name], (job, name)
                 held[name][job.job, job.attempt] = 0
         for name in job.successor.members if job.successor is not None else ():
             assert job.change is not None, job

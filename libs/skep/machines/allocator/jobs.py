@@ -139,6 +139,8 @@ class JobState(msgspec.Struct):
     suspended_ns: int = 0
     """How long the attempt was suspended before: its time limit does not run meanwhile."""
     successor: Successor | None = None
+    resized: int = 0
+    """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
     spent: int = 0
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
@@ -146,6 +148,11 @@ class JobState(msgspec.Struct):
     def following(self) -> int:
         """Return the number of the job's next attempt."""
         return max(self.attempt, self.spent) + 1
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks train, or are to: every attempt begins with those of the spec."""
+        return self.resized or self.spec.resources.workers
 
     def succeeds(self, attempt: int) -> bool:
         """Return whether this is the number of the successor that the attempt has."""

@@ -28,6 +28,7 @@ from skep.machines.allocator import (
     invariants,
     moves,
     moving,
+    resizes,
     schedule,
     suspects,
     watch,
@@ -87,6 +88,7 @@ from skep.wire.node import (
 )
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
+from skep.wire.resizes import ResizeMessage
 
 PROBLEMS_MAX = 100
 """Problems of one cluster file that are recorded: more would be the same mistake again."""
@@ -341,6 +343,8 @@ class AllocatorMachine:
                 changes.apply(self, fact)
             case MoveMessage():
                 moves.apply(self, fact)
+            case ResizeMessage():
+                resizes.apply(self, fact)
             case _:
                 restore(self, fact)
 
@@ -560,7 +564,7 @@ class AllocatorMachine:
             job = self.jobs.get(cellwork.job_of(name))
             if job is None or job.state is State.STOPPING or not job.bound_at:
                 return 0.0
-            return job.spec.gpus * max(0, now - job.bound_at) / 1e9 + 1.0
+            return job.size * job.spec.resources.gpus * max(0, now - job.bound_at) / 1e9 + 1.0
 
         return lost
 
