@@ -53,6 +53,12 @@ def steps(notes: Path, rank: int) -> list[tuple[int, int]]:
     return [(int(step), int(world)) for _, step, world in map(str.split, lines)]
 
 
+def trains_on(notes: Path, job: str) -> None:
+    """Return once rank 0 has made some more mini-batches."""
+    count = len(steps(notes, 0))
+    until(lambda: len(steps(notes, 0)) > count + 20, f"{job} to train on", DEADLINE_S)
+
+
 def test_a_gang_grows_and_shrinks_while_it_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
@@ -66,7 +72,7 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
         return "resize" in cluster.get(f"/v1/jobs/{job}")["can"]
 
     until(can, f"{job} to be able to resize", DEADLINE_S)
-    until(lambda: len(steps(notes, 0)) > 20, f"{job} to train", DEADLINE_S)
+    trains_on(notes, job)
     (first,) = held(cluster, job)
     assert resize(cluster, job, 3)["error"]["reason"] == "bad-value"
 
@@ -80,8 +86,7 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
         assert resize(cluster, job, workers)["state"] == "running"
         assert held(cluster, job)[:1] == [first]
         assert len(held(cluster, job)) == workers
-        count = len(steps(notes, 0))
-        until(lambda so_far=count: len(steps(notes, 0)) > so_far + 20, "it to train", DEADLINE_S)
+        trains_on(notes, job)
     Path(f"{notes}.stop").touch()
     assert cluster.ended(job)["state"] == "succeeded"
     made = steps(notes, 0)

@@ -144,7 +144,7 @@ def test_a_step_that_is_past_is_agreed_on_anew_further_ahead() -> None:
     # Rank 1 stands nowhere: it says that it cannot resume, and is believed to go on.
     retold = decide(said(talk.Failed, 1, order=order(2, UNDO), what="resume", error="not now"))
     assert told(retold) == [
-        talk.SuspendRank(**WHO, rank=rank, order=order(2, STOP), step=18) for rank in (0, 1)
+        talk.SuspendRank(**WHO, rank=rank, order=order(2, STOP), step=21) for rank in (0, 1)
     ]
     assert decide(said(talk.Suspended, 1, order=order(1, STOP), step=12)) == []
 

@@ -100,7 +100,7 @@ class Watch:
 
     def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
         """Start empty; `hosts` are the machines by identity."""
-        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands)
+        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands, self._left)
         self.admission = AdmissionModel(self.allocator)
         self.allocator.admission = self.admission
         self.logs = {
@@ -122,7 +122,9 @@ class Watch:
         """Raise unless a process may be executed on a machine."""
         earlier = self.runs.get(run.token)
         if earlier is not None:
-            again = earlier.boot == run.boot or earlier.live
+            # Whoever left its gang, or never became part of it, may be called again.
+            joins = command.command.awaits.startswith("generation-")
+            again = (earlier.boot == run.boot and not joins) or earlier.live
             require(not again, "I4", f"{run.token} is executed twice")
         for other in host.live_runs():
             self._apart(host, run, other)
@@ -148,8 +150,8 @@ class Watch:
         moved = self.allocator.moved
         require((run.job, run.attempt) not in moved.values(), "I13",
                 f"{run.token} goes on after its job went on elsewhere")  # fmt: skip
-        if not run.awaits:
-            return
+        if not run.awaits or run.joins:
+            return  # Who joins a gang has its GPUs, and trains beside the others.
         source = moved.get((run.job, run.attempt))
         require(
             source is not None and run.loaded > 0, "I13", f"{run.token} goes on before its turn"
@@ -176,9 +178,18 @@ class Watch:
         gone = self.allocator.jobs.get(job)
         fact = gone.gone.get(member.node) if gone is not None and gone.attempt == attempt else None
         if fact is not None and fact.outcome is Outcome.SUCCEEDED:
-            for i in range(len(member.devices)):
+            size = gone.size if gone is not None and gone.size else len(member.devices)
+            for i in range(min(len(member.devices), size)):
                 run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
                 require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
+
+    def _left(self, gpus: list[tuple[str, int]], job: str, attempt: int) -> None:
+        """Require that no process of an attempt is left on GPUs that it gives back."""
+        alive = [run.token for identity, device in gpus
+                 for run in self._hosts[identity].live_runs()
+                 if (run.job, run.attempt) == (job, attempt) and device in run.devices
+                 and identity not in self.allocator.disowned]  # fmt: skip
+        require(not alive, "I2", f"{job} gives back the GPUs of {alive}")
 
     def _stands(self, member: Member, job: str, attempt: int) -> None:
         trains = [run.token for run in self._hosts[member.identity].live_runs()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
@@ -22,7 +23,7 @@ from skep.wire.changes import (
     Result,
 )
 from skep.wire.cluster import VirtualCluster
-from skep.wire.commands import BindJob
+from skep.wire.commands import BindJob, Resize
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -58,6 +59,7 @@ from skep.wire.facts import (
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
+from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
 
 Key = tuple[str, int]
@@ -155,6 +157,18 @@ class ModelJob(msgspec.Struct):
     suspended: bool = False
     changing: JobChanging | None = None
     answers: dict[str, MemberAnswered] = {}
+    size: int = 0
+    """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+
+    @property
+    def workers(self) -> int:
+        """Return how many ranks train, or are to."""
+        return self.size or self.spec.resources.workers
+
+    @property
+    def ranks(self) -> int:
+        """Return for how many ranks it has GPUs."""
+        return sum(len(member.devices) for member in self.members.values())
 
 
 class ModelNode(msgspec.Struct):
@@ -171,7 +185,8 @@ class AllocatorModel:
 
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
     are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
-    before the GPUs of a suspended attempt count as free.
+    before the GPUs of a suspended attempt count as free; `left` before some GPUs of one do whose
+    gang has become smaller.
     """
 
     admission: AdmissionModel
@@ -182,6 +197,7 @@ class AllocatorModel:
         freed: Callable[[Member, str, int], None],
         cleared: Callable[[str], None],
         stands: Callable[[Member, str, int], None],
+        left: Callable[[list[Key], str, int], None],
     ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
@@ -208,6 +224,7 @@ class AllocatorModel:
         self._freed = freed
         self._cleared = cleared
         self._stands = stands
+        self._left = left
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
@@ -267,6 +284,8 @@ class AllocatorModel:
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
                 self._move(fact)
+            case GangWidened() | GangNarrowed():
+                self._resize(fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -343,7 +362,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
-        job.suspended = False
+        job.suspended, job.size = False, 0
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)
@@ -455,6 +474,8 @@ class AllocatorModel:
                     job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
                 )
                 require(not held, "I12", f"{name} is resumed without GPUs")
+                fits = goal is Goal.RESIZE or job.ranks == job.workers
+                require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
                 self._next_order(fact.order)
                 job.changing, job.answers = fact, {}
             case MemberAnswered(node=node):
@@ -503,6 +524,34 @@ class AllocatorModel:
         for member in left:
             self.ghosts[member.node, name, attempt] = member
 
+    def _resize(self, fact: GangWidened | GangNarrowed) -> None:
+        """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
+        job, name = self._attempt(fact.job, fact.attempt), fact.job
+        still = job.changing is None and job.stopping is None and not job.suspended
+        require(still, "I14", f"{name}: {fact} in the middle of something else")
+        if isinstance(fact, GangWidened):
+            more, mine = fact.member, job.members[fact.member.node]
+            require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
+            cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
+            require(cells, "I8", f"{name} gets GPUs by another right than its own")
+            for gpu in _gpus(more):
+                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
+                self.gpus[gpu] = name, fact.attempt
+            levels = mine.levels + more.levels
+            job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
+                                             levels=levels)  # fmt: skip
+            self._within_quota(job.spec.vc)
+            return
+        before = job.members[fact.node]
+        after = replace(before, devices=before.devices[: fact.workers])
+        job.members[fact.node] = after
+        require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
+        freed = [gpu for gpu in _gpus(before) if gpu not in _gpus(after)]
+        self._left(freed, name, fact.attempt)
+        for gpu in freed:
+            require(self.gpus.get(gpu) == (name, fact.attempt), "I2", f"{gpu} was not {name}'s")
+            del self.gpus[gpu]
+
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
         require(fact.number not in known, "I12", f"{fact} was said before")
@@ -527,6 +576,10 @@ class AllocatorModel:
                 job.guaranteed = False
         elif fact.goal is Goal.RESUME:
             job.suspended = False
+        elif job.changing is not None and isinstance(job.changing.change, Resize):
+            sizes, job.size = job.spec.elastic, job.changing.change.world
+            allowed = sizes is not None and sizes.min <= job.size <= sizes.max
+            require(allowed and job.size <= job.ranks, "I14", f"{fact.job}: {job.size} workers")
 
     def has(self, identity: str, run: Run) -> bool:
         """Return whether a run's attempt holds its GPUs."""

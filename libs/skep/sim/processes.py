@@ -117,6 +117,11 @@ class Run(msgspec.Struct):
     """The status with which it would have ended meanwhile."""
 
     @property
+    def joins(self) -> bool:
+        """Return whether it was started to join a gang that trains."""
+        return self.awaits.startswith("generation-")
+
+    @property
     def suspended(self) -> bool:
         """Return whether it does not train."""
         return self.stood_at > 0
@@ -291,6 +296,11 @@ class Host:
             status, run.due = run.due, None
             self._timeline.after(int(self._rng.random() * SECOND), self._finishes, run, status)
 
+    def leave(self, run: Run) -> None:
+        """Have a rank end by itself, as its gang trains on without it."""
+        self.stand(run)
+        self._timeline.after(int(self._rng.random() * SECOND), self._ends, run, 0)
+
     def others_and_self(self) -> list[Host]:
         """Return every machine."""
         return self._keeper.all_hosts()
@@ -335,6 +345,7 @@ class Host:
         if bind.awaits:
             run.stood_at, run.awaits = self._timeline.now, bind.awaits
         self.runs[run.token] = run
+        self._told.pop(run.token, None)
         self._timeline.after(int(self._rng.random() * SECOND / 5), self.greeted, self, run)
         self._story.say(self.identity, f"executes {run.token} ({kind}) on {plan.devices}")
         length = int(int(milliseconds) * MILLISECOND * (0.5 + self._rng.random()))

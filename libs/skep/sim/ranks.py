@@ -11,6 +11,7 @@ its command line:
     stores        and writes checkpoints
     both          and both
     moves         and goes on elsewhere, too
+    grows         it stops, and its gang grows and shrinks
     fails         it says that it can, and mostly fails
 """
 
@@ -44,6 +45,8 @@ from skep.wire.talk import (
     Ready,
     Released,
     ReleaseRank,
+    Rescaled,
+    RescaleRank,
     Resumed,
     ResumeRank,
     Said,
@@ -59,10 +62,13 @@ CAN: dict[str, tuple[str, ...]] = {
     "stores": ("suspend", "checkpoint"),
     "both": ("suspend", "release", "checkpoint"),
     "moves": ("suspend", "release", "checkpoint", "migrate"),
-    "fails": ("suspend", "release", "checkpoint", "migrate"),
+    "grows": ("suspend", "release", "resize"),
+    "fails": ("suspend", "release", "checkpoint", "migrate", "resize"),
 }
 
 STATE_BYTES = 1 << 20
+AT_A_STEP = SuspendRank | MoveRank | CheckpointRank | RescaleRank
+"""What a rank does after a mini-batch that all ranks of its gang were told."""
 
 
 def serve(host: Host, agent: Listener, request: Any) -> None:
@@ -99,9 +105,9 @@ def greet(host: Host, run: Run) -> None:
         return
     say(host, run, Hello(job=run.job, attempt=run.attempt, rank=run.rank, token=run.token))
     can = CAN[run.tier]
-    tier = "cooperative" if "migrate" in can else "observed"
+    tier = "cooperative" if "migrate" in can or "resize" in can else "observed"
     say(host, run, Can(job=run.job, attempt=run.attempt, rank=run.rank, can=can, tier=tier))
-    if run.awaits:
+    if run.awaits and not (run.joins and run.begun):
         say(host, run, Ready(job=run.job, attempt=run.attempt, rank=run.rank, port=30_000))
     if run.loaded:
         say(host, run, Loaded(job=run.job, attempt=run.attempt, rank=run.rank, step=run.loaded))
@@ -128,7 +134,7 @@ def hear(host: Host, run: Run, message: Told) -> None:
     run.order = message.order
     here = run.step(host.now)
     wanted = getattr(message, "step", 0)
-    stops = isinstance(message, SuspendRank | MoveRank | CheckpointRank) and not run.standing
+    stops = isinstance(message, AT_A_STEP) and not run.standing and not _waits(run)
     if stops and wanted and here >= wanted:
         answer(host, run, Past(job=run.job, attempt=run.attempt, rank=run.rank,
                                order=message.order, step=here))  # fmt: skip
@@ -172,6 +178,16 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
                 return failed
             run.released = True
             return Released(**who, moved=STATE_BYTES, residue=0)
+        case RescaleRank(generation=generation, leaves=leaves):
+            if fails:
+                return failed
+            if leaves:
+                host.leave(run)
+            elif _waits(run):
+                host.go_on(run)
+            return Rescaled(**who, generation=generation, step=here)
+        case ResumeRank() if _waits(run):
+            return failed  # It waits for its place in the gang, not for this.
         case ResumeRank():
             if fails and run.standing and host.chance() < 0.3:
                 return failed
@@ -185,8 +201,11 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
                 host.go_on(run)
                 return failed
             return Sent(**who, step=here, bytes=STATE_BYTES)
-        case _:
-            return failed
+
+
+def _waits(run: Run) -> bool:
+    """Return whether a rank has no place in its gang yet."""
+    return run.joins and not run.begun
 
 
 def answer(host: Host, run: Run, said: Answer) -> None:

@@ -33,13 +33,17 @@ LONG_MS = 45_000
 """Longer than a silent node's jobs are waited for; for few jobs, as everything waits for them."""
 
 CHANGES = ("suspend", "suspend", "suspend", "resume", "checkpoint", "migrate")
+SIZES = ("suspend", "resize", "resize", "resize")
+WORKERS_ASKED = (1, 1, 2, 2, 3, 4, 6)
 RESUMES = ("resume", "resume", "suspend")
 MOVES = ("suspend", "migrate", "migrate", "migrate")
 TIERS = (
     "moves",
     "moves",
     "moves",
-    "moves",
+    "grows",
+    "grows",
+    "grows",
     "opaque",
     "resident",
     "releases",
@@ -60,6 +64,7 @@ class Shown(NamedTuple):
     vc: str
     suspended: bool = False
     movable: bool = False
+    elastic: bool = False
 
 
 class Submission(msgspec.Struct):
@@ -206,10 +211,15 @@ class People:
             limits["time"] = rng.choice((5, 20, 40))
         if rng.random() < 0.2:
             limits["retry_on"] = ["exit", "not-started"]
+        tier = rng.choice(TIERS)
+        more: dict[str, Any] = {}
+        if tier in ("grows", "fails"):
+            more["elastic"] = {"min": 1, "max": max(resources["workers"], rng.choice((2, 4)))}
         return {
+            **more,
             "name": f"job-{len(self.submissions)}",
             "vc": vc,
-            "command": ["job", kind, str(length), rng.choice(TIERS)],
+            "command": ["job", kind, str(length), tier],
             "resources": resources,
             "limits": limits,
             "priority": rng.choice((0, 0, 0, 5)),
@@ -268,16 +278,20 @@ class People:
         jobs = shown if shown and self._rng.random() < 0.8 else acked
         if not jobs:
             return
-        one = self._rng.choice(jobs)
+        elastic = [one for one in jobs if isinstance(one, Shown) and one.elastic]
+        one = self._rng.choice(elastic if elastic and self._rng.random() < 0.6 else jobs)
         job, vc = one.job, one.vc
         for _ in range(self._rng.choice((1, 1, 2))):
             sensible = RESUMES if one.suspended else MOVES if one.movable else CHANGES
+            sensible = SIZES if one.elastic and not one.suspended else sensible
             ask = self._rng.choice(sensible if self._rng.random() < 0.8 else CHANGES)
             tree: dict[str, Any] = {"ask": ask, "job": job}
             if ask == "suspend" and self._rng.random() < 0.5:
                 tree["release"] = True
             if ask == "migrate" and self._rng.random() < 0.3:
                 tree["to"] = self._rng.choice(self._nodes)
+            if ask == "resize":
+                tree["workers"] = self._rng.choice(WORKERS_ASKED)
             if self._rng.random() < 0.03:
                 tree["realease"] = True
             self._ask(vc, tree)

@@ -130,7 +130,8 @@ class World:
 
     def _running(self) -> list[Shown]:
         jobs = self.watch.allocator.jobs.items()
-        return [Shown(name, job.spec.vc, job.suspended, _movable(job)) for name, job in jobs
+        return [Shown(name, job.spec.vc, job.suspended, _movable(job),
+                      job.spec.elastic is not None and len(job.members) < 2) for name, job in jobs
                 if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------

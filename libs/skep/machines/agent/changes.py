@@ -406,6 +406,7 @@ class Changes:
         drive.answers[token] = message
         match message:
             case Past():
+                drive.far = max(drive.far, message.step)
                 if getattr(drive.command.change, "step", 0):
                     # Whoever named the step counts the next one from here.
                     drive.done_step = max(drive.done_step, message.step)
@@ -449,8 +450,17 @@ class Changes:
         drive.waits.pop(token, None)
         if joining and drive.manner is not Manner.UNCHANGED:
             self._fail(key, f"{token}, which was to join, ended", now)
+        elif self._deserted(part, drive):
+            self._fail(key, "the gang ended", now)
         elif waited and not drive.waits:
             self._next(key, now)
+
+    @staticmethod
+    def _deserted(part: PartState, drive: Drive) -> bool:
+        """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+        gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
+        resizes = isinstance(drive.command.change, Resize)
+        return resizes and not gang and drive.manner is not Manner.UNCHANGED
 
     def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
         """Tell whether a newcomer is there and has made everything ready, in whatever order.

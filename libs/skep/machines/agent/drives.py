@@ -92,6 +92,8 @@ class Drive(msgspec.Struct):
     """What ranks said in this phase."""
     step: int = 0
     tries: int = 1
+    far: int = 0
+    """The furthest mini-batch that a rank said it is past."""
     past: bool = False
     undo_by: Instant | None = None
     manner: Manner = Manner.BOUNDARY
@@ -123,17 +125,21 @@ def order_of(serial: int, phase: Phase) -> int:
     return serial * ORDERS_PER_SERIAL + TOLD_IN.index(phase)
 
 
-def common_step(progress: Iterable[RankProgress], tries: int, now: Instant, wanted: int = 0) -> int:
+def common_step(
+    progress: Iterable[RankProgress], tries: int, now: Instant, wanted: int = 0, far: int = 0
+) -> int:
     """Return a mini-batch that no rank has ended when the message about it arrives.
 
     It is the furthest rank's, by its latest report and its speed since, and a margin that grows
-    with each try. `wanted` is a step that others have agreed on already.
+    with each try. `wanted` is a step that others have agreed on already, `far` one that a rank said
+    it is past.
     """
     if wanted:
         return wanted
     known = list(progress)
     step_ns = min((one.step_ns for one in known if one.step_ns), default=0)
     furthest = max((_steps_at(one, now) for one in known), default=0)
+    furthest = max(furthest, far)
     margin = CLOCK_MARGIN + (CLOCK_REACH // step_ns if step_ns else 0)
     return int(furthest + margin * CLOCK_GROWTH ** (tries - 1))
 

@@ -50,6 +50,11 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
             known = {target.rank for target in change.targets}
             missing = [r.plan.rank for r in part.alive().values() if r.plan.rank not in known]
             return f"no target for rank {missing[0]}" if missing else ""
+        case Resize():
+            stay = {plan.rank for plan in change.ranks}
+            ended = [rank.plan.rank for rank in part.ranks.values()
+                     if rank.down is not None and not rank.out and rank.plan.rank in stay]  # fmt: skip
+            return f"rank {ended[0]} has ended" if ended else ""
         case _:
             return ""
 
@@ -121,7 +126,7 @@ def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], n
     if not wanted and len(alive) == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
-    return common_step(known, drive.tries, now, wanted)
+    return common_step(known, drive.tries, now, wanted, drive.far)
 
 
 def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) -> PartChanged:
