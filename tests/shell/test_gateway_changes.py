@@ -126,3 +126,39 @@ async def test_what_cannot_be_asked_is_refused(house: House) -> None:
     house.cluster.exits(job)
     await house.caught_up()
     assert error(await house.op.json("POST", f"{path}/suspend", 409))[0] == "already-ended"
+
+
+async def test_a_gang_that_grows_and_shrinks_is_shown_as_it_is(house: House) -> None:
+    await house.with_nodes()
+    job = await submitted(house, elastic={"min": 1, "max": 2})
+    house.cluster.runs(job)
+    (node,) = house.cluster.allocator.machine.jobs[job].members
+    house.cluster.node(
+        MemberKnown(node=node, identity=f"id-{node}", job=job, attempt=1, can=("resize",),
+                    at=at(4), tier=Tier.COOPERATIVE), 4)  # fmt: skip
+    await house.caught_up()
+    await house.op.get("/v1/cells")  # From here on its cells follow.
+    refused = await house.op.json("POST", f"/v1/jobs/{job}/resize", 422, {"workers": 3})
+    assert error(refused)[0] == "bad-value"
+    refused = await house.op.json("POST", f"/v1/jobs/{job}/resize", 422, {"wokers": 2})
+    assert error(refused)[0] == "unknown-key"
+
+    async def resized(workers: int, manner: Manner) -> tuple[int, int, int]:
+        await ask(house, job, "resize", workers=workers)
+        answer(house, job, manner)
+        await house.caught_up()
+        shown = await house.op.get(f"/v1/jobs/{job}")
+        gpus = (await house.op.get("/v1/gpus"))["gpus"]
+        [chain] = (await house.op.get("/v1/cells"))["chains"]
+        used = sum(cell.get("used", 0) + cell.get("borrowed", 0) for cell in chain["cells"])
+        taken = sum(gpu["taken"] for gpu in gpus)
+        assert used == taken == len(shown["place"].partition(":")[2].split(","))
+        return shown["workers"], shown["gpus"], taken
+
+    assert await resized(2, Manner.UNCHANGED) == (1, 1, 1)
+    assert await resized(2, Manner.BOUNDARY) == (2, 2, 2)
+    assert await resized(1, Manner.UNCHANGED) == (2, 2, 2)
+    assert await resized(1, Manner.BOUNDARY) == (1, 1, 1)
+    events = [one["text"] for one in (await house.op.get(f"/v1/jobs/{job}/events"))["events"]]
+    assert f"gets {node}:1 beside its own" in events
+    assert f"keeps the GPUs of 1 workers on {node}" in events

@@ -140,6 +140,45 @@ def test_what_failed_is_told_once_the_newcomers_are_gone() -> None:
     assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 2: no")
 
 
+def test_a_gang_of_which_a_rank_has_ended_keeps_its_size() -> None:
+    decide = running()
+    decide(RunExited(TWO, 0, at(2)))
+    done = answer(decide(change(GROWN)))
+    assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 1 has ended")
+
+
+def test_newcomers_are_ended_when_their_gang_has() -> None:
+    decide = running()
+    decide(change(GROWN))
+    decide(up(THREE))
+    decide(RunExited(ONE, 0, at(2)))
+    effects = decide(RunExited(TWO, 0, at(2)))
+    assert calls(effects)[0] == StopRun(THREE, 0.0)
+    effects = decide(RunExited(THREE, -9, at(3), asked=True))
+    assert published(effects)[-1].outcome is Outcome.SUCCEEDED
+
+
+def test_after_a_restart_who_has_joined_is_not_asked_whether_it_is_ready() -> None:
+    decide = running()
+    decide(change(GROWN))
+    decide(up(THREE))
+    decide(said(talk.Ready, 2, port=9))
+    decide.restart(3)
+    decide(RunsListed(tuple(up(token) for token in (ONE, TWO, THREE))))
+    for rank, token in enumerate((ONE, TWO, THREE)):
+        decide(said(talk.Hello, rank, pid=10, token=token))
+    for token in (ONE, TWO, THREE):
+        effects = decide(RunThawed(token))
+    undo = order(decide.machine.serial, UNDO)
+    for rank in range(3):
+        effects = decide(said(talk.Failed, rank, order=undo, what="resume"))
+    assert [one.rank for one in told(effects)] == [0, 1, 2]
+    number = order(decide.machine.serial, WORK)
+    for rank in range(3):
+        effects = decide(said(talk.Rescaled, rank, order=number, generation=1, step=4))
+    assert answer(effects).manner is Manner.BOUNDARY
+
+
 def test_a_gang_that_changed_by_half_is_ended() -> None:
     decide = running()
     decide(change(SHRUNK))

@@ -97,6 +97,32 @@ def test_a_request_about_an_unfinished_job_is_passed_on_once(
 
 
 @pytest.mark.parametrize(
+    "tree, path, reason, suggestion",
+    [
+        ({"job": "j1", "workers": 2}, "$.job", Reason.CANNOT,
+         "submit it with `elastic: {min: 1, max: 4}`"),
+        ({"job": "j5", "workers": 4}, "$.workers", Reason.BAD_VALUE, "use 3"),
+        ({"job": "j5", "workers": 1}, "$.workers", Reason.BAD_VALUE, "use 2"),
+        ({"job": "j5", "workers": 0}, "$.workers", Reason.BAD_VALUE, ""),
+        ({"job": "j5"}, "$.workers", Reason.MISSING_KEY, ""),
+    ],
+)  # fmt: skip
+def test_a_size_that_the_spec_does_not_allow_is_refused(
+    admission: Driver[AdmissionMachine], tree: Any, path: str, reason: Reason, suggestion: str
+) -> None:
+    resources = {"workers": 2}
+    admission(submission(5, raw={"name": "e", "vc": "nlp", "command": "x", "resources": resources,
+                                 "elastic": {"min": 2, "max": 3}}))  # fmt: skip
+    fine = {"ask": "resize", "job": "j5", "workers": 3}
+    (effect, _) = admission(request(fine, number=6, reply=REPLY))
+    assert isinstance(effect, Record)
+    (effect,) = admission(request({"ask": "resize", **tree}, number=7, reply=REPLY))
+    assert isinstance(effect, Send)
+    (problem,) = effect.message.problems
+    assert (problem.path, problem.reason, problem.suggestion) == (path, reason, suggestion)
+
+
+@pytest.mark.parametrize(
     "tree, vc, reason",
     [
         ({"ask": "resume", "job": "j9"}, "nlp", Reason.UNKNOWN_JOB),

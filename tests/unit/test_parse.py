@@ -374,6 +374,24 @@ def test_too_many_variables_and_labels() -> None:
 # --- many problems ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "elastic, found",
+    [
+        ({"min": 0, "max": 4}, [("$.elastic.min", "use 1")]),
+        ({"min": 3, "max": 4}, [("$.elastic.min", "use 2")]),
+        ({"min": 1, "max": 1}, [("$.elastic.max", "use 2")]),
+        ({"min": 3, "max": 1}, [("$.elastic.min", "use 2"), ("$.elastic.max", "use 2")]),
+        ({"min": 1, "max": 2049}, [("$.elastic.max", "use at most 2048")]),
+        ({"mni": 1, "max": 4}, [("$.elastic.mni", "did you mean `min`?"), ("$.elastic.min", "")]),
+    ],
+)
+def test_sizes_of_a_gang_are_around_that_of_the_spec(
+    elastic: dict[str, int], found: list[tuple[str, str]]
+) -> None:
+    tree = {**SMALL, "resources": {"workers": 2, "gpus": 4}, "elastic": elastic}
+    assert [(path, suggestion) for path, _, _, suggestion in problems(tree)] == found
+
+
 def test_every_problem_is_found_at_once_in_order() -> None:
     tree = {"vc": 7, "nmae": "x", "roles": {}, "resources": {"gpus": "two", "nodes": 3}}
     assert [(path, reason) for path, reason, *_ in problems(tree)] == [

@@ -20,7 +20,8 @@ def apply(machine: AllocatorMachine, fact: ResizeFact) -> None:
     job, name = machine.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
     match fact:
         case GangWidened(member=more):
-            machine.cells.widen(name, cellwork.spots(machine, job.chain, (more,)))
+            chain = machine.cells.holds[name].chain  # Other cells may have been set since.
+            machine.cells.widen(name, cellwork.spots(machine, chain, (more,)))
             _hold(machine, job, wider(job.members[more.node], more))
         case GangNarrowed(node=node, workers=workers):
             before = job.members[node]
