@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "resume": ("changes", "have suspended jobs go on"),
         "checkpoint": ("changes", "have jobs store their state durably, and go on"),
         "migrate": ("changes", "have jobs go on elsewhere"),
+        "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
