@@ -27,7 +27,7 @@ class Preparing:
         Nor a daemon: the interpreter waits for it at its end, since a thread that comes back from
         PyTorch's C++ when there is no interpreter left takes the process down.
         """
-        threading.Thread(target=self._connect, name="skep-rescale").start()
+        threading.Thread(target=self._connect, name="skep-rescale", daemon=False).start()
 
     def say(self, old_rank: int, layout: Callable[[], str]) -> None:
         """Claim the seat; the member of rank 0 tells the layout of the state too."""
@@ -60,7 +60,7 @@ class Preparing:
             with contextlib.suppress(StoreLost):  # Then there can be no commit either.
                 Round(self.plan, self._prefix, self._patience_s).refuse(why)
 
-        threading.Thread(target=vote, name="skep-refuse").start()
+        threading.Thread(target=vote, name="skep-refuse", daemon=False).start()
 
     def _connect(self) -> None:
         try:
