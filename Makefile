@@ -43,7 +43,7 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 	@$(BIN)/python scripts/demo/run.py $(ARGS)
 
 test: $(READY) ## Run the tests (one of them: make test ARGS="tests/unit -k name")
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 check: format-check lint types imports tidy proto-check ## Everything but the tests: what CI checks
 	@echo "check: all good"

@@ -182,6 +182,7 @@ REPORTS: tuple[msgspec.Struct, ...] = (
 FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
                                                  rate_milli=90_909),)),
+    findings.Measured(at=AT, job="j17", attempt=1, step=90, values={"loss": 0.25}),
     findings.RateLearned(at=AT, job="j17", attempt=1, rate_milli=90_909, trace=TRACE),
     findings.PhaseChanged(at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000,
                           trace=TRACE),
@@ -332,6 +333,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),
     talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
     talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
+    talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
     talk.Bye(**_RANK, steps=200),
 )  # fmt: skip
 

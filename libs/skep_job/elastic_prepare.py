@@ -22,8 +22,12 @@ class Preparing:
         self._connected = threading.Event()
 
     def connect(self) -> None:
-        """Connect on a thread of its own: neither the training nor the reports wait for it."""
-        threading.Thread(target=self._connect, name="skep-rescale", daemon=True).start()
+        """Connect on a thread of its own: neither the training nor the reports wait for it.
+
+        Nor a daemon: the interpreter waits for it at its end, since a thread that comes back from
+        PyTorch's C++ when there is no interpreter left takes the process down.
+        """
+        threading.Thread(target=self._connect, name="skep-rescale", daemon=False).start()
 
     def say(self, old_rank: int, layout: Callable[[], str]) -> None:
         """Claim the seat; the member of rank 0 tells the layout of the state too."""
@@ -56,7 +60,7 @@ class Preparing:
             with contextlib.suppress(StoreLost):  # Then there can be no commit either.
                 Round(self.plan, self._prefix, self._patience_s).refuse(why)
 
-        threading.Thread(target=vote, name="skep-refuse", daemon=True).start()
+        threading.Thread(target=vote, name="skep-refuse", daemon=False).start()
 
     def _connect(self) -> None:
         try:

@@ -594,4 +594,4 @@ def restored(machine: AllocatorMachine) -> AllocatorMachine:
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(stateful_step_count=50)
+TestAllocator.settings = settings(stateful_step_count=50, max_examples=60)

@@ -168,8 +168,9 @@ def test_after_a_restart_who_has_joined_is_not_asked_whether_it_is_ready() -> No
     for rank, token in enumerate((ONE, TWO, THREE)):
         decide(said(talk.Hello, rank, pid=10, token=token))
     for token in (ONE, TWO, THREE):
-        effects = decide(RunThawed(token))
+        decide(RunThawed(token))
     undo = order(decide.machine.serial, UNDO)
+    effects: list[Effect] = []
     for rank in range(3):
         effects = decide(said(talk.Failed, rank, order=undo, what="resume"))
     assert [one.rank for one in told(effects)] == [0, 1, 2]

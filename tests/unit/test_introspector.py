@@ -24,7 +24,7 @@ def at(offset: float) -> Instant:
     return Instant(BEGIN + seconds(offset))
 
 
-def rank(number: int, steps: int, ended: float, step_s: float = 0.0, **more: int) -> RankProgress:
+def rank(number: int, steps: int, ended: float, step_s: float = 0.0, **more: Any) -> RankProgress:
     return RankProgress(
         rank=number, steps=steps, last_step_at=at(ended), step_ns=seconds(step_s), **more
     )

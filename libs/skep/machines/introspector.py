@@ -11,7 +11,8 @@ A job goes at the pace of its slowest rank among those that make mini-batches (a
 makes none). Its memory is that of its largest rank, its utilisation the mean of all. `Rates`
 leave out what was not heard of for a window. A job whose slowest rank is silent for
 `stall_limit` is stalled until that is over; learning and stalls are told once per attempt and
-incident, and once more after a restart of this service.
+incident, and once more after a restart of this service. What a job says about its training (a loss)
+is passed on as it comes.
 
 What does not fit a bound is shed: telemetry costs quality, never liveness.
 """
@@ -27,7 +28,7 @@ from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Facts, Unreadable, is_trace
 from skep.wire.facts import JobBound, JobEnded, JobRequeued
-from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 
 EMIT_EVERY = seconds(1.0)
@@ -77,12 +78,25 @@ RATES = subjects.finding("rates")
 LEARNED = subjects.finding("learned")
 PHASE = subjects.finding("phase")
 STALL = subjects.finding("stall")
+MEASURED = subjects.finding("measured")
 
 
 class _Attempt:
     """One attempt of a job as its ranks report it."""
 
-    __slots__ = ("attempt", "heard_at", "job", "learned", "ranks", "stalled", "trace", "watch")
+    __slots__ = (
+        "attempt",
+        "heard_at",
+        "job",
+        "learned",
+        "ranks",
+        "stalled",
+        "told_step",
+        "trace",
+        "values",
+        "values_step",
+        "watch",
+    )
 
     def __init__(self, progress: JobProgress) -> None:
         self.job = progress.job
@@ -94,6 +108,9 @@ class _Attempt:
         self.stalled: int | None = None
         """Since when, if it is."""
         self.watch: PhaseWatch | None = None
+        self.values: dict[str, float] = {}
+        self.values_step = 0
+        self.told_step = 0
 
 
 class IntrospectorMachine:
@@ -178,6 +195,8 @@ class IntrospectorMachine:
                 if _sane(rank):
                     window.utilisation = rank.utilisation
                     window.memory = rank.memory
+                    if rank.values and 0 <= rank.values_step <= COUNT_MAX:
+                        attempt.values, attempt.values_step = rank.values, rank.values_step
                     window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
         if self._due is None and attempts:
             self._due = _next_second(now)
@@ -229,7 +248,7 @@ class IntrospectorMachine:
 
     def _emit(self, now: Instant) -> list[Effect]:
         self._drop_silent(now)
-        told: list[Effect] = []  # At most two entries more than TOLD_MAX.
+        told: list[Effect] = []  # At most three entries more than TOLD_MAX.
         heard_since = now - WINDOW
         rates = [
             self._look(attempt, told, now)
@@ -268,6 +287,11 @@ class IntrospectorMachine:
             _look_for_stall(attempt, laggard, told, now)
         if slowest is not None and len(told) < TOLD_MAX:
             _look_for_level(attempt, slowest, told, now)
+        if attempt.values_step != attempt.told_step and len(told) < TOLD_MAX:
+            attempt.told_step = attempt.values_step
+            measured = Measured(at=now, job=attempt.job, attempt=attempt.attempt,
+                                step=attempt.values_step, values=attempt.values)  # fmt: skip
+            told.append(Send(MEASURED, measured))
         return JobRate(
             job=attempt.job,
             attempt=attempt.attempt,

@@ -65,4 +65,17 @@ class Stalled(Message, frozen=True, tag="stalled"):
     trace: str = ""
 
 
-Finding = Rates | RateLearned | PhaseChanged | Stalled
+class Measured(Message, frozen=True, tag="measured"):
+    """What a job says about its training as of a mini-batch, on `skep.v1.finding.measured`.
+
+    `values` are those of its first rank, by the names that its script gives them.
+    """
+
+    at: Instant
+    job: str
+    attempt: int
+    step: int
+    values: dict[str, float]
+
+
+Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled

@@ -24,6 +24,7 @@ class RankProgress(Message, frozen=True):
 
     `step_ns` is the median length of the latest mini-batches, `last_step_at` when the latest one
     ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
+    `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
     """
 
     rank: int
@@ -32,6 +33,8 @@ class RankProgress(Message, frozen=True):
     last_step_at: Instant = Instant(0)
     utilisation: int = 0
     memory: int = 0
+    values: dict[str, float] = {}
+    values_step: int = 0
 
 
 class JobProgress(Message, frozen=True):

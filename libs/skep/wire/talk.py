@@ -40,6 +40,13 @@ class Stats(Speech, frozen=True, tag="stats"):
     memory_bytes: int = 0
 
 
+class Measured(Speech, frozen=True, tag="metrics"):
+    """Numbers about the training as of mini-batch `step`: the latest of each name, sums so far."""
+
+    step: int
+    values: dict[str, float] = {}
+
+
 class Bye(Speech, frozen=True, tag="bye"):
     """The last message: the final count."""
 
@@ -140,7 +147,7 @@ class Failed(Speech, frozen=True, tag="failed"):
 Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Failed
 """What a rank says to an order."""
 
-Said = Hello | Stats | Bye | CountingFailed | Can | Ready | Loaded | Answer
+Said = Hello | Stats | Measured | Bye | CountingFailed | Can | Ready | Loaded | Answer
 """Everything a rank says."""
 
 

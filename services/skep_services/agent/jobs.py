@@ -19,7 +19,7 @@ import msgspec
 from skep.machines.agent import RankSaid, RankStats
 from skep.units import Instant
 from skep.wire.reports import RankProgress
-from skep.wire.talk import Bye, Can, Hello, Said, Speech, Stats, Told
+from skep.wire.talk import Bye, Can, Hello, Measured, Said, Speech, Stats, Told
 from skep_services.ports import Clock
 
 LENGTH = struct.Struct(">I")
@@ -31,6 +31,10 @@ that has that much waiting is hung up on, and is told again when it returns."""
 
 CONNECTIONS_PER_RANK_MAX = 8
 """More processes of one run than would ever train beside one another."""
+
+VALUES_MAX = 32
+NAME_CHARACTERS_MAX = 64
+"""Numbers that a job may tell about its training, and the length of their names."""
 
 Rank = tuple[str, int, int]
 """Job, attempt, rank."""
@@ -173,6 +177,7 @@ class JobSocket:
 
     async def _take(self, message: Said) -> None:
         key = _rank(message)
+        earlier = self._latest.get(key, RankProgress(rank=message.rank, steps=0))
         match message:
             case Stats():
                 offset = self._clock.now() - message.monotonic_ns
@@ -183,15 +188,26 @@ class JobSocket:
                     step_ns=message.step_ns,
                     last_step_at=Instant(last + offset if last else 0),
                     memory=message.memory_bytes,
+                    values=earlier.values,
+                    values_step=earlier.values_step,
+                )
+            case Measured():
+                if message.rank or not _is_bounded(message.values):
+                    return  # One rank's are enough: they all train the same model.
+                progress = msgspec.structs.replace(
+                    earlier, values=message.values, values_step=message.step
                 )
             case Bye():
-                earlier = self._latest.get(key, RankProgress(rank=message.rank, steps=0))
                 progress = msgspec.structs.replace(earlier, steps=message.steps)
             case _:
                 await self._put(RankSaid(message))
                 return
         self._latest[key] = progress
         await self._put(RankStats(message.job, message.attempt, progress))
+
+
+def _is_bounded(values: dict[str, float]) -> bool:
+    return len(values) <= VALUES_MAX and all(len(name) <= NAME_CHARACTERS_MAX for name in values)
 
 
 def _read(body: bytes) -> Said | None:

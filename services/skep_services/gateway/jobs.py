@@ -59,6 +59,7 @@ class Jobs:
             web.delete("/v1/jobs/{job}", self.cancel),
             web.post(f"/v1/jobs/{{job}}/{{ask:{'|'.join(ASKS)}}}", self.ask),
             web.get("/v1/jobs/{job}/why", self.why, allow_head=False),
+            web.get("/v1/jobs/{job}/curve", self.curve, allow_head=False),
             web.get("/v1/jobs/{job}/events", self.events, allow_head=False),
             web.get("/v1/jobs/{job}/trace", self.trace, allow_head=False),
         ]
@@ -136,6 +137,12 @@ class Jobs:
                 )
             case _:
                 raise ApiError(400, Reason.BAD_VALUE, "`wait` is one of started, ended, asked")
+
+    async def curve(self, request: web.Request) -> web.StreamResponse:
+        """Answer what the job said about its training since this process began to listen."""
+        job = self.job(request)
+        points = self._indexer.live.curves.of(job.row.job)
+        return json_response({"job": job.row.job, "points": [point._asdict() for point in points]})
 
     async def ask(self, request: web.Request) -> web.StreamResponse:
         """Ask for a change of a running job."""

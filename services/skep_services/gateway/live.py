@@ -6,8 +6,9 @@ from typing import Any
 
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.advice import QueueAdvice
-from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import Heartbeat
+from skep_services.gateway.curves import Curves
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job, State
 from skep_services.gateway.texts import describe_finding
@@ -27,6 +28,7 @@ class Live:
         self.utilisation: dict[str, int] = {}
         """Thousandths of each running job's devices in use."""
         self.rates_at: Instant | None = None
+        self.curves = Curves()
         self._advice: QueueAdvice | None = None
         self._fold = fold
         self._since = now
@@ -43,6 +45,9 @@ class Live:
                 self._rates(message, now)
             case QueueAdvice():
                 self._advice = message
+            case Measured():
+                if self._running(message.job, message.attempt) is not None:
+                    self.curves.take(message)
             case RateLearned() | PhaseChanged() | Stalled():
                 job = self._running(message.job, message.attempt)
                 # Who was told to stand still makes no mini-batches, and that is no news.

@@ -52,8 +52,8 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
             return f"no target for rank {missing[0]}" if missing else ""
         case Resize():
             stay = {plan.rank for plan in change.ranks}
-            ended = [rank.plan.rank for rank in part.ranks.values()
-                     if rank.down is not None and not rank.out and rank.plan.rank in stay]  # fmt: skip
+            gang = [rank for rank in part.ranks.values() if not rank.out and rank.down is not None]
+            ended = [rank.plan.rank for rank in gang if rank.plan.rank in stay]
             return f"rank {ended[0]} has ended" if ended else ""
         case _:
             return ""

@@ -42,8 +42,8 @@ DEADLINES_MS = {
     Resize: 300_000,
 }
 """What an agent gives the job's own side, from when it takes the command. A suspension waits for
-the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join a gang import and warm up
-meanwhile, while the others train."""
+the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join
+a gang import and warm up, while the others train."""
 PREEMPT_DEADLINE_MS = 15_000
 """A victim that does not reach a boundary in this time is stopped instead: somebody waits."""
 
