@@ -6,6 +6,7 @@ from skep.machines.agent import (
     AgentMachine,
     FreezeRun,
     PublishEvent,
+    RankStats,
     RunFrozen,
     RunsListed,
     RunThawed,
@@ -87,7 +88,7 @@ def grown(decide: Driver[AgentMachine]) -> MemberChanged:
 
 
 def test_a_gang_grows_and_shrinks() -> None:
-    decide = running()
+    decide = running(steps=3)
     assert grown(decide).manner is Manner.BOUNDARY
     part = decide.machine.parts["j1", 1]
     assert (list(part.ranks), part.command and part.command.world) == ([ONE, TWO, THREE], 3)
@@ -96,6 +97,7 @@ def test_a_gang_grows_and_shrinks() -> None:
     number = order(decide.machine.serial, WORK)
     decide(said(talk.Rescaled, 0, order=number, step=9))
     decide(said(talk.Rescaled, 1, order=number, step=9))
+    decide(RankStats("j1", 1, RankProgress(rank=2, steps=1, step_ns=10**9, last_step_at=at(1))))
     (fact,) = facts_of(decide(RunExited(THREE, 0, at(2))))[1:]
     assert fact.changed.manner is Manner.BOUNDARY
     assert others(decide(change(SHRUNK, 3))) == [], "told once the leavers' GPUs are free"
@@ -105,6 +107,7 @@ def test_a_gang_grows_and_shrinks() -> None:
     assert facts_of(effects) == [RankDown(token=TWO, code=-9, stopped=True)]
     assert published(effects) == [fact.changed]
     assert list(part.ranks) == [ONE]
+    assert list(decide.machine.progress["j1", 1]) == [0], "nobody waits for who has left"
     (over,) = facts_of(decide(RunExited(ONE, 0, at(42))))[1:]
     assert over.exited.outcome is Outcome.SUCCEEDED
 

@@ -301,11 +301,18 @@ class Changes:
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
+        self._forget_leavers(key)
         self._tell_answer(part)
         if fact.broken:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
+
+    def _forget_leavers(self, key: PartKey) -> None:
+        """Take no rank that has left its gang for the slowest one."""
+        known, part = self._agent.progress.get(key, {}), self._part(key)
+        for rank in [rank for rank in known if f"{key[0]}.{key[1]}.{rank}" not in part.ranks]:
+            del known[rank]
 
     def _tell_answer(self, part: PartState) -> None:
         """Tell how the latest change ended, once nobody is left who is not of the gang."""
@@ -439,6 +446,7 @@ class Changes:
             known.pop(token, None)
         part = self._part(key)
         if token not in part.ranks:
+            self._forget_leavers(key)
             self._tell_answer(part)  # It was out of the gang, and perhaps the last of those.
         drive = self.soft.drives.get(key)
         if drive is None:
