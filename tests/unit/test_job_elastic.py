@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from skep_job.elastic import Gang
 from skep_job.elastic_data import share
-from skep_job.elastic_parts import Clock, rules
+from skep_job.elastic_parts import Clock, Seat, rules
 from skep_job.elastic_round import Plan, folder, read_plan
 
 MESSAGE: dict[str, object] = {
@@ -86,3 +87,22 @@ def test_the_parts_of_a_pause_are_no_longer_than_the_pause() -> None:
     clock.part("copy")
     assert list(clock.parts) == ["gather", "copy"]
     assert sum(clock.parts.values()) <= clock.total()
+
+
+class Said:
+    """What a gang says to its agent."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, dict[str, Any]]] = []
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.words.append((kind, fields))
+
+
+def test_who_has_its_place_says_so_again_to_an_agent_that_did_not_hear_it() -> None:
+    gang = Gang(rules((1, 4), 8), lambda: 21, None)  # type: ignore[arg-type]
+    gang._orders = said = Said()  # type: ignore[assignment]
+    gang.seat = Seat(2, 1, 3)
+    assert gang._announced({**MESSAGE, "order": 9})
+    assert said.words == [("rescaled", {"order": 9, "generation": 2, "step": 21, "pause_ns": 0})]
+    assert not gang.due
