@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from skep.machines.agent.drives import Phase
 from skep.wire.commands import Checkpoint, Move, Resize, Resume, Suspend, Target
 from skep.wire.node import (
     Manner,
@@ -199,4 +200,32 @@ async def test_a_gang_grows_and_shrinks_while_it_trains(node: LiveNode) -> None:
     node.finish()
     over = await node.event(MemberExited)
     assert over.outcome is Outcome.SUCCEEDED, over
+    each_once(node)
+
+
+@pytest.mark.asyncio
+async def test_a_gang_has_one_size_when_its_agent_dies_while_it_grows(node: LiveNode) -> None:
+    await node.send(node.job("growing.py", ranks=1))
+    await node.event(MemberKnown, lambda one: "resize" in one.can)
+    await node.trains()
+    grow = Resize(generation=1, world=2, ranks=plans((0,), (1,)), master_address="127.0.0.1",
+                  master_port=21051)  # fmt: skip
+    order = await node.change(grow, deadline_ms=110_000)
+
+    def works() -> bool:
+        drive = node.machine.changes.soft.drives.get(("j1", 1))
+        return drive is not None and drive.phase is Phase.WORK
+
+    await node.until(works)
+    await node.kill()
+    await node.begin()
+    done = await node.answer(order)
+    part = node.machine.parts["j1", 1]
+    size = 2 if done.manner is Manner.BOUNDARY else 1
+    assert (len(part.ranks), part.command and part.command.world) == (size, size), done
+    for rank in range(size):
+        await node.trains(rank)
+    assert int(node.steps()[-1][2]) == size
+    node.finish()
+    assert (await node.event(MemberExited)).outcome is Outcome.SUCCEEDED
     each_once(node)

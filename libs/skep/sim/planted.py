@@ -19,6 +19,7 @@ from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
+from skep.machines.agent.parts import PartState
 from skep.machines.allocator import (
     AllocatorMachine,
     cellwork,
@@ -26,6 +27,7 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     moving,
+    resizing,
 )
 from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
@@ -140,6 +142,10 @@ def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
     moving.conclude(machine, job, now)
 
 
+def _resizes_anyhow(machine: Any, job: Any, _refused: str, now: Any) -> None:
+    _conclude(machine, job, "", now)
+
+
 def _does_nothing(*_: Any) -> None:
     """Stand where something should be done."""
 
@@ -149,7 +155,7 @@ _answered, _record = AdmissionMachine._answered, AllocatorMachine.record
 _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
-_owed, _move = changes.owed, moving._move
+_owed, _move, _conclude = changes.owed, moving._move, resizing.conclude
 _told_once: dict[int, None] = {}
 
 PLANTS = (
@@ -185,6 +191,10 @@ PLANTS = (
           ("I0", "I13")),
     Plant("a successor that is given up is forgotten", dispatch, "drop", _does_nothing,
           ("I0", "I13")),
+    Plant("a gang is smaller while those who leave are still there", PartState, "leaving",
+          property(lambda _: False), ("I2", "I4")),
+    Plant("a gang that could not change its size has changed it", resizing, "conclude",
+          _resizes_anyhow, ("I0", "I12", "I14")),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 

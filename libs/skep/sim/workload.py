@@ -41,7 +41,7 @@ TIERS = (
     "moves",
     "moves",
     "moves",
-    "grows",
+    "moves",
     "grows",
     "grows",
     "opaque",
