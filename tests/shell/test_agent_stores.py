@@ -77,3 +77,15 @@ async def test_one_that_never_listens_is_given_up(
     some = Stores()
     assert await some.open("h", 1) == "the gang cannot meet: it did not listen within 0 s"
     assert started[0].returncode is not None
+
+
+@pytest.mark.asyncio
+async def test_a_gang_that_begins_on_a_port_finds_no_store_of_another_there(
+    started: list[Any],
+) -> None:
+    open_stores = Stores()
+    for port in (5, 6):
+        assert await open_stores.open("h", port) == ""
+    await open_stores.free(5)
+    assert [process.returncode is None for process in started] == [False, True]
+    await open_stores.close()
