@@ -178,8 +178,9 @@ class Watch:
         gone = self.allocator.jobs.get(job)
         fact = gone.gone.get(member.node) if gone is not None and gone.attempt == attempt else None
         if fact is not None and fact.outcome is Outcome.SUCCEEDED:
-            size = gone.size if gone is not None and gone.size else len(member.devices)
-            for i in range(min(len(member.devices), size)):
+            # Who was to join a gang that ended meanwhile was none of its ranks.
+            last = min(member.first_rank + len(member.devices), gone.workers if gone else 0)
+            for i in range(last - member.first_rank):
                 run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
                 require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
 
