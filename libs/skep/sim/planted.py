@@ -188,7 +188,7 @@ PLANTS = (
     Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
           ("I0", "I2", "I12")),
     Plant("a job moves before its successor has its state", moving, "_move", _commits_early,
-          ("I0", "I2", "I13")),
+          ("I0", "I13")),
     Plant("a successor that is given up is forgotten", dispatch, "drop", _does_nothing,
           ("I0", "I13")),
     Plant("a gang is smaller while those who leave are still there", PartState, "leaving",

@@ -249,7 +249,7 @@ class Changes:
                 drive.phases = [Phase.FREEZE]
                 self._next(key, now)
             case Phase.RELEASE:
-                drive.detail = why
+                drive.detail, drive.kept = why, True
                 self._next(key, now)
             case Phase.UNDO:
                 self._next(key, now)
@@ -297,7 +297,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
-            released=drive.released,
+            released=drive.given_back,
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -423,7 +423,7 @@ class Changes:
                 self._missed(key, _failure(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail = _failure(message)
+                drive.detail, drive.kept = _failure(message), True
             case Failed() if drive.phase is Phase.WORK:
                 self._fail(key, _failure(message), now)
                 return

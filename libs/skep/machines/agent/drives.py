@@ -108,10 +108,18 @@ class Drive(msgspec.Struct):
     residue: int = -1
     pause_ns: int = 0
     released: bool = False
+    """Some rank gave its device memory back."""
+    kept: bool = False
+    """Some rank did not, when it was told to."""
     room: int = 0
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+
+    @property
+    def given_back(self) -> bool:
+        """Return whether no rank has memory on its devices any more: others may use them."""
+        return self.released and not self.kept
 
     @property
     def order(self) -> int:

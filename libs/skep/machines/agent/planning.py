@@ -140,7 +140,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
             stand = STAND_AFTER[drive.manner]
             holds = tuple(dict.fromkeys((*part.holds, change.hold)))
             if drive.room or not part.released:
-                host_bytes, released = drive.moved, drive.released
+                host_bytes, released = drive.moved, drive.given_back
         case Suspend() if stand in {Stand.SUSPENDED, Stand.FROZEN} and drive.phase is not None:
             stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
         case Resume() if done:
