@@ -177,6 +177,16 @@ class TestEnvironment:
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
 
+    def test_ranks_on_parameter_servers_know_how_many_and_their_secret(
+        self, tmp_path: Path
+    ) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        assert "SKEP_PS_TOKEN" not in run_plan(start(), tmp_path, slots, {}).env
+        served = run_plan(start(servers=2, secret="a1"), tmp_path, slots, {}).env
+        assert (served["SKEP_PS_SERVERS"], served["SKEP_PS_TOKEN"]) == ("2", "a1")
+        own = start(servers=2, secret="a1", env={"SKEP_PS_TOKEN": "b2"})
+        assert run_plan(own, tmp_path, slots, {}).env["SKEP_PS_TOKEN"] == "b2"
+
     def test_every_python_of_a_command_watches_for_training(self, tmp_path: Path) -> None:
         slots = devices.CpuSlots(4, "cpu")
         plan = run_plan(start(env={"PYTHONPATH": "/mine"}), tmp_path, slots, {})

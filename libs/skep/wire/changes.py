@@ -20,7 +20,7 @@ from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import WORKERS_MAX, Problem
+from skep.wire.spec import SERVERS_MAX, WORKERS_MAX, Problem
 
 ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
@@ -53,9 +53,13 @@ class AskMigrate(_Ask, frozen=True, tag="migrate"):
 
 
 class AskResize(_Ask, frozen=True, tag="resize"):
-    """Have so many workers from now on, within what the job's spec calls `elastic`."""
+    """Have so many workers from now on, within what the job's spec calls `elastic`.
 
-    workers: int
+    Or so many parameter servers, within its `ps`, or both. What is not given stays as it is.
+    """
+
+    workers: int | None = None
+    servers: int | None = None
 
 
 Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize
@@ -108,10 +112,20 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
     made: Ask = msgspec.convert(tree, kind)
-    if isinstance(made, AskResize) and not 1 <= made.workers <= WORKERS_MAX:
-        return [Problem(path="$.workers", reason=Reason.BAD_VALUE,
-                        text=f"`workers` must be 1 to {WORKERS_MAX}")]  # fmt: skip
-    return made
+    problem = _size_problem(made) if isinstance(made, AskResize) else None
+    return made if problem is None else [problem]
+
+
+def _size_problem(ask: AskResize) -> Problem | None:
+    if ask.workers is None and ask.servers is None:
+        return Problem(path="$.workers", reason=Reason.MISSING_KEY,
+                       text="`workers` is required, or `servers`")  # fmt: skip
+    for name, most in (("workers", WORKERS_MAX), ("servers", SERVERS_MAX)):
+        count = getattr(ask, name)
+        if count is not None and not 1 <= count <= most:
+            return Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
+                           text=f"`{name}` must be 1 to {most}")  # fmt: skip
+    return None
 
 
 # --- admission ---------------------------------------------------------------------------------

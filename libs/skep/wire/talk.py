@@ -194,7 +194,10 @@ class MoveRank(Speech, frozen=True, tag="move"):
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
-    """Be one of `world` from after mini-batch `step` on, or leave."""
+    """Be one of `world` from after mini-batch `step` on, or leave.
+
+    `servers`: on so many parameter servers; then the job finds the mini-batch itself.
+    """
 
     order: int
     generation: int
@@ -203,6 +206,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    servers: int = 0
 
 
 Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank

@@ -143,7 +143,8 @@ class Changes:
         self.soft.drives[key] = drive
         address = getattr(command.change, "master_address", "")
         drive.again = again
-        drive.meets_here = bool(address) and address == self._agent.joined.address
+        meets = bool(address) and not getattr(command.change, "servers", 0)
+        drive.meets_here = meets and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
 

@@ -126,7 +126,7 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
-    job.released, job.held, job.resized = False, None, 0
+    job.released, job.held, job.resized, job.served_by = False, None, 0, 0
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
 
@@ -162,7 +162,7 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
     )
     machine.order = fact.order
-    if isinstance(fact.change, Resize):
+    if isinstance(fact.change, Resize) and not fact.change.servers:
         for name in fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     for name in fact.nodes:
@@ -203,7 +203,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held = None
     elif isinstance(change.change, Resize):
-        job.resized = change.change.world
+        job.resized, job.served_by = change.change.world, change.change.servers
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:

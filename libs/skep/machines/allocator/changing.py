@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch, moving, resizing
+from skep.machines.allocator import cellwork, changes, dispatch, moving, resizing, servers
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -105,10 +105,13 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             why, detail = moving.begin(machine, job, to, now)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
-        case AskResize(workers=workers) if workers == job.size:
+        case AskResize(workers=workers, servers=count) if workers in (None, job.size) and count in (
+            None,
+            job.servers,
+        ):
             changes.over(machine, asked, Result.DONE, now)
-        case AskResize(workers=workers):
-            why, detail = resizing.begin(machine, job, workers, now)
+        case AskResize(workers=workers, servers=count):
+            why, detail = resizing.begin(machine, job, workers, now, servers=count)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
 
@@ -135,8 +138,8 @@ def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
             return Reason.CANNOT, "migrate a gang that is on several nodes"
         case AskMigrate() if job.size != job.spec.resources.workers:
             return Reason.CANNOT, "migrate a gang of another size than its spec's"
-        case AskResize(workers=workers):
-            return resizing.refusal(job, workers)
+        case AskResize(workers=workers, servers=count):
+            return servers.refusal(job, count) or resizing.refusal(job, workers)
         case _:
             return None
 
