@@ -331,6 +331,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Ready(**_RANK, port=31_000),
     talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),
+    talk.Shared(**_RANK, order=73, share=0.5, used=6_000_000_000),
     talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
     talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
     talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
@@ -343,6 +344,7 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.ResumeRank(**_RANK, order=51),
     talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
+    talk.ShareRank(**_RANK, order=73, share=0.5),
     talk.RescaleRank(**_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001,
                      step=150),
 )  # fmt: skip

@@ -136,6 +136,7 @@ class Goal(StrEnum):
     CHECKPOINT = "checkpoint"
     MIGRATE = "migrate"
     RESIZE = "resize"
+    SHARE = "share"
 
 
 class Result(StrEnum):
