@@ -20,7 +20,7 @@ from skep.machines.agent.drives import (
 )
 from skep.machines.agent.parts import PartState, Rank
 from skep.units import Instant
-from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Suspend
+from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -46,6 +46,8 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
             return f"the part is {part.stand}: what becomes of its move comes first"
         case Resume():
             return _resume_refusal(part, change, can)
+        case Share():
+            return "no limit can be set on a process that already runs"
         case Move():
             known = {target.rank for target in change.targets}
             missing = [r.plan.rank for r in part.alive().values() if r.plan.rank not in known]

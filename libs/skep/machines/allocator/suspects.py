@@ -68,7 +68,7 @@ def over(machine: AllocatorMachine, job: JobState, fact: JobRequeued | JobEnded)
     if rule.jobs and 0 < len(gpus) <= GPUS_MAX and (succeeded or lasted):
         gone = [name for gpu in gpus for name in known.signs.pop(gpu, ())]
         _note(known.ran, job.job, gpus)
-    elif rule.jobs and gpus and SIGNS.get(fact.why) in rule.signs:
+    elif rule.jobs and gpus and SIGNS.get(fact.why) in rule.signs and not job.mixed:
         # The one that `judge` went by: the others of a gang were stopped because of it.
         blamed = (gone.node for gone in job.gone if gone.outcome in FAILURES)
         part = _part(job, next(blamed, ""))
