@@ -5,7 +5,8 @@
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
@@ -30,6 +31,8 @@ from skep.machines.agent.drives import (
     Drive,
     Phase,
     Soft,
+    add_answer,
+    failure_of,
     is_answer,
     message_for,
     newcomers,
@@ -186,9 +189,10 @@ class Changes:
                 drive.waits = {}
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
                     drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
-                if drive.phase is Phase.UNDO:
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -196,6 +200,14 @@ class Changes:
                     drive.waits = {each: None for each in alive if held or each in standing}
                 for token in alive:
                     self._tell(part, drive, token)
+
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
 
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
         message = message_for(drive, part, token)
@@ -251,7 +263,7 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
                 self._next(key, now)
             case _:
                 self._fail(key, why, now)
@@ -264,6 +276,8 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
                 speaks = "suspend" in self.abilities.can(part)
                 drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
@@ -420,22 +434,22 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, _failure(message), now)
+                self._missed(key, failure_of(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = _failure(message), True
+                drive.detail, drive.kept = failure_of(message), True
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, _failure(message), now)
+                self._fail(key, failure_of(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, _failure(message), now)
+                    self._fail(key, failure_of(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
-                _add(drive, message)
+                add_answer(drive, message)
         if not drive.waits:
             self._next(key, now)
 
@@ -527,7 +541,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -540,7 +556,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -548,7 +564,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)
@@ -565,29 +581,3 @@ class Changes:
 
     def _call(self, *commands: msgspec.Struct) -> None:
         self._agent.add(*(Call(command) for command in commands))
-
-
-def _failure(message: Failed) -> str:
-    return f"rank {message.rank}: {message.error or message.what}"
-
-
-def _add(drive: Drive, message: Answer) -> None:
-    """Add one rank's answer to what the change comes to."""
-    step = getattr(message, "step", 0)
-    if drive.phase is not Phase.UNDO and step:
-        drive.done_step = min(drive.done_step or step, step)
-    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
-    match message:
-        case Released():
-            known = drive.residue >= 0 or not drive.released
-            drive.residue = (
-                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
-            )
-            drive.released = True
-            drive.moved += message.moved
-        case Checkpointed() | Sent():
-            drive.moved += message.bytes
-        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
-            drive.changed_ranks += 1
-        case _:
-            pass

@@ -69,11 +69,13 @@ class Phase(StrEnum):
     """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
+    STAY = "stay"
+    """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK)
+TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.STAY)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
 
@@ -115,6 +117,8 @@ class Drive(msgspec.Struct):
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+    told: int = -1
+    """The number of what its ranks were told last."""
 
     @property
     def given_back(self) -> bool:
@@ -166,6 +170,8 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
     order, change = drive.order, drive.command.change
     match drive.phase:
+        case Phase.STAY:
+            return SuspendRank(job=job, attempt=attempt, rank=rank, order=order)
         case Phase.STOP:
             return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case Phase.RELEASE:
@@ -207,12 +213,39 @@ def is_answer(drive: Drive, message: Answer) -> bool:
     match drive.phase:
         case Phase.UNDO | Phase.RESUME:
             return isinstance(message, Resumed | Failed)
-        case Phase.STOP:
+        case Phase.STOP | Phase.STAY:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
         case _:
             return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
+
+
+def failure_of(message: Failed) -> str:
+    """Return why a rank did not do what it was told."""
+    return f"rank {message.rank}: {message.error or message.what}"
+
+
+def add_answer(drive: Drive, message: Answer) -> None:
+    """Add one rank's answer to what the change comes to."""
+    step = getattr(message, "step", 0)
+    if drive.phase is not Phase.UNDO and step:
+        drive.done_step = min(drive.done_step or step, step)
+    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
+    match message:
+        case Released():
+            known = drive.residue >= 0 or not drive.released
+            drive.residue = (
+                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
+            )
+            drive.released = True
+            drive.moved += message.moved
+        case Checkpointed() | Sent():
+            drive.moved += message.bytes
+        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
+            drive.changed_ranks += 1
+        case _:
+            pass
 
 
 def newcomers(part: PartState, resize: Resize) -> list[str]:

@@ -78,6 +78,8 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     job.members, job.chain = successor.members, successor.chain
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
+    job.waits, job.released = None, False  # It holds what its successor got.
+    machine.away.pop(job.job, None)
     machine.note_borrowed(job)
 
 
