@@ -108,7 +108,9 @@ class World:
             node = f"n{number + 1}"
             self.nodes.append(node)
             kind = types[number % len(types)]
-            gpus = tuple(Gpu(index=i, type=kind) for i in range(2 if roomy else rng.randrange(2, 5)))
+            gpus = tuple(
+                Gpu(index=i, type=kind) for i in range(2 if roomy else rng.randrange(2, 5))
+            )
             skew = rng.randrange(-30 * SECOND, 30 * SECOND) if skewed else 0
             self.add_host(node, gpus, skew)
         self.people.know([host.joined() for host in self.hosts.values()])

@@ -28,7 +28,7 @@ def main() -> None:
     notes = os.open(f"{path}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     distributed.init_process_group("gloo")
     data = TensorDataset(torch.randn(96, 16), torch.randn(96, 1))
-    sampler = DistributedSampler(data)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, 8, sampler=sampler)
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
     model = DistributedDataParallel(net)
@@ -45,7 +45,7 @@ def main() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             run.report(loss=loss, samples=len(x))
-            os.write(notes, f"{attempt} {run.steps + 1} {loss.item().hex()}\n".encode())
+            os.write(notes, f"{attempt} {run.steps + 1} {float(loss.item()).hex()}\n".encode())
             stop = torch.tensor([os.path.exists(f"{path}.stop") or run.steps + 1 == last])
             distributed.all_reduce(stop, distributed.ReduceOp.MAX)
             if bool(stop):
