@@ -1,4 +1,4 @@
-"""How running parts are suspended, resumed, stored, moved and resized, and what ranks say to it.
+"""How running parts are suspended, stored, moved, resized and packed, and what ranks say to it.
 
     ChangeJob --ChangeTaken--> phases, one after the other --PartChanged--> answered
 
@@ -8,6 +8,7 @@
     move        work                            (the ranks then wait for what becomes of it;
                                                 of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
+    share       share                           (one that stands is told when it goes on)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
     ORDERS_PER_SERIAL,
     STRAY,
+    TIMED,
     TOLD_IN,
     TRIES_MAX,
     UNDO_WAIT,
@@ -32,7 +35,7 @@ from skep.machines.agent.drives import (
     Phase,
     Soft,
     add_answer,
-    failure_of,
+    failure_text,
     is_answer,
     message_for,
     newcomers,
@@ -60,7 +63,7 @@ from skep.machines.agent.planning import (
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
 from skep.wire.runs import RunExited, RunStarted
@@ -79,6 +82,7 @@ from skep.wire.talk import (
     ResumeRank,
     Said,
     Sent,
+    Shared,
     Suspended,
 )
 
@@ -88,9 +92,6 @@ if TYPE_CHECKING:
 MEETING = "the meeting place"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
-
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK)
-"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Changes:
@@ -265,8 +266,18 @@ class Changes:
                 self._next(key, now)
             case Phase.UNDO | Phase.STAY:
                 self._next(key, now)
+            case Phase.SHARE:
+                self._unshared(drive, why)
+                self._next(key, now)
             case _:
                 self._fail(key, why, now)
+
+    @staticmethod
+    def _unshared(drive: Drive, why: str) -> None:
+        """Note that a rank does not keep to its share: it goes on with what it has."""
+        drive.detail = drive.detail or why
+        if isinstance(drive.command.change, Share):
+            drive.manner = Manner.UNCHANGED
 
     def _fail(self, key: PartKey, why: str, now: Instant) -> None:
         """Put everything back, and say why."""
@@ -397,7 +408,7 @@ class Changes:
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
-                    | Rescaled() | Failed():  # fmt: skip
+                    | Rescaled() | Shared() | Failed():  # fmt: skip
                 self._answered(key, token, message, now)
             case _:
                 pass
@@ -434,22 +445,28 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, failure_of(message), now)
+                self._missed(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = failure_of(message), True
+                drive.detail, drive.kept = failure_text(message), True
+            case Failed() if drive.phase is Phase.SHARE:
+                self._unshared(drive, failure_text(message))
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, failure_of(message), now)
+                self._fail(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, failure_of(message), now)
+                    self._fail(key, failure_text(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
                 add_answer(drive, message)
+                if isinstance(message, Shared):
+                    devices = self._part(key).ranks[token].plan.devices
+                    more = excess(message, devices, self._agent.joined.gpus)
+                    drive.detail = drive.detail or more
         if not drive.waits:
             self._next(key, now)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.machines.agent.devices import share_of
 from skep.machines.agent.parts import PartState
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
@@ -29,12 +30,14 @@ from skep.wire.talk import (
     Resumed,
     ResumeRank,
     Sent,
+    Shared,
+    ShareRank,
     Suspended,
     SuspendRank,
     Told,
 )
 
-ORDERS_PER_SERIAL = 8
+ORDERS_PER_SERIAL = 16
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -73,11 +76,24 @@ class Phase(StrEnum):
     """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
+    SHARE = "share"
+    """Ranks told which part of their devices' memory is theirs, wherever they are."""
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.STAY)
+TOLD_IN = (
+    Phase.UNDO,
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.WORK,
+    Phase.SHARE,
+    Phase.STAY,
+)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
+
+TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK, Phase.SHARE)
+"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Drive(msgspec.Struct):
@@ -180,6 +196,9 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
                               devices=other_devices(part, change, token))  # fmt: skip
+        case Phase.SHARE:
+            return ShareRank(job=job, attempt=attempt, rank=rank, order=order,
+                             share=share_of(part, change))  # fmt: skip
         case Phase.WORK if isinstance(change, Move):
             target = next(each for each in change.targets if each.rank == rank)
             return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
@@ -217,12 +236,14 @@ def is_answer(drive: Drive, message: Answer) -> bool:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
+        case Phase.SHARE:
+            return isinstance(message, Shared | Failed)
         case _:
             return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
 
 
-def failure_of(message: Failed) -> str:
-    """Return why a rank did not do what it was told."""
+def failure_text(message: Failed) -> str:
+    """Return in words that a rank did not do what it was told."""
     return f"rank {message.rank}: {message.error or message.what}"
 
 
@@ -240,6 +261,8 @@ def add_answer(drive: Drive, message: Answer) -> None:
             )
             drive.released = True
             drive.moved += message.moved
+        case Shared():
+            drive.residue = max(drive.residue, 0) + message.used
         case Checkpointed() | Sent():
             drive.moved += message.bytes
         case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
