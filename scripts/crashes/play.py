@@ -55,6 +55,8 @@ class Play:
         self._numbers = itertools.count(1)
         self._runs = {kind: Reference(kind, folder, STEPS) for kind in dict.fromkeys(kinds)}
         self._totals: dict[str, list[float]] = {}
+        self._known: dict[str, None] = {}
+        """What was found wrong already: each thing is told of the cell in which it came up."""
 
     async def play(self, cell: Cell) -> Row:
         """Play one cell; return what came of it."""
@@ -194,7 +196,10 @@ class Play:
             wanted = {"state": "running", "attempt": now.attempt, "workers": now.workers,
                       "gpus": now.workers}  # fmt: skip
             found += await self._shown(job, wanted)
-        return found
+        found = [f"{job.name}: {text}" for text in found]
+        news = [text for text in found if text not in self._known]
+        self._known |= dict.fromkeys(news)
+        return news
 
     async def _shown(self, job: Job, wanted: Row) -> list[str]:
         """Return what the gateway shows of a job that is otherwise, once it has caught up."""
