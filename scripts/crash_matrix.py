@@ -80,8 +80,8 @@ def main() -> int:
     """Run it in a temporary folder."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", metavar="CELLS",
-                        help="MECHANISM[/PHASE[/VICTIM]], each of them `*` for any; repeatable")  # fmt: skip
+    which = "MECHANISM[/PHASE[/VICTIM]], each of them `*` for any; repeatable"
+    parser.add_argument("--only", action="append", metavar="CELLS", help=which)
     parser.add_argument("--seed", type=int, help="of the order (default: a new one, printed)")
     parser.add_argument("--json", action="store_true", help="end with the report as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as well")

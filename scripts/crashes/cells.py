@@ -1,4 +1,4 @@
-"""What the crash matrix consists of: mechanisms, their phases, who dies, and what has to come of it.
+"""What the crash matrix consists of: mechanisms, phases, who dies, and what has to come of it.
 
 Pure. A phase is reached exactly, whatever the machine's speed: whoever would take the next step is
 stopped (SIGSTOP) before it can, and what must have happened by then is waited for in the logs on
@@ -93,8 +93,10 @@ SHRINK: dict[str, Steps] = {
 
 
 class Mechanism(NamedTuple):
-    """A change of a running job: of which `kind` it is (`tests/e2e/jobs/trajectory.py`), what is
-    asked for, what it was asked before (to be suspended already, say), and its phases."""
+    """A change of a running job of a `kind` (`tests/e2e/jobs/trajectory.py`).
+
+    It is asked for with `ask`, after what is in `before` was done (it is suspended already, say).
+    """
 
     kind: str
     ask: Mapping[str, object]
@@ -108,6 +110,7 @@ class Mechanism(NamedTuple):
 SUSPEND: Mapping[str, object] = {"ask": "suspend"}
 RELEASE: Mapping[str, object] = {"ask": "suspend", "release": True}
 RESUME: Mapping[str, object] = {"ask": "resume"}
+TWO: Mapping[str, object] = {"ask": "resize", "workers": 2}
 
 MECHANISMS: dict[str, Mechanism] = {
     "suspend": Mechanism("cooperative", SUSPEND, (), _one("job")),
@@ -117,10 +120,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "checkpoint": Mechanism("cooperative", {"ask": "checkpoint"}, (), _one("job")),
     "migrate": Mechanism("cooperative", {"ask": "migrate"}, (), MIGRATE, ("source", "successor"),
                          ("source-agent", "successor-agent")),
-    "grow": Mechanism("elastic", {"ask": "resize", "workers": 3}, ({"ask": "resize", "workers": 2},),
-                      GROW, ("survivor", "newcomer")),
-    "shrink": Mechanism("elastic", {"ask": "resize", "workers": 1},
-                        ({"ask": "resize", "workers": 2},), SHRINK, ("survivor", "leaver")),
+    "grow": Mechanism("elastic", {"ask": "resize", "workers": 3}, (TWO,), GROW,
+                      ("survivor", "newcomer")),
+    "shrink": Mechanism("elastic", {"ask": "resize", "workers": 1}, (TWO,), SHRINK,
+                        ("survivor", "leaver")),
     "plain-release": Mechanism("plain", RELEASE, (), _one("job")),
     "plain-resume": Mechanism("plain", RESUME, (RELEASE,), _one("runner")),
 }  # fmt: skip
@@ -171,8 +174,8 @@ def chosen(only: str) -> list[Cell]:
     Raises ValueError for a pattern that names no cell.
     """
     wanted = [part or "*" for part in only.split("/")]
-    found = [cell for cell in cells()
-             if all(part in ("*", name) for part, name in zip(wanted, cell, strict=False))]  # fmt: skip
+    found = [cell for cell in cells() if all(part in ("*", name) for part, name
+                                             in zip(wanted, cell, strict=False))]  # fmt: skip
     if not found or len(wanted) > len(Cell._fields):
         text = f"{only}: no such cell; mechanisms are {', '.join(MECHANISMS)}"
         raise ValueError(text)

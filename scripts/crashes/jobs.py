@@ -84,6 +84,7 @@ class Job:
         self.notes = folder / self.name
         self.id = ""
         self._read: dict[Path, tuple[int, list[Line]]] = {}
+        self._begun: dict[int, list[Begun]] = {}
 
     def spec(self, vc: str) -> dict[str, Any]:
         """Return what to submit."""
@@ -97,10 +98,6 @@ class Job:
             "limits": {"retries": RETRIES},
             **more,
         }
-
-    def facts(self, alloc: Sequence[Fact], since: int = 0) -> list[Fact]:
-        """Return the facts about it among the allocator's."""
-        return [fact for fact in alloc[since:] if fact.get("job") == self.id]
 
     def lines(self) -> dict[int, list[Line]]:
         """Return what its ranks noted so far."""
@@ -117,18 +114,25 @@ class Job:
             file.seek(at)
             whole = file.read().rpartition(b"\n")
         text = whole[0] + whole[1]
-        lines += read_lines(rank, text.decode())
+        news = read_lines(rank, text.decode())
+        lines += news
+        self._begun.setdefault(rank, []).extend(one for one in news if isinstance(one, Begun))
         self._read[path] = (at + len(text), lines)
         return lines
 
-    def steps(self, rank: int = 0) -> list[Step]:
-        """Return the mini-batches of a rank."""
-        return [line for line in self.lines().get(rank, ()) if isinstance(line, Step)]
+    def latest(self, rank: int = 0) -> Step | None:
+        """Return the last mini-batch of a rank, or None."""
+        lines = self._lines_of(rank)
+        return next((line for line in reversed(lines) if isinstance(line, Step)), None)
 
     def begun(self, attempt: int, rank: int = 0) -> list[int]:
         """Return the processes that were a rank of an attempt, in order."""
-        return [line.pid for line in self.lines().get(rank, ())
-                if isinstance(line, Begun) and line.attempt == attempt]  # fmt: skip
+        self._lines_of(rank)
+        return [one.pid for one in self._begun.get(rank, ()) if one.attempt == attempt]
+
+    def _lines_of(self, rank: int) -> list[Line]:
+        path = Path(f"{self.notes}.{rank}")
+        return self._lines(path, rank) if path.exists() else []
 
     def processes(self) -> list[int]:
         """Return every process that it ever had."""

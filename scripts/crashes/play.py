@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ from scripts.crashes.judge import Fact, Step
 from scripts.crashes.world import NODES, VC, World, is_connected, is_there
 from skep.wire import subjects
 
-STEPS = 6000
-"""Mini-batches that are compared; a job that comes near has done enough."""
+STEPS_MAX = 4000
+STEPS_FIRST, STEPS_EACH = 1000, 200
+"""Mini-batches that are compared, at first and for each cell; a job that comes near has done
+enough."""
 ENOUGH = 0.85
 TRAINS_ON = 6
 """Mini-batches after which a job is believed to train."""
@@ -47,14 +49,17 @@ Row = dict[str, Any]
 class Play:
     """The cells on one cluster, which is up."""
 
-    def __init__(self, world: World, folder: Path, kinds: Iterator[str]) -> None:
+    def __init__(self, world: World, folder: Path, cells: Sequence[Cell]) -> None:
         """Prepare, and begin with the uninterrupted runs."""
+        kinds = dict.fromkeys(MECHANISMS[cell.mechanism].kind for cell in cells)
+        self.steps = min(STEPS_MAX, STEPS_FIRST + STEPS_EACH * len(cells))
         self.world, self.folder = world, folder
         self.jobs: dict[str, Job] = {}
         self.all: list[Job] = []
         self._numbers = itertools.count(1)
-        self._runs = {kind: Reference(kind, folder, STEPS) for kind in dict.fromkeys(kinds)}
+        self._runs = {kind: Reference(kind, folder, self.steps) for kind in kinds}
         self._totals: dict[str, list[float]] = {}
+        self._stands: dict[str, tuple[int, Stands]] = {}
         self._known: dict[str, None] = {}
         """What was found wrong already: each thing is told of the cell in which it came up."""
 
@@ -82,7 +87,8 @@ class Play:
     async def job(self, kind: str) -> Job:
         """Return a job of a kind that trains; a new one where there is none to go on with."""
         job = self.jobs.get(kind)
-        if job is not None and job.steps()[-1].step > ENOUGH * STEPS:
+        last = job.latest() if job is not None else None
+        if job is not None and last is not None and last.step > ENOUGH * self.steps:
             await self.finish(job)
             job = None
         if job is None:
@@ -95,7 +101,12 @@ class Play:
 
     def stands(self, job: Job) -> Stands:
         """Return how a job stands."""
-        return stands(job.facts(self.world.alloc))
+        facts = self.world.alloc(job.id)
+        count, now = self._stands.get(job.id, (-1, Stands()))
+        if count != len(facts):
+            count, now = len(facts), stands(facts)
+            self._stands[job.id] = count, now
+        return now
 
     async def trains(self, job: Job) -> None:
         """Return once a job has trained on for some mini-batches, and its node knows what it can.
@@ -116,8 +127,8 @@ class Play:
 
     def _trained(self, job: Job, rank: int) -> Callable[[], bool]:
         def latest() -> Step | None:
-            steps, attempt = job.steps(rank), self.stands(job).attempt
-            return steps[-1] if steps and steps[-1].attempt == attempt else None
+            last, attempt = job.latest(rank), self.stands(job).attempt
+            return last if last is not None and last.attempt == attempt else None
 
         before = latest()
 
@@ -143,7 +154,8 @@ class Play:
         """Return what came of a request."""
 
         def look() -> Fact | None:
-            return next((fact for fact in reversed(self.world.alloc) if fact["type"] == "ask-over"
+            facts = reversed(self.world.alloc(job.id))
+            return next((fact for fact in facts if fact["type"] == "ask-over"
                          and fact["number"] == number), None)  # fmt: skip
 
         return await self.world.until(look, f"an answer to request {number} about {job.name}")
@@ -152,7 +164,9 @@ class Play:
         """Let a job end by itself, and see that it succeeded."""
         self.jobs.pop(job.kind, None)
         await self.trains(job)
-        job.stop(job.steps()[-1].step + SOON)
+        last = job.latest()
+        assert last is not None, job.name
+        job.stop(last.step + SOON)
         end = await self.world.until(lambda: self.stands(job).end, f"{job.name} ends")
         assert end == "succeeded", f"{job.name} ended as {end}"
 
@@ -188,9 +202,11 @@ class Play:
         if job.kind not in self._totals:
             run = self._runs[job.kind]
             self._totals[job.kind] = await asyncio.to_thread(run.totals)
-        facts = job.facts(self.world.alloc)
-        found = list(judge.problems(facts, job.lines(), self._totals[job.kind],
-                                    elastic=job.kind == "elastic", stores=job.kind != "plain"))  # fmt: skip
+        facts = self.world.alloc(job.id)
+        found = list(judge.problems(
+            facts, job.lines(), self._totals[job.kind],
+            elastic=job.kind == "elastic", stores=job.kind != "plain",
+        ))  # fmt: skip
         now = stands(facts)
         if not now.end:
             wanted = {"state": "running", "attempt": now.attempt, "workers": now.workers,
@@ -240,8 +256,7 @@ class Playing:
         self.job = Job(self.about.kind, play.folder, 0)
         self.before = Stands()
         self.number = 0
-        self.since = len(self.world.alloc)
-        self._nodes = len(self.world.streams[subjects.NODE].facts)
+        self._since = self._nodes = 0
         self._stopped: dict[str, int] = {}
         self._newcomers: list[int] = []
 
@@ -256,8 +271,7 @@ class Playing:
         if not self.play_.stands(job).suspended:
             await self.play_.trains(job)
         self.before = self.play_.stands(job)
-        self.since = len(self.world.alloc)
-        self._nodes = len(self.world.streams[subjects.NODE].facts)
+        self._since, self._nodes = len(self.world.alloc(job.id)), len(self._events())
         self._newcomers = job.begun(self.before.attempt, self.before.workers)
         try:
             for step in self.about.phases[self.cell.phase]:
@@ -328,7 +342,7 @@ class Playing:
 
     def facts(self) -> list[Fact]:
         """Return the allocator's facts about the job since the cell began."""
-        return self.job.facts(self.world.alloc, self.since) if self.job.id else []
+        return self.world.alloc(self.job.id)[self._since :] if self.job.id else []
 
     def seen(self) -> Iterator[str]:
         """Yield what the allocator recorded, in short."""
@@ -371,14 +385,16 @@ class Playing:
         return next((fact for fact in reversed(self.facts()) if fact["type"] == kind), None)
 
     def _event(self, kind: str) -> Fact | None:
-        events = self.world.streams[subjects.NODE].facts[self._nodes :]
-        return next((one for one in events if one["type"] == kind and one["job"] == self.job.id),
-                    None)  # fmt: skip
+        events = self._events()[self._nodes :]
+        return next((one for one in events if one["type"] == kind), None)
+
+    def _events(self) -> list[Fact]:
+        return self.world.streams[subjects.NODE].of.get(self.job.id, [])
 
     def _change_asked(self) -> bool:
         facts = self.world.streams[subjects.ADMISSION].facts
         return any(fact["type"] == "change-asked" and fact["number"] == self.number
-                   for fact in facts)  # fmt: skip
+                   for fact in reversed(facts[-50:]))  # fmt: skip
 
     def _job_changing(self) -> Fact | None:
         fact = self._fact("job-changing")
@@ -435,8 +451,8 @@ async def play_all(
     world: World, folder: Path, chosen: list[Cell], seed: int, tell: Callable[[Row, str], None]
 ) -> dict[str, Any]:
     """Play cells in an order drawn from `seed`, telling each at once; return the report."""
-    cells = random.Random(seed).sample(chosen, len(chosen))  # noqa: S311  no secret
-    play = Play(world, folder, (MECHANISMS[cell.mechanism].kind for cell in cells))
+    cells = random.Random(seed).sample(chosen, len(chosen))
+    play = Play(world, folder, cells)
     rows: list[Row] = []
     began = time.monotonic()
     try:

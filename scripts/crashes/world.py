@@ -27,7 +27,7 @@ NODES, GPUS = ("node-1", "node-2"), 8
 OPTIONS = ("--nodes", str(len(NODES)), "--gpus", str(GPUS), "--vc", f"{VC}={len(NODES) * GPUS}",
            "--port", "0")  # fmt: skip
 DEADLINE_S = 60.0
-LOOK_EVERY_S = 0.004
+LOOK_EVERY_S = 0.006
 STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.NODE)
 ESTABLISHED = "01"
 """How the kernel's table of TCP sockets calls a connection that both sides have."""
@@ -36,11 +36,13 @@ T = TypeVar("T")
 
 
 class Stream:
-    """One stream as it grows: its facts or events as plain JSON, each with its time of arrival."""
+    """One stream as it grows: its facts or events as plain JSON."""
 
     def __init__(self) -> None:
         """Start with nothing read."""
         self.facts: list[Fact] = []
+        self.of: dict[str, list[Fact]] = {}
+        """The same by the job that they are about."""
         self.last = 0
         self.records: list[tuple[Any, ...]] = []
         """Facts as messages, by record; nothing for node events."""
@@ -49,14 +51,16 @@ class Stream:
         """Take over one message."""
         self.last = delivery.sequence
         message = json.loads(delivery.payload)
+        facts = message.get("facts", [message])
+        self.facts += facts
+        for fact in facts:
+            self.of.setdefault(fact.get("job", ""), []).append(fact)
         if "facts" not in message:
-            self.facts.append(message)
             return
         record = codec.read(delivery.subject, delivery.payload, delivery.headers,
                             delivery.sequence, delivery.at)  # fmt: skip
         assert isinstance(record, codec.Facts), record
         self.records.append(record.facts)
-        self.facts += message["facts"]
 
 
 class Journal:
@@ -114,10 +118,9 @@ class World:
             await bus.follow(name, stream.last, stream.take)
         self.client = await self._open.enter_async_context(bare_client(about, f"vc-{VC}"))
 
-    @property
-    def alloc(self) -> list[Fact]:
-        """Return the allocator's facts so far."""
-        return self.streams[subjects.ALLOC].facts
+    def alloc(self, job: str) -> list[Fact]:
+        """Return the allocator's facts about a job so far."""
+        return self.streams[subjects.ALLOC].of.get(job, [])
 
     async def until(
         self, look: Callable[[], T | None], what: str, within_s: float = DEADLINE_S

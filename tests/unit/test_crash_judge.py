@@ -76,7 +76,7 @@ def test_steps_are_made_once_and_to_the_bit() -> None:
 
 
 def test_notes_are_read_up_to_where_a_kill_cut_them_short() -> None:
-    text = f"begin 1 7\nstep 1 7 3 2 {0.5.hex()}\nstep 1 7 4"
+    text = f"begin 1 7\nstep 1 7 3 2 {(0.5).hex()}\nstep 1 7 4"
     assert judge.read_lines(1, text) == [Begun(1, 1, 7), Step(1, 1, 7, 3, 2, 0.5)]
     with pytest.raises(ValueError, match="noted"):
         judge.read_lines(0, "begun\n")
@@ -105,7 +105,9 @@ def test_every_cell_can_be_played_and_says_what_is_to_come_of_it() -> None:
             assert steps_.count("ask") == 1
             for step in steps_:
                 verb, _, what = step.partition(" ")
-                assert verb in ("ask", "stop", "go") or hasattr(Playing, f"_{what.replace('-', '_')}")
+                assert verb in ("ask", "stop", "go") or hasattr(
+                    Playing, f"_{what.replace('-', '_')}"
+                )
 
 
 def test_cells_are_chosen_by_their_parts() -> None:
