@@ -83,6 +83,8 @@ class Job:
         self.kind, self.name = kind, f"{kind}-{number}"
         self.notes = folder / self.name
         self.id = ""
+        self.adopted = False
+        """A runner of its processes was killed."""
         self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._begun: dict[int, list[Begun]] = {}
 

@@ -164,17 +164,16 @@ class Play:
         """Let a job end by itself, and see that it succeeded."""
         self.jobs.pop(job.kind, None)
         await self.trains(job)
+        if job.adopted:
+            # How a process ends that a later runner took over is seen by nobody: it is repeated.
+            await self.world.publish("cancel", {"job": job.id})
+            await self.gone(job)
+            return
         last = job.latest()
         assert last is not None, job.name
         job.stop(last.step + SOON)
         end = await self.world.until(lambda: self.stands(job).end, f"{job.name} ends")
         assert end == "succeeded", f"{job.name} ended as {end}"
-
-    async def cancelled(self, job: Job) -> None:
-        """Cancel a job; return once it is gone with all its processes."""
-        self.jobs.pop(job.kind, None)
-        await self.world.publish("cancel", {"job": job.id})
-        await self.gone(job)
 
     async def gone(self, job: Job) -> None:
         """Return once a job is over and nothing is left of it."""
@@ -279,6 +278,7 @@ class Playing:
             await self._kill(victim)
         finally:
             self.let_go()
+        job.adopted |= victim == "runner"
         if victim == EVERYTHING:
             await self.world.up_again()
         return await self._came()
