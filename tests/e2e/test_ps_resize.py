@@ -1,4 +1,4 @@
-"""A job on parameter servers is resized through Skep while it trains: workers, servers, and both."""
+"""A job on parameter servers is resized through Skep: workers, servers, and both at once."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ and ends with exactly one JobChanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -47,7 +48,10 @@ class AskCheckpoint(_Ask, frozen=True, tag="checkpoint"):
 
 
 class AskMigrate(_Ask, frozen=True, tag="migrate"):
-    """Go on elsewhere: on the node `to`, or (empty) wherever there is room."""
+    """Go on elsewhere: on the nodes `to`, separated by commas, or (empty) on any other nodes.
+
+    A node that it is on already may be among those named, for other GPUs there.
+    """
 
     to: str = ""
 
@@ -62,7 +66,21 @@ class AskResize(_Ask, frozen=True, tag="resize"):
     servers: int | None = None
 
 
-Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize
+class AskPack(_Ask, frozen=True, tag="pack"):
+    """Run on GPUs that the running job `beside` holds, beside it.
+
+    `share` is the part of each device's memory it may use, above 0 and below 1; 0: an even one.
+    """
+
+    beside: str
+    share: float = 0.0
+
+
+class AskUnpack(_Ask, frozen=True, tag="unpack"):
+    """Leave the GPUs that it shares with others, and wait for some of its own."""
+
+
+Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize | AskPack | AskUnpack
 
 ASKS: dict[str, type[Ask]] = {
     "suspend": AskSuspend,
@@ -70,6 +88,8 @@ ASKS: dict[str, type[Ask]] = {
     "checkpoint": AskCheckpoint,
     "migrate": AskMigrate,
     "resize": AskResize,
+    "pack": AskPack,
+    "unpack": AskUnpack,
 }
 
 
@@ -112,20 +132,35 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
     made: Ask = msgspec.convert(tree, kind)
-    problem = _size_problem(made) if isinstance(made, AskResize) else None
-    return made if problem is None else [problem]
+    if isinstance(made, AskResize):
+        problems = list(_size_problems(made))
+    if isinstance(made, AskPack):
+        problems = _pack_problems(made)
+    return problems or made
 
 
-def _size_problem(ask: AskResize) -> Problem | None:
+def _size_problems(ask: AskResize) -> Iterator[Problem]:
     if ask.workers is None and ask.servers is None:
-        return Problem(path="$.workers", reason=Reason.MISSING_KEY,
-                       text="`workers` is required, or `servers`")  # fmt: skip
+        yield Problem(path="$.workers", reason=Reason.MISSING_KEY,
+                      text="`workers` is required, or `servers`")  # fmt: skip
     for name, most in (("workers", WORKERS_MAX), ("servers", SERVERS_MAX)):
         count = getattr(ask, name)
         if count is not None and not 1 <= count <= most:
-            return Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
-                           text=f"`{name}` must be 1 to {most}")  # fmt: skip
-    return None
+            yield Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be 1 to {most}")  # fmt: skip
+
+
+def _pack_problems(ask: AskPack) -> list[Problem]:
+    problems = []
+    if job_sequence(ask.beside) is None or ask.beside == ask.job:
+        problems.append(Problem(path="$.beside", reason=Reason.BAD_VALUE,
+                                text="`beside` must be the id of another job",
+                                suggestion="such as j12"))  # fmt: skip
+    if not 0.0 <= ask.share < 1.0:
+        problems.append(Problem(path="$.share", reason=Reason.BAD_VALUE,
+                                text="`share` must be above 0 and below 1",
+                                suggestion="such as 0.5; without it all share alike"))  # fmt: skip
+    return problems
 
 
 # --- admission ---------------------------------------------------------------------------------
@@ -150,6 +185,7 @@ class Goal(StrEnum):
     CHECKPOINT = "checkpoint"
     MIGRATE = "migrate"
     RESIZE = "resize"
+    SHARE = "share"
 
 
 class Result(StrEnum):

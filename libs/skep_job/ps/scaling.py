@@ -106,7 +106,7 @@ class Scaling:
             if self._order is not None and self._order.get("leaves"):
                 self._say_done(self._order)
 
-    # --- on the reporter's thread ------------------------------------------------------------------
+    # --- on the reporter's thread -----------------------------------------------------------------
 
     def _ordered(self, message: Order) -> object:
         with self._changed:
@@ -122,7 +122,7 @@ class Scaling:
             self._changed.notify_all()
         return self._resume(message) if self._resume is not None else False
 
-    # --- on its own --------------------------------------------------------------------------------
+    # --- on its own -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:

@@ -1,12 +1,14 @@
-"""How running parts are suspended, resumed, stored, moved and resized, and what ranks say to it.
+"""How running parts are suspended, stored, moved, resized and packed, and what ranks say to it.
 
     ChangeJob --ChangeTaken--> phases, one after the other --PartChanged--> answered
 
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
+    share       share                           (one that stands is told when it goes on)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -21,15 +23,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
     ORDERS_PER_SERIAL,
     STRAY,
+    TIMED,
     TOLD_IN,
     TRIES_MAX,
     UNDO_WAIT,
     Drive,
     Phase,
     Soft,
+    add_answer,
+    failure_text,
     is_answer,
     message_for,
     newcomers,
@@ -57,7 +63,7 @@ from skep.machines.agent.planning import (
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
 from skep.wire.runs import RunExited, RunStarted
@@ -76,6 +82,7 @@ from skep.wire.talk import (
     ResumeRank,
     Said,
     Sent,
+    Shared,
     Suspended,
 )
 
@@ -85,9 +92,6 @@ if TYPE_CHECKING:
 MEETING = "the meeting place"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
-
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK)
-"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Changes:
@@ -143,8 +147,7 @@ class Changes:
         self.soft.drives[key] = drive
         address = getattr(command.change, "master_address", "")
         drive.again = again
-        meets = bool(address) and not getattr(command.change, "servers", 0)
-        drive.meets_here = meets and address == self._agent.joined.address
+        drive.meets_here = bool(address) and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
 
@@ -187,9 +190,10 @@ class Changes:
                 drive.waits = {}
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
                     drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
-                if drive.phase is Phase.UNDO:
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -197,6 +201,14 @@ class Changes:
                     drive.waits = {each: None for each in alive if held or each in standing}
                 for token in alive:
                     self._tell(part, drive, token)
+
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
 
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
         message = message_for(drive, part, token)
@@ -252,10 +264,20 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
+                self._next(key, now)
+            case Phase.SHARE:
+                self._unshared(drive, why)
                 self._next(key, now)
             case _:
                 self._fail(key, why, now)
+
+    @staticmethod
+    def _unshared(drive: Drive, why: str) -> None:
+        """Note that a rank does not keep to its share: it goes on with what it has."""
+        drive.detail = drive.detail or why
+        if isinstance(drive.command.change, Share):
+            drive.manner = Manner.UNCHANGED
 
     def _fail(self, key: PartKey, why: str, now: Instant) -> None:
         """Put everything back, and say why."""
@@ -265,6 +287,8 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
                 speaks = "suspend" in self.abilities.can(part)
                 drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
@@ -384,7 +408,7 @@ class Changes:
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
-                    | Rescaled() | Failed():  # fmt: skip
+                    | Rescaled() | Shared() | Failed():  # fmt: skip
                 self._answered(key, token, message, now)
             case _:
                 pass
@@ -421,22 +445,28 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, _failure(message), now)
+                self._missed(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = _failure(message), True
+                drive.detail, drive.kept = failure_text(message), True
+            case Failed() if drive.phase is Phase.SHARE:
+                self._unshared(drive, failure_text(message))
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, _failure(message), now)
+                self._fail(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, _failure(message), now)
+                    self._fail(key, failure_text(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
-                _add(drive, message)
+                add_answer(drive, message)
+                if isinstance(message, Shared):
+                    devices = self._part(key).ranks[token].plan.devices
+                    more = excess(message, devices, self._agent.joined.gpus)
+                    drive.detail = drive.detail or more
         if not drive.waits:
             self._next(key, now)
 
@@ -528,7 +558,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -541,7 +573,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -549,7 +581,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)
@@ -566,29 +598,3 @@ class Changes:
 
     def _call(self, *commands: msgspec.Struct) -> None:
         self._agent.add(*(Call(command) for command in commands))
-
-
-def _failure(message: Failed) -> str:
-    return f"rank {message.rank}: {message.error or message.what}"
-
-
-def _add(drive: Drive, message: Answer) -> None:
-    """Add one rank's answer to what the change comes to."""
-    step = getattr(message, "step", 0)
-    if drive.phase is not Phase.UNDO and step:
-        drive.done_step = min(drive.done_step or step, step)
-    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
-    match message:
-        case Released():
-            known = drive.residue >= 0 or not drive.released
-            drive.residue = (
-                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
-            )
-            drive.released = True
-            drive.moved += message.moved
-        case Checkpointed() | Sent():
-            drive.moved += message.bytes
-        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
-            drive.changed_ranks += 1
-        case _:
-            pass

@@ -25,6 +25,11 @@ def secret(machine: AllocatorMachine, job: JobState) -> str:
     return hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
 
 
+def same(job: JobState, workers: int | None, servers: int | None) -> bool:
+    """Return whether a job has so many workers and parameter servers (None: whatever it has)."""
+    return workers in (None, job.size) and servers in (None, job.servers)
+
+
 def refusal(job: JobState, servers: int | None) -> tuple[Reason, str] | None:
     """Return why a job cannot have so many parameter servers (None: those it has), or None."""
     allowed = job.spec.ps
