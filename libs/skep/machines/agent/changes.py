@@ -5,7 +5,8 @@
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
     share       share                           (one that stands is told when it goes on)
 
@@ -189,9 +190,10 @@ class Changes:
                 drive.waits = {}
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
                     drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
-                if drive.phase is Phase.UNDO:
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -199,6 +201,14 @@ class Changes:
                     drive.waits = {each: None for each in alive if held or each in standing}
                 for token in alive:
                     self._tell(part, drive, token)
+
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
 
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
         message = message_for(drive, part, token)
@@ -254,7 +264,7 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
                 self._next(key, now)
             case Phase.SHARE:
                 self._unshared(drive, why)
@@ -277,6 +287,8 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
                 speaks = "suspend" in self.abilities.can(part)
                 drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
@@ -546,7 +558,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -559,7 +573,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -567,7 +581,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)

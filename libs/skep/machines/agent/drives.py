@@ -37,7 +37,7 @@ from skep.wire.talk import (
     Told,
 )
 
-ORDERS_PER_SERIAL = 8
+ORDERS_PER_SERIAL = 16
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -72,13 +72,23 @@ class Phase(StrEnum):
     """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
+    STAY = "stay"
+    """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
     SHARE = "share"
     """Ranks told which part of their devices' memory is theirs, wherever they are."""
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.SHARE)
+TOLD_IN = (
+    Phase.UNDO,
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.WORK,
+    Phase.SHARE,
+    Phase.STAY,
+)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
 
@@ -123,6 +133,8 @@ class Drive(msgspec.Struct):
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+    told: int = -1
+    """The number of what its ranks were told last."""
 
     @property
     def given_back(self) -> bool:
@@ -174,6 +186,8 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
     order, change = drive.order, drive.command.change
     match drive.phase:
+        case Phase.STAY:
+            return SuspendRank(job=job, attempt=attempt, rank=rank, order=order)
         case Phase.STOP:
             return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case Phase.RELEASE:
@@ -218,7 +232,7 @@ def is_answer(drive: Drive, message: Answer) -> bool:
     match drive.phase:
         case Phase.UNDO | Phase.RESUME:
             return isinstance(message, Resumed | Failed)
-        case Phase.STOP:
+        case Phase.STOP | Phase.STAY:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
