@@ -25,7 +25,7 @@ from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
-from skep_services.agent.environment import log_bytes_max
+from skep_services.agent.environment import container_folders, log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
@@ -109,6 +109,7 @@ async def main(chosen: Settings, log: Any) -> None:
     machine = AgentMachine(inventory(chosen, devices))
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     checkpoints_dir(chosen.environment)
+    container_folders(chosen.environment)
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
