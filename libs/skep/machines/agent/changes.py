@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.machines.agent.drives import (
-    ORDERS_PER_SERIAL,
-    STRAY,
     TOLD_IN,
     TRIES_MAX,
     UNDO_WAIT,
@@ -33,6 +31,7 @@ from skep.machines.agent.drives import (
     is_answer,
     message_for,
     newcomers,
+    stray,
     within,
 )
 from skep.machines.agent.known import Abilities
@@ -73,7 +72,6 @@ from skep.wire.talk import (
     Released,
     Rescaled,
     Resumed,
-    ResumeRank,
     Said,
     Sent,
     Suspended,
@@ -187,7 +185,8 @@ class Changes:
             case _:
                 drive.past = False
                 if drive.phase in {Phase.STOP, Phase.WORK}:
-                    drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
+                    told = self._agent.progress.get(key, {})
+                    drive.step = clock(part, drive, told, now, self.soft.processes(part))
                 if drive.phase is Phase.UNDO:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
@@ -198,8 +197,8 @@ class Changes:
                     self._tell(part, drive, token)
 
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
-        message = message_for(drive, part, token)
-        self._call(TellRank(message, among=max(len(part.alive()), 1)))
+        among = self.soft.processes(part)
+        self._call(TellRank(message_for(drive, part, token, among), among=among))
 
     def _room(self, key: PartKey, drive: Drive) -> bool:
         """Find room in the host's memory for the state of a part; say in `detail` if none is left.
@@ -365,28 +364,36 @@ class Changes:
         if part is None or part.over is not None or part.command is None:
             return
         drive = self.soft.drives.get(key)
-        match message:
+        heard = self.soft.voices.heard(token, message)
+        if heard is None and drive is None and self.soft.voices.stands(token):
+            self._call_back(part, token)
+        match heard:
             case Hello():
                 self.soft.greeted[token] = None
                 self.soft.standing.pop(token, None)
                 if drive is not None and drive.phase in TOLD_IN and token in drive.waits:
                     self._tell(part, drive, token)
             case Can():
-                self.abilities.learn(key, part, token, message, now)
+                self.abilities.learn(key, part, token, heard, now)
             case Ready():
-                self.soft.doors[token] = message
+                self.soft.doors[token] = heard
                 self.soft.standing[token] = None
                 self.rank_up(key, token, now)
                 self.abilities.ready(key, part, now)
             case Loaded():
-                self.soft.loads[token] = message
+                self.soft.loads[token] = heard
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
                     | Rescaled() | Failed():  # fmt: skip
-                self._answered(key, token, message, now)
+                self._answered(key, token, heard, now)
             case _:
                 pass
+
+    def _call_back(self, part: PartState, token: str) -> None:
+        """Have a rank go on whose order was withdrawn while it was away."""
+        if part.stand is Stand.RUNNING:
+            self._call(TellRank(stray(part, part.ranks[token].plan.rank)))
 
     def _answered(self, key: PartKey, token: str, message: Answer, now: Instant) -> None:
         part = self._part(key)
@@ -401,11 +408,8 @@ class Changes:
         if drive is not None:
             if token in drive.waits and is_answer(drive, message):
                 self._count(key, drive, token, message, now)
-        elif part.stand is Stand.RUNNING and token in self.soft.standing:
-            # What it was told has been withdrawn while it was away.
-            order = part.serial * ORDERS_PER_SERIAL + STRAY
-            resume = ResumeRank(job=key[0], attempt=key[1], rank=message.rank, order=order)
-            self._call(TellRank(resume))
+        elif token in self.soft.standing:
+            self._call_back(part, token)
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
@@ -428,6 +432,7 @@ class Changes:
                 self._fail(key, _failure(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
+                drive.changed_ranks += message.partly
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
                     self._fail(key, _failure(message), now)
@@ -444,6 +449,7 @@ class Changes:
         for known in (self.soft.greeted, self.soft.cans, self.soft.standing, self.soft.doors,
                       self.soft.loads, self.soft.leave_by):  # fmt: skip
             known.pop(token, None)
+        self.soft.voices.drop(token)
         part = self._part(key)
         if token not in part.ranks:
             self._forget_leavers(key)

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from skep.machines.agent.parts import PartState
+from skep.machines.agent.voices import Voices
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
 from skep.wire.node import Manner
@@ -159,8 +160,8 @@ def _steps_at(one: RankProgress, now: Instant) -> int:
     return one.steps + max(0, now - one.last_step_at) // one.step_ns
 
 
-def message_for(drive: Drive, part: PartState, token: str) -> Told:
-    """Return what a rank is told in the phase that a change is in."""
+def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
+    """Return what a rank is told in the phase that a change is in; `among` processes share room."""
     assert part.command is not None
     assert drive.phase is not None
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
@@ -169,7 +170,7 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
         case Phase.STOP:
             return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case Phase.RELEASE:
-            share = max(drive.room // max(len(part.alive()), 1), 1)
+            share = max(drive.room // among, 1)
             return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
@@ -189,6 +190,13 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
                                   step=drive.step)  # fmt: skip
         case _:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order)
+
+
+def stray(part: PartState, rank: int) -> ResumeRank:
+    """Return what a rank is told that stands though what it was told has been withdrawn."""
+    assert part.command is not None
+    return ResumeRank(job=part.command.job, attempt=part.command.attempt, rank=rank,
+                      order=part.serial * ORDERS_PER_SERIAL + STRAY)  # fmt: skip
 
 
 def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...]:
@@ -256,6 +264,12 @@ class Soft(msgspec.Struct):
     """When a part whose ranks say nothing is taken for opaque."""
     leave_by: dict[str, Instant] = {}
     """When a rank that left its gang is ended."""
+    voices: Voices = msgspec.field(default_factory=Voices)
+    """The processes of ranks that have several."""
+
+    def processes(self, part: PartState) -> int:
+        """Return how many processes of a part train together, 1 at least."""
+        return max(sum(self.voices.count(token) for token in part.alive()), 1)
 
 
 def within(now: Instant, milliseconds: int) -> Instant:

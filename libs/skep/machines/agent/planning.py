@@ -118,12 +118,18 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             return [*before, Phase.WORK]
 
 
-def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
-    """Return the step to stop or change after: 0 for a rank alone, which needs no common one."""
+def clock(
+    part: PartState,
+    drive: Drive,
+    progress: Mapping[int, RankProgress],
+    now: Instant,
+    processes: int,
+) -> int:
+    """Return the step to stop or change after: 0 for a process alone, which needs no common one."""
     wanted = getattr(drive.command.change, "step", 0)
     alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
     joining = isinstance(drive.command.change, Resize)
-    if not wanted and len(alive) == 1 and not joining:
+    if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
