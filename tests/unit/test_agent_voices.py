@@ -41,10 +41,10 @@ def test_a_process_alone_is_its_rank() -> None:
 
 
 def test_a_rank_can_do_what_all_its_processes_can_do_as_one() -> None:
-    can = ("suspend", "release", "checkpoint", "migrate", "rebind", "resize")
+    can = ("suspend", "release", "checkpoint", "migrate", "rebind", "resize", "share")
     one, other = {"tier": "cooperative", "can": can}, {"tier": "observed", "can": can[:2]}
     assert both_say(talk.Can, one, one) == by(
-        0, talk.Can, tier="cooperative", can=("checkpoint", "release", "suspend")
+        0, talk.Can, tier="cooperative", can=("checkpoint", "release", "share", "suspend")
     )
     assert both_say(talk.Can, one, other) == by(
         0, talk.Can, tier="observed", can=("release", "suspend")
@@ -61,6 +61,8 @@ def test_a_rank_can_do_what_all_its_processes_can_do_as_one() -> None:
         (talk.Released, {"moved": 3, "residue": 1}, {"moved": 4}, {"moved": 7, "residue": -1}),
         (talk.Resumed, {"step": 7, "pause_ns": 4}, {"step": 7, "pause_ns": 5},
          {"step": 7, "pause_ns": 5}),
+        (talk.Shared, {"share": 0.5, "used": 2}, {"share": 0.5, "used": 3},
+         {"share": 0.5, "used": 5}),
         (talk.Checkpointed, {"step": 7, "bytes": 2, "path": "a"},
          {"step": 7, "bytes": 3, "path": "a"}, {"step": 7, "bytes": 5, "path": "a"}),
     ],

@@ -23,10 +23,11 @@ from skep.wire.talk import (
     Released,
     Resumed,
     Said,
+    Shared,
     Suspended,
 )
 
-TOGETHER = ("checkpoint", "release", "suspend")
+TOGETHER = ("checkpoint", "release", "share", "suspend")
 """What several processes can do as one. For the rest each would need a place of its own to go to,
 devices or a port, and ranks are what has those."""
 
@@ -75,7 +76,8 @@ class Voices:
             case Can():
                 voice.can = message
                 return _common([each.can for each in voices.values()])
-            case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Failed():
+            case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Shared() \
+                    | Failed():  # fmt: skip
                 if voice.answer is None or message.order >= voice.answer.order:
                     voice.answer = message
                 return _together([each.answer for each in voices.values()], message.order)
@@ -155,6 +157,9 @@ def _sum(known: Sequence[Answer]) -> Answer:
         case Resumed():
             pause_ns = max(one.pause_ns for one in known if isinstance(one, Resumed))
             return msgspec.structs.replace(first, part=0, pause_ns=pause_ns)
+        case Shared():
+            used = sum(one.used for one in known if isinstance(one, Shared))
+            return msgspec.structs.replace(first, part=0, used=used)
         case Checkpointed():
             stored = sum(one.bytes for one in known if isinstance(one, Checkpointed))
             return msgspec.structs.replace(first, part=0, bytes=stored)
