@@ -24,6 +24,7 @@ import msgspec
 
 from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
+    HANDLED,
     TIMED,
     TOLD_IN,
     TRIES_MAX,
@@ -33,6 +34,7 @@ from skep.machines.agent.drives import (
     Soft,
     add_answer,
     failure_text,
+    handled,
     is_answer,
     message_for,
     newcomers,
@@ -41,18 +43,20 @@ from skep.machines.agent.drives import (
 )
 from skep.machines.agent.known import Abilities
 from skep.machines.agent.parts import (
+    EvictRun,
     FreezeRun,
     OpenStore,
     PartKey,
     PartState,
-    RunFrozen,
-    RunThawed,
+    RestoreRun,
+    RunHandled,
     StopRun,
     StoreOpened,
     TellRank,
     ThawRun,
 )
 from skep.machines.agent.planning import (
+    back_again,
     clock,
     phases_of,
     refusal_of,
@@ -183,8 +187,13 @@ class Changes:
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
-            case Phase.RELEASE if not self._room(key, drive):
+            case Phase.RELEASE | Phase.EVICT if not self._room(key, drive):
                 drive.waits = {}
+            case Phase.EVICT:
+                self._call(*(EvictRun(token, rank.plan.devices, drive.room)
+                             for token, rank in alive.items()))  # fmt: skip
+            case Phase.RESTORE:
+                self._call(*(RestoreRun(token) for token in alive))
             case _:
                 drive.past = False
                 if drive.phase in {Phase.STOP, Phase.WORK}:
@@ -277,8 +286,7 @@ class Changes:
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
             case Suspend():
-                speaks = "suspend" in self.abilities.can(part)
-                drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
+                drive.phases = [Phase.THAW, *back_again(self.abilities.can(part))]
             case Resume():
                 drive.refreeze = part.stands_frozen
                 drive.phases = [Phase.FREEZE] if drive.refreeze else []
@@ -341,22 +349,19 @@ class Changes:
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def ran(self, event: RunFrozen | RunThawed, now: Instant) -> None:
+    def ran(self, event: RunHandled, now: Instant) -> None:
         """Take the runtime's answer."""
         key, part = self._agent.part_of(event.token)
         drive = self.soft.drives.get(key)
-        wanted = Phase.FREEZE if isinstance(event, RunFrozen) else Phase.THAW
-        if part is None or drive is None or drive.phase is not wanted:
+        if part is None or drive is None or drive.phase is not HANDLED[type(event)]:
             return
         if event.token not in drive.waits:
             return
         del drive.waits[event.token]
-        if event.trouble:
-            drive.detail = drive.detail or event.trouble
-            if wanted is Phase.FREEZE and drive.manner is Manner.FROZEN:
-                self._fail(key, event.trouble, now)
-                return
-        if not drive.waits:
+        why = handled(drive, event)
+        if why:
+            self._fail(key, why, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def met(self, event: StoreOpened, now: Instant) -> None:

@@ -8,7 +8,14 @@ from enum import StrEnum
 import msgspec
 
 from skep.machines.agent.devices import share_of
-from skep.machines.agent.parts import PartState
+from skep.machines.agent.parts import (
+    PartState,
+    RunEvicted,
+    RunFrozen,
+    RunHandled,
+    RunRestored,
+    RunThawed,
+)
 from skep.machines.agent.voices import Voices
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
@@ -77,6 +84,9 @@ class Phase(StrEnum):
     """A checkpoint, a move or a resize is done by the ranks themselves."""
     SHARE = "share"
     """Ranks told which part of their devices' memory is theirs, wherever they are."""
+    EVICT = "evict"
+    """The driver moves what a run has on its device into the host's memory."""
+    RESTORE = "restore"
 
 
 TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.SHARE)
@@ -85,6 +95,15 @@ assert len(TOLD_IN) < STRAY
 
 TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK, Phase.SHARE)
 """Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
+
+
+HANDLED: Mapping[type, Phase] = {
+    RunFrozen: Phase.FREEZE,
+    RunThawed: Phase.THAW,
+    RunEvicted: Phase.EVICT,
+    RunRestored: Phase.RESTORE,
+}
+"""The phases that the runtime's answers end."""
 
 
 class Drive(msgspec.Struct):
@@ -217,6 +236,28 @@ def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...
     plan = part.ranks[token].plan
     wanted = next((each.devices for each in change.ranks if each.rank == plan.rank), plan.devices)
     return () if wanted == plan.devices else wanted
+
+
+def handled(drive: Drive, event: RunHandled) -> str:
+    """Note what the runtime did to a run; return why the change fails, an empty text if it goes on.
+    """
+    match event:
+        case RunEvicted(trouble=trouble) if trouble:
+            drive.detail, drive.kept = trouble, True
+        case RunEvicted(moved=moved):
+            drive.released = True
+            drive.moved += moved
+        case RunRestored(trouble=trouble) if trouble:
+            if drive.manner is Manner.UNCHANGED:
+                drive.detail = f"{drive.detail}; {trouble}"
+            return trouble
+        case _ if event.trouble:
+            drive.detail = drive.detail or event.trouble
+            if isinstance(event, RunFrozen) and drive.manner is Manner.FROZEN:
+                return event.trouble
+        case _:
+            pass
+    return ""
 
 
 def is_answer(drive: Drive, message: Answer) -> bool:
