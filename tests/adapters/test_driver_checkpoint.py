@@ -1,4 +1,4 @@
-"""The driver's checkpoint by a utility that stands in for NVIDIA's, and fails where it is told to."""
+"""The driver's checkpoint, by a utility in the place of NVIDIA's that fails where it is told to."""
 
 import os
 import subprocess
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.adapters
 
 TOKEN = "j1.1.0"
 ALLOW = {"SKEP_DRIVER_CHECKPOINT": "allow"}
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
@@ -108,9 +109,9 @@ async def test_only_one_process_on_one_device_that_fits(host: Host) -> None:
     host.devices.on = (mine, mine)
     assert "and 2 are on the device" in (await driver.evict(TOKEN, (0,), 1000))[1]
     host.devices.on = (DeviceProcess(os.getpid(), 600),)
-    assert "1 processes on the device are not this job's" in (
-        await driver.evict(TOKEN, (0,), 1000)
-    )[1]
+    assert (
+        "1 processes on the device are not this job's" in (await driver.evict(TOKEN, (0,), 1000))[1]
+    )
     host.devices.on = (DeviceProcess(host.pid),)
     assert "does not say how much" in (await driver.evict(TOKEN, (0,), 1000))[1]
     host.devices.used = 700

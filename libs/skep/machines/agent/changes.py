@@ -5,7 +5,8 @@
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
     share       share                           (one that stands is told when it goes on)
 
@@ -33,9 +34,11 @@ from skep.machines.agent.drives import (
     Phase,
     Soft,
     add_answer,
+    deserted,
     failure_text,
     handled,
     is_answer,
+    joins,
     message_for,
     newcomers,
     stray,
@@ -183,7 +186,9 @@ class Changes:
                 assert isinstance(drive.command.change, Resize)
                 self._expect_newcomers(key, drive.command.change)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {each: None for each in joining if not self._joins(part, drive, each)}
+                drive.waits = {
+                    each: None for each in joining if not joins(self.soft, part, drive, each)
+                }
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
@@ -196,10 +201,11 @@ class Changes:
                 self._call(*(RestoreRun(token) for token in alive))
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
                     told = self._agent.progress.get(key, {})
                     drive.step = clock(part, drive, told, now, self.soft.processes(part))
-                if drive.phase is Phase.UNDO:
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -207,6 +213,14 @@ class Changes:
                     drive.waits = {each: None for each in alive if held or each in standing}
                 for token in alive:
                     self._tell(part, drive, token)
+
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
 
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
         among = self.soft.processes(part)
@@ -262,7 +276,7 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
                 self._next(key, now)
             case Phase.SHARE:
                 self._unshared(drive, why)
@@ -285,6 +299,8 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
                 drive.phases = [Phase.THAW, *back_again(self.abilities.can(part))]
             case Resume():
@@ -488,32 +504,17 @@ class Changes:
         drive.waits.pop(token, None)
         if joining and drive.manner is not Manner.UNCHANGED:
             self._fail(key, f"{token}, which was to join, ended", now)
-        elif self._deserted(part, drive):
+        elif deserted(part, drive):
             self._fail(key, "the gang ended", now)
         elif waited and not drive.waits:
             self._next(key, now)
-
-    @staticmethod
-    def _deserted(part: PartState, drive: Drive) -> bool:
-        """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
-        gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
-        resizes = isinstance(drive.command.change, Resize)
-        return resizes and not gang and drive.manner is not Manner.UNCHANGED
-
-    def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
-        """Tell whether a newcomer is there and has made everything ready, in whatever order.
-
-        One that an earlier try had started may have joined since, and does not say it is ready
-        again; one that has not takes the order as soon as it is.
-        """
-        return part.ranks[token].up and (drive.again or token in self.soft.doors)
 
     def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
         """Take it that a newcomer has come further."""
         drive = self.soft.drives.get(key)
         if drive is None or drive.phase is not Phase.START or token not in drive.waits:
             return
-        if self._joins(self._part(key), drive, token):
+        if joins(self.soft, self._part(key), drive, token):
             del drive.waits[token]
             if not drive.waits:
                 self._next(key, now)
@@ -557,7 +558,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -570,7 +573,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -578,7 +581,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)

@@ -45,7 +45,7 @@ from skep.wire.talk import (
     Told,
 )
 
-ORDERS_PER_SERIAL = 8
+ORDERS_PER_SERIAL = 16
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -80,6 +80,8 @@ class Phase(StrEnum):
     """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
+    STAY = "stay"
+    """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
     SHARE = "share"
@@ -89,7 +91,15 @@ class Phase(StrEnum):
     RESTORE = "restore"
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.SHARE)
+TOLD_IN = (
+    Phase.UNDO,
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.WORK,
+    Phase.SHARE,
+    Phase.STAY,
+)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
 
@@ -143,6 +153,8 @@ class Drive(msgspec.Struct):
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+    told: int = -1
+    """The number of what its ranks were told last."""
 
     @property
     def given_back(self) -> bool:
@@ -194,6 +206,8 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
     order, change = drive.order, drive.command.change
     match drive.phase:
+        case Phase.STAY:
+            return SuspendRank(job=job, attempt=attempt, rank=rank, order=order)
         case Phase.STOP:
             return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case Phase.RELEASE:
@@ -239,8 +253,7 @@ def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...
 
 
 def handled(drive: Drive, event: RunHandled) -> str:
-    """Note what the runtime did to a run; return why the change fails, an empty text if it goes on.
-    """
+    """Note what the runtime did to a run; return why the change fails, or an empty text."""
     match event:
         case RunEvicted(trouble=trouble) if trouble:
             drive.detail, drive.kept = trouble, True
@@ -267,7 +280,7 @@ def is_answer(drive: Drive, message: Answer) -> bool:
     match drive.phase:
         case Phase.UNDO | Phase.RESUME:
             return isinstance(message, Resumed | Failed)
-        case Phase.STOP:
+        case Phase.STOP | Phase.STAY:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
@@ -364,3 +377,19 @@ STAND_AFTER: Mapping[Manner, Stand] = {
     Manner.BOUNDARY: Stand.SUSPENDED,
     Manner.FROZEN: Stand.FROZEN,
 }
+
+
+def joins(soft: Soft, part: PartState, drive: Drive, token: str) -> bool:
+    """Tell whether a newcomer is there and has made everything ready, in whatever order.
+
+    One that an earlier try had started may have joined since, and does not say it is ready again;
+    one that has not takes the order as soon as it is.
+    """
+    return part.ranks[token].up and (drive.again or token in soft.doors)
+
+
+def deserted(part: PartState, drive: Drive) -> bool:
+    """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+    gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
+    resizes = isinstance(drive.command.change, Resize)
+    return resizes and not gang and drive.manner is not Manner.UNCHANGED

@@ -204,10 +204,12 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             job.held = fact.why
         if fact.released and not job.released:
             _release(machine, job)
-    elif fact.goal is Goal.RESUME and job.state is State.SUSPENDED:
+    elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held = None
+    elif fact.goal is Goal.MIGRATE and fact.released:
+        _release(machine, job)
     elif isinstance(change.change, Resize):
         job.resized = change.change.world
 
