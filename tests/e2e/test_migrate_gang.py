@@ -91,7 +91,8 @@ def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) 
     def trains() -> None:
         for rank in range(2):
             count = len(made(notes, rank))
-            until(lambda: len(made(notes, rank)) > count + 10, f"rank {rank}", DEADLINE_S)  # noqa: B023
+            what = f"rank {rank} to train"
+            until(lambda: len(made(notes, rank)) > count + 10, what, DEADLINE_S)  # noqa: B023
 
     until(lambda: "migrate" in row()["can"], "it to be able to migrate", DEADLINE_S)
     trains()

@@ -131,9 +131,29 @@ class TestDevices:
             return [SimpleNamespace(pid=7, usedGpuMemory=9),
                     SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
 
+        happened = [
+            SimpleNamespace(device=1, eventType=8, eventData=79),
+            SimpleNamespace(device=1, eventType=8, eventData=31),
+            SimpleNamespace(device=0, eventType=2, eventData=0),
+            SimpleNamespace(device=1, eventType=8, eventData=79),
+        ]
+        registered: list[tuple[int, int]] = []
+
+        def wait(events: str, milliseconds: int) -> Any:
+            assert (events, milliseconds) == ("the set", 0)
+            if not happened:
+                raise NVMLError
+            return happened.pop(0)
+
         library = SimpleNamespace(
             NVMLError=NVMLError,
             NVML_ERROR_GPU_IS_LOST=15,
+            nvmlEventTypeXidCriticalError=8,
+            nvmlEventTypeDoubleBitEccError=2,
+            nvmlEventSetCreate=lambda: "the set",
+            nvmlDeviceGetSupportedEventTypes=lambda handle: 31,
+            nvmlDeviceRegisterEvents=lambda handle, types, _: registered.append((handle, types)),
+            nvmlEventSetWait_v2=wait,
             nvmlInit=lambda: None,
             nvmlDeviceGetCount=lambda: 2,
             nvmlDeviceGetComputeRunningProcesses=processes,
@@ -153,11 +173,16 @@ class TestDevices:
         ]  # fmt: skip
         first, second = found.look()
         assert first.processes == (devices.DeviceProcess(7, 9), devices.DeviceProcess(8, -1))
-        assert (first.utilisation, first.memory, first.trouble) == (500, 10, ())
+        assert (first.utilisation, first.memory) == (500, 10)
+        assert registered == [(0, 10), (1, 10)]
+        # 31 is a job's own fault: it says nothing about the device.
+        assert first.trouble == ("lost memory cells",)
         assert (second.utilisation, second.memory, second.processes) == (510, 11, ())
         assert second.trouble == (
             "the driver lost the device", "remapping a row of its memory failed",
+            "XID 79, seen 2 times",
         )  # fmt: skip
+        assert found.look()[0].trouble == ("lost memory cells",), "and stays so"
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
         assert found.names((1,)) == ("GPU-1",)
         # A container sees the devices it was given, and counts them from 0.

@@ -223,7 +223,7 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.cells.release(name)
     for node in job.live:
         machine.nodes[node].suspend(attempt, suspended=True)
-    job.released, job.packed, job.told = True, None, (0.0, ())
+    job.released, job.packed = True, None
     machine.away[job.job] = job
     machine.note_borrowed(job)
     packs.parted(machine, others)
