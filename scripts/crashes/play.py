@@ -278,7 +278,8 @@ class Playing:
             await self._kill(victim)
         finally:
             self.let_go()
-        job.adopted |= victim == "runner"
+        for each in self.play_.all if victim == "runner" else ():
+            each.adopted = True  # Whether they are on that node or not.
         if victim == EVERYTHING:
             await self.world.up_again()
         return await self._came()
