@@ -415,7 +415,7 @@ def test_parameter_servers_are_counted(ps: dict[str, int], found: str) -> None:
 
 def test_parameter_servers_need_a_script() -> None:
     ((path, _, _, suggestion),) = problems({**SMALL, "ps": {"servers": 1}})
-    assert (path, suggestion) == ("$.ps", "name the file as `script`, the rest as `args`")
+    assert (path, suggestion) == ("$.ps", "name the Python file as `script`, the rest as `args`")
 
 
 def test_every_problem_is_found_at_once_in_order() -> None:
