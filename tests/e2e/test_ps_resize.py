@@ -82,7 +82,8 @@ class Job:
     def end(self) -> None:
         """Have it end by itself, and well."""
         Path(f"{self.notes}.stop").touch()
-        assert self.cluster.ended(self.name)["state"] == "succeeded", self.cluster.log(self.name, 0)
+        ended = self.cluster.ended(self.name, DEADLINE_S)
+        assert ended["state"] == "succeeded", self.cluster.log(self.name, 0)
 
     def _can_resize(self) -> bool:
         return "resize" in self.cluster.get(f"/v1/jobs/{self.name}")["can"]
