@@ -89,9 +89,9 @@ def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) 
         return {part.partition(":")[0] for part in row()["place"].split()}
 
     def trains() -> None:
-        for rank in range(2):
-            count = len(made(notes, rank))
-            until(lambda: len(made(notes, rank)) > count + 10, f"rank {rank}", DEADLINE_S)  # noqa: B023
+        counts = [len(made(notes, rank)) for rank in range(2)]
+        until(lambda: all(len(made(notes, rank)) > counts[rank] + 10 for rank in range(2)),
+              "both ranks to train", DEADLINE_S)  # fmt: skip
 
     until(lambda: "migrate" in row()["can"], "it to be able to migrate", DEADLINE_S)
     trains()
