@@ -65,9 +65,13 @@ class Rank:
         self.connected = False
         self.frozen = False
         self.share = command.share
-        self.joining = bool(command.awaits)
-        if self.joining:
+        self.joining = command.awaits.startswith("generation-")
+        if command.awaits:
             self.stands = self.made(talk.Ready, port=9)
+            self.outbox.append(self.stands)
+        if command.awaits and not self.joining:
+            # Its source has sent it the state: that is not what is played here.
+            self.steps, self.stands = 3, self.made(talk.Loaded, step=3)
             self.outbox.append(self.stands)
 
     def made(self, kind: type[Any], **fields: Any) -> Any:
@@ -116,6 +120,8 @@ class Rank:
                 self.say(talk.Rescaled, order=message.order, generation=message.generation)
             case _ if self.stands is not None and isinstance(message, talk.SuspendRank):
                 self.stands = self.say(talk.Suspended, order=message.order, step=self.steps)
+            case talk.MoveRank() if self.stands is not None:
+                self.stands = self.say(talk.Sent, order=message.order, step=self.steps, bytes=10)
             case _ if message.step and self.steps >= message.step:
                 self.say(talk.Past, order=message.order, step=self.steps)
             case _:

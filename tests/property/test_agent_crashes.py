@@ -43,6 +43,8 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "release": (Suspend(release=True), Resume()),
     "checkpoint": (Checkpoint(),),
     "move": (Move(targets=TARGETS), Resume()),
+    "move suspended": (Suspend(release=True), Move(targets=TARGETS), Resume()),
+    "move undone": (Suspend(), Move(targets=TARGETS), Suspend(), Resume()),
     "grow": (GROWN,),
     "shrink": (SHRUNK,),
     "share": (Share(share=0.5, beside=("j2",)), Share()),
@@ -84,8 +86,14 @@ def play(mechanism: str, at: int, victim: Callable[[World], None], seed: int) ->
     world = World(GANG, CAN, seed)
     world.run(lambda: len(world.ranks) == 2 and world.part.known is not None)
     assert world.training()
+    return play_on(world, MECHANISMS[mechanism], at, victim)
+
+
+def play_on(
+    world: World, changes: tuple[Change, ...], at: int, victim: Callable[[World], None]
+) -> World:
     dies_at = world.turns + at
-    for change in MECHANISMS[mechanism]:
+    for change in changes:
         command = world.ask(change)
         world.send(command)
         dead = False
@@ -119,6 +127,17 @@ def test_the_agent_dies(mechanism: str) -> None:
         world = play(mechanism, at, World.crash, seed=at)
         judge(world)
         assert world.exited is None or world.part.broken
+
+
+def test_a_successor_that_is_suspended_stands_whenever_the_agent_dies() -> None:
+    """It has its state and is the job, of somebody who had it stand: it trains when resumed."""
+    moved = bind(ranks=plans((0,), (1,)), world=2, awaits="secret")
+    for at in range(0, CRASH_AT_MAX, STRIDE):
+        world = World(moved, CAN, seed=at)
+        world.run(lambda: world.part.loaded is not None and world.part.known is not None)  # noqa: B023
+        play_on(world, (Suspend(release=True), Resume()), at, World.crash)
+        assert {one.manner for one in world.told} == {Manner.BOUNDARY}
+        assert world.part.stand is Stand.RUNNING
 
 
 @pytest.mark.parametrize("token", [ONE, TWO])
