@@ -69,10 +69,11 @@ class Rank:
         if command.awaits:
             self.stands = self.made(talk.Ready, port=9)
             self.outbox.append(self.stands)
-        if command.awaits and not self.joining:
-            # Its source has sent it the state: that is not what is played here.
-            self.steps, self.stands = 3, self.made(talk.Loaded, step=3)
-            self.outbox.append(self.stands)
+
+    def load(self) -> None:
+        """Have the state of the rank that this one succeeds."""
+        self.steps, self.stands = 3, self.made(talk.Loaded, step=3)
+        self.outbox.append(self.stands)
 
     def made(self, kind: type[Any], **fields: Any) -> Any:
         return kind(job=self.job, attempt=self.attempt, rank=self.rank, **fields)
