@@ -384,6 +384,25 @@ def test_a_job_without_gpus_waits_for_some_elsewhere() -> None:
     assert (bind.node, bind.attempt) == ("node-2", 2)
 
 
+def test_a_gang_without_gpus_may_move_in_part_to_some_of_its_own() -> None:
+    decide = running("node-1", "node-2", can=MOVES)
+    commands_ = told(decide(ask(2, AskSuspend(job="j1", release=True)), 10))
+    for one in commands_:
+        decide(changed(one, step=1, released=True), 11)
+    assert decide.machine.jobs["j1"].released
+    decide(joined("node-3"), 12)
+    binds = commands(decide(ask(3, AskMigrate(job="j1", to="node-1,node-3")), 12), BindJob)
+    assert sorted(bind.node for bind in binds) == ["node-1", "node-3"]
+    decide(rank_door(binds[0]), 13)
+    sent = told(decide(rank_door(binds[1]), 13))
+    assert [one.node for one in sent] == ["node-1", "node-2"]
+    effects: list[Effect] = []
+    for event in (changed(sent[0]), loaded(binds[0]), changed(sent[1]), loaded(binds[1])):
+        effects = decide(event, 14)
+    assert len(of(effects, JobMoved)) == 1
+    assert sorted(one.node for one in commands(effects, StopJob)) == ["node-1", "node-2"]
+
+
 def test_a_job_that_only_made_room_goes_on_where_it_moved() -> None:
     decide = running("node-1", can=MOVES, opportunistic=True)
     (suspend,) = told(decide(admitted(3, gpus=4), 10))
