@@ -92,7 +92,7 @@ class Cooperation:
         self._successor: Successor | None = None  # While this process is one, and does not train.
         settings = self._settings
         self._checkpoints = self._open(options.folder)
-        self._whose = Whose(settings.job, settings.attempt, settings.rank, settings.world)
+        self._whose = Whose(settings.job, settings.attempt, settings.process, settings.processes)
         self._elastic = options.elastic
 
     # --- what a run calls ---------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Cooperation:
             return None
         whose = self._settings
         # What one rank of an elastic gang has written, any rank of any later size can read.
-        rank, world = (whose.rank, whose.world) if self._options.elastic is None else (0, 1)
+        rank, world = (whose.process, whose.processes) if self._options.elastic is None else (0, 1)
         return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
 
     # --- beginning where an earlier process was ---------------------------------------------------
@@ -362,6 +362,8 @@ class Cooperation:
     # --- small things -----------------------------------------------------------------------------
 
     def _can(self) -> list[str]:
+        if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
+            return [*self._hooks.can(), "checkpoint"]
         more = ["migrate"] if self._elastic is None else ["migrate", "resize"]
         return [*self._hooks.can(), "checkpoint", *more]
 

@@ -86,12 +86,26 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
     return ""
 
 
+def is_evictable(can: tuple[str, ...]) -> bool:
+    """Return whether memory comes off the devices by the driver: the job knows no boundary."""
+    return "release" in can and "suspend" not in can
+
+
+def back_again(can: tuple[str, ...]) -> list[Phase]:
+    """Return what has a part go on that may stand, and has been thawed."""
+    if "suspend" in can:
+        return [Phase.UNDO]
+    return [Phase.RESTORE] if is_evictable(can) else []
+
+
 def standing_answer(part: PartState, drive: Drive) -> bool:
     """Tell whether a part stands as it is wanted already, and fill in the answer."""
     change = drive.command.change
     if not isinstance(change, Suspend) or not part.stands_frozen or part.changed is None:
         return False
-    if part.stand is Stand.SUSPENDED and change.release and not part.released:
+    can = () if part.known is None else part.known.known.can
+    able = part.stand is Stand.SUSPENDED or is_evictable(can)
+    if able and change.release and not part.released:
         return False
     last = part.changed.changed
     drive.manner = Manner.BOUNDARY if part.stand is Stand.SUSPENDED else Manner.FROZEN
@@ -109,7 +123,10 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             if not speaks or part.stand is Stand.FROZEN:
                 drive.manner = Manner.FROZEN
                 drive.detail = "" if speaks else "the job knows no boundary"
-                return [Phase.FREEZE]
+                evict = [Phase.EVICT] if change.release and is_evictable(can) else []
+                # The driver's threads in it do the work.
+                thaw = [Phase.THAW] if evict and (again or part.stands_frozen) else []
+                return [*thaw, *evict, Phase.FREEZE]
             release = [Phase.RELEASE] if change.release and "release" in can else []
             if part.stand is Stand.SUSPENDED:
                 last = part.changed
@@ -127,13 +144,14 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
                 return [*([Phase.THAW] if again else []), Phase.RESUME]
             # The state comes back first: it may be more than a share that became smaller meanwhile.
             shares = [Phase.SHARE] if part.share_due and "share" in can else []
-            return [Phase.THAW, *([Phase.RESUME] if speaks else []), *shares]
+            back = [Phase.RESUME] if speaks else back_again(can)
+            return [Phase.THAW, *back, *shares]
         case Share():
             return _share_phases(part, drive, can, before)
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
-            meets = [Phase.MEET] if drive.meets_here else []
+            meets = [Phase.MEET] if drive.meets_here and not change.servers else []
             return [*before, *meets, *starts, Phase.WORK]
         case Move() if part.stand is Stand.SUSPENDED:
             return [Phase.THAW, Phase.WORK]
@@ -156,14 +174,20 @@ def _share_phases(
     return before if mute else [*before, Phase.SHARE]
 
 
-def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
-    """Return the step to stop or change after: 0 for a rank alone, which needs no common one."""
+def clock(
+    part: PartState,
+    drive: Drive,
+    progress: Mapping[int, RankProgress],
+    now: Instant,
+    processes: int,
+) -> int:
+    """Return the step to stop or change after: 0 for a process alone, which needs no common one."""
     wanted = getattr(drive.command.change, "step", 0)
     if part.stand is Stand.SUSPENDED:
         return 0  # All of them stand at one already.
     alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
     joining = isinstance(drive.command.change, Resize)
-    if not wanted and len(alive) == 1 and not joining:
+    if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
