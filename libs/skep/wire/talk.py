@@ -214,7 +214,10 @@ class MoveRank(Speech, frozen=True, tag="move"):
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
-    """Be one of `world` from after mini-batch `step` on, or leave."""
+    """Be one of `world` from after mini-batch `step` on, or leave.
+
+    `servers`: on so many parameter servers; then the job finds the mini-batch itself.
+    """
 
     order: int
     generation: int
@@ -223,6 +226,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    servers: int = 0
 
 
 class ShareRank(Speech, frozen=True, tag="share"):
