@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.sim import returns
 from skep.sim.processes import Run
+from skep.sim.returns import gpus_of as _gpus
+from skep.sim.violation import ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -20,6 +23,7 @@ from skep.wire.changes import (
     JobChanged,
     JobChanging,
     MemberAnswered,
+    MemberLearned,
     Result,
 )
 from skep.wire.cluster import VirtualCluster
@@ -64,21 +68,6 @@ from skep.wire.spec import JobSpec
 
 Key = tuple[str, int]
 """A job and an attempt; or a machine's identity and a device."""
-
-
-class ViolationError(Exception):
-    """Something happened that must not."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        """Say which invariant broke, and how."""
-        super().__init__(f"{invariant}: {text}")
-        self.invariant = invariant
-
-
-def require(holds: bool, invariant: str, text: str) -> None:
-    """Raise ViolationError unless `holds`."""
-    if not holds:
-        raise ViolationError(invariant, text)
 
 
 class AdmissionModel:
@@ -157,6 +146,8 @@ class ModelJob(msgspec.Struct):
     suspended: bool = False
     changing: JobChanging | None = None
     answers: dict[str, MemberAnswered] = {}
+    before: dict[str, Member] = {}
+    """What it had before it got GPUs again, until it runs on those."""
     size: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
 
@@ -213,6 +204,8 @@ class AllocatorModel:
         """Jobs that no cell can hold as things are: somebody has to cancel them."""
         self.released: dict[Key, None] = {}
         """Attempts that, suspended, hold no GPUs."""
+        self.learned: dict[tuple[str, int, str], tuple[str, ...]] = {}
+        """What a node's part of an attempt can do."""
         self.asked: dict[int, None] = {}
         """Requests for changes that were taken, by number."""
         self.answered: dict[int, None] = {}
@@ -280,6 +273,8 @@ class AllocatorModel:
         match fact:
             case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
                 self._change(fact)
+            case MemberLearned():
+                self.learned[fact.job, fact.attempt, fact.node] = fact.can
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
@@ -362,7 +357,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
-        job.suspended, job.size = False, 0
+        job.suspended, job.size, job.before = False, 0, {}
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)
@@ -486,13 +481,12 @@ class AllocatorModel:
                 require(job.changing is not None, "I12", f"{name}: no change was open")
                 if fact.result is Result.DONE:
                     self._changed(job, fact, members)
+                elif fact.released and fact.goal is Goal.RESUME:
+                    for member in returns.refused(self, job, fact):
+                        self._stands(member, name, fact.attempt)
                 job.changing = None
             case GpusRegained():
-                require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
-                del self.released[name, fact.attempt]
-                for gpu in (gpu for member in members for gpu in _gpus(member)):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
+                returns.regained(self, job, fact)
 
     def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
         name, job = fact.job, self._job(fact.job)
@@ -575,7 +569,7 @@ class AllocatorModel:
                 self.released[fact.job, fact.attempt] = None
                 job.guaranteed = False
         elif fact.goal is Goal.RESUME:
-            job.suspended = False
+            job.suspended, job.before = False, {}
         elif job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
@@ -590,7 +584,3 @@ class AllocatorModel:
         """Return whether an attempt holds these GPUs of a machine."""
         key = command.job, command.attempt
         return all(self.gpus.get((identity, device)) == key for device in devices)
-
-
-def _gpus(member: Member) -> list[Key]:
-    return [(member.identity, device) for devices in member.devices for device in devices]

@@ -165,7 +165,7 @@ TEXT: dict[Reason, str] = {
     Reason.ONE_NODE_ONLY: "only a gang whose ranks are all on one node can change its size",
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
-    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",
+    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once GPUs it can go on with are idle",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
     Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",

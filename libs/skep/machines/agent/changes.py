@@ -50,6 +50,7 @@ from skep.machines.agent.parts import (
 )
 from skep.machines.agent.planning import (
     clock,
+    holds_none,
     phases_of,
     refusal_of,
     settle,
@@ -131,7 +132,7 @@ class Changes:
         part = self._part(key)
         assert part.change is not None, key
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [])
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), [], again=again)
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
@@ -142,7 +143,6 @@ class Changes:
             return
         self.soft.drives[key] = drive
         address = getattr(command.change, "master_address", "")
-        drive.again = again
         drive.meets_here = bool(address) and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
@@ -297,7 +297,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
-            released=drive.given_back,
+            released=holds_none(part, drive),
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -404,8 +404,9 @@ class Changes:
         elif part.stand is Stand.RUNNING and token in self.soft.standing:
             # What it was told has been withdrawn while it was away.
             order = part.serial * ORDERS_PER_SERIAL + STRAY
-            resume = ResumeRank(job=key[0], attempt=key[1], rank=message.rank, order=order)
-            self._call(TellRank(resume))
+            self._call(TellRank(ResumeRank(job=key[0], attempt=key[1], rank=message.rank,
+                                           order=order,
+                                           devices=part.ranks[token].plan.devices)))  # fmt: skip
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
@@ -430,13 +431,14 @@ class Changes:
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, _failure(message), now)
-                    return
+                    drive.stay[token], drive.detail = None, _failure(message)
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
                 _add(drive, message)
-        if not drive.waits:
+        if drive.stay and not drive.waits:
+            self._fail(key, drive.detail, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def rank_down(self, key: PartKey, token: str, now: Instant, *, joining: bool) -> None:

@@ -111,6 +111,8 @@ class Drive(msgspec.Struct):
     """Some rank gave its device memory back."""
     kept: bool = False
     """Some rank did not, when it was told to."""
+    stay: dict[str, None] = {}
+    """Ranks that were told to go on and stand where they stood, as they said themselves."""
     room: int = 0
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
@@ -173,7 +175,7 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
             return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
-                              devices=other_devices(part, change, token))  # fmt: skip
+                              devices=devices_of(part, change, token))  # fmt: skip
         case Phase.WORK if isinstance(change, Move):
             target = next(each for each in change.targets if each.rank == rank)
             return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
@@ -188,16 +190,15 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
             return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
                                   step=drive.step)  # fmt: skip
         case _:
-            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order)
+            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
+                              devices=part.ranks[token].plan.devices)  # fmt: skip
 
 
-def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...]:
-    """Return the devices that a rank is to go on with, if they are others than it has."""
-    if not isinstance(change, Resume):
-        return ()
+def devices_of(part: PartState, change: object, token: str) -> tuple[int, ...]:
+    """Return the devices that a rank is to go on with: those it has, unless others are named."""
     plan = part.ranks[token].plan
-    wanted = next((each.devices for each in change.ranks if each.rank == plan.rank), plan.devices)
-    return () if wanted == plan.devices else wanted
+    named = change.ranks if isinstance(change, Resume) else ()
+    return next((each.devices for each in named if each.rank == plan.rank), plan.devices)
 
 
 def is_answer(drive: Drive, message: Answer) -> bool:

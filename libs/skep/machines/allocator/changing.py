@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch, moving, resizing
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    dispatch,
+    moving,
+    resizing,
+    returns,
+)
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -49,6 +56,8 @@ ROUNDS_MAX = 7
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
+RANKS_TOLD = 16
+"""Ranks whose GPUs, where they are others than before, take what an attempt does in a record."""
 RESUMES_MAX = 3
 """How often a part is asked to go on before its attempt is given up."""
 
@@ -279,7 +288,12 @@ def _resumed(
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
-    if refused and change.round % RESUMES_MAX:
+    stays = all(told[name].released for name in refused) and len(refused) == len(told)
+    if refused and job.stood_on and stays and len(told) == len(job.live):
+        # Every rank stands where it stood, its state in the host's memory: nothing is lost.
+        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, released=True,
+                      detail="; ".join(refused.values()))  # fmt: skip
+    elif refused and change.round % RESUMES_MAX:
         _go_on(machine, job, change, tuple(refused), now, undoing=change.undoing)
     elif refused:
         # Some parts run and others cannot: nothing but another attempt puts that right.
@@ -389,10 +403,11 @@ def give_way(
 
 
 def come_back(machine: AllocatorMachine, now: Instant) -> None:
-    """Give suspended attempts their GPUs again, where those are idle, and resume them.
+    """Give suspended attempts GPUs of their nodes again, where some are idle, and resume them.
 
-    They run there opportunistically and are promoted once their VC's cells cover them, as jobs
-    that borrow are. Who asked for a suspension has to ask for its end.
+    They have the very same, or others if their ranks can go on with those (`returns`). They run
+    there opportunistically and are promoted once their VC's cells cover them, as jobs that borrow
+    are. Who asked for a suspension has to ask for its end.
     """
     soft = machine.soft
     looked = soft.changes, machine.last_asked
@@ -405,12 +420,13 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
         if room <= 0:
             soft.check_at = now  # Go on in the next decision.
             return
-        chain = cellwork.home(machine, job)
-        if chain is None:
+        back = returns.find(machine, job)
+        if back is None:
             room -= _wait(machine, job)
             continue
-        room -= len(job.live)
-        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
+        room -= len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
+        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=back.chain, at=now,
+                                    members=back.members))  # fmt: skip
         why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
     soft.looked = looked
@@ -424,10 +440,13 @@ def _wants_back(job: JobState) -> bool:
 
 def _wait(machine: AllocatorMachine, job: JobState) -> bool:
     """Say what a job waits for; return whether that is news."""
+    gpus = {name: [one for devices in job.members[name].devices for one in devices]
+            for name in job.live}  # fmt: skip
     needs = " ".join(
-        f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
-        for name in job.live
-    )
+        f"{len(mine)} GPUs of {name}" if returns.moves(job)
+        else f"{name}:{','.join(map(str, mine))}"
+        for name, mine in gpus.items()
+    )  # fmt: skip
     news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
     if news:
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))

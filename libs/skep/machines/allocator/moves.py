@@ -78,6 +78,7 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     job.members, job.chain = successor.members, successor.chain
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
+    job.rebound, job.tied, job.stood_on = False, False, {}
     machine.note_borrowed(job)
 
 
