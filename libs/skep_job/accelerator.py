@@ -21,7 +21,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -250,30 +250,100 @@ class Accelerator:
 _NOBODY = _Slot(0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
+class _Attached:
+    """The fake devices of a script that knows nothing of them."""
+
+    def __init__(self, folder: str, devices: tuple[int, ...], load: FakeLoad) -> None:
+        self.devices = devices
+        self.held: dict[int, list[Accelerator]] = {}
+        """By process: a fork has places of its own."""
+        self.away = False
+        """It gave its places back, and is to have some again."""
+        self._folder, self._load = folder, load
+
+    def take(self, devices: tuple[int, ...]) -> list[Accelerator]:
+        """Return a place on each of these devices. Raises what Accelerator does, having none."""
+        taken: list[Accelerator] = []
+        try:
+            taken.extend(Accelerator(self._folder, device, self._load) for device in devices)
+        except Exception:
+            _close(taken)
+            raise
+        return taken
+
+    def end_mini_batch(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        process = os.getpid()
+        if process not in self.held:  # The first step, or the first in a fork.
+            self.held[process] = self.take(self.devices)
+        for one in self.held[process]:
+            one.mini_batch()
+
+
+_attached: _Attached | None = None
+
+
 def attach(environ: Mapping[str, str]) -> None:
     """Have optimizer steps end mini-batches on the fake devices this process was given, if any.
 
     A process takes its place on them at its first step, which raises what Accelerator does: as a
     script hears from a GPU that is full. Raises ValueError for a load that cannot be read.
     """
+    global _attached  # noqa: PLW0603  a process has one set of devices
     folder, text = environ.get("SKEP_FAKE_GPUS", ""), environ.get("SKEP_FAKE_LOAD", "")
-    devices = [int(each) for each in environ.get("SKEP_DEVICES", "").split(",") if each]
+    devices = tuple(int(each) for each in environ.get("SKEP_DEVICES", "").split(",") if each)
     if not folder or not text or not devices:
         return
-    load = read_load(text)
-    held: dict[int, list[Accelerator]] = {}
-
-    def end_mini_batch(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        process = os.getpid()
-        if process not in held:  # The first step, or the first in a fork.
-            held[process] = [Accelerator(folder, device, load) for device in devices]
-        for one in held[process]:
-            one.mini_batch()
+    attached = _attached = _Attached(folder, devices, read_load(text))
 
     def hook(module: ModuleType) -> None:
-        module.register_optimizer_step_post_hook(end_mini_batch)
+        module.register_optimizer_step_post_hook(attached.end_mini_batch)
 
     ImportWatcher({OPTIMIZERS: hook}).install()
+
+
+def leave() -> None:
+    """Give back the memory and the places of this process on its fake devices, if it has any."""
+    held = _attached.held.pop(os.getpid(), []) if _attached is not None else []
+    if _attached is not None and held:
+        _attached.away = True
+        _close(held)
+
+
+def enter(devices: tuple[int, ...]) -> Callable[[], None]:
+    """Have this process's places on these fake devices, or again on its own; return what undoes it.
+
+    Changes nothing for a process that has, and had, no place on any. Raises what Accelerator does:
+    then everything is as before.
+    """
+    attached, process = _attached, os.getpid()
+    if attached is None or (devices == attached.devices and not attached.away):
+        return _nothing
+    before, away, held = attached.devices, attached.away, attached.held.pop(process, [])
+    _close(held)  # First: what is held on one device is not held on two.
+
+    def undo() -> None:
+        _close(attached.held.pop(process, []))
+        attached.devices, attached.away = before, away
+        if held:
+            attached.held[process] = attached.take(before)
+
+    attached.devices, attached.away = devices, False
+    try:
+        if held or away:
+            attached.held[process] = attached.take(devices)
+    except Exception:
+        undo()
+        raise
+    return undo
+
+
+def _close(held: list[Accelerator]) -> None:
+    for one in held:
+        one.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def read_load(text: str) -> FakeLoad:
