@@ -32,10 +32,6 @@ class Place:
         """Return whether the process could go on with other devices."""
         return not uses_cuda()
 
-    def leave(self) -> None:
-        """Give back what the process holds on its devices beside its tensors."""
-        accelerator.leave()
-
     def enter(
         self, devices: tuple[int, ...] = (), cpus: tuple[int, ...] = ()
     ) -> Callable[[], None]:
@@ -51,7 +47,7 @@ class Place:
                 f"{_text(wanted)}: the driver fixes them at its start"
             )
             raise Stuck(reason)
-        undo_devices = accelerator.enter(wanted)
+        undo_devices = accelerator.go(wanted)
         kept = self._environ.get("SKEP_CPUS", "")
         try:
             if kept and cpus:

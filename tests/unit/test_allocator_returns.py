@@ -1,4 +1,4 @@
-"""Suspended attempts return to other GPUs of their nodes, where their ranks can go on with those."""
+"""Suspended attempts return to other GPUs of their nodes, where their ranks can go on with them."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.changes import Ask, AskResize, ChangeAsked, parse_ask
+from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -482,6 +482,11 @@ class AdmissionMachine:
             known = sorted(self.nodes)
             problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
                               suggestion=nearest(target, known))  # fmt: skip
+        if problem is None and isinstance(ask, AskPack):
+            partner = self._not_active(ask.beside, vc)
+            if partner is not None:
+                only = "only jobs of one virtual cluster share GPUs"
+                problem = msgspec.structs.replace(partner, path="$.beside", suggestion=only)
         if problem is None and isinstance(ask, AskResize):
             problem = _size_problem(ask, self.active[ask.job].elastic)
         return problem

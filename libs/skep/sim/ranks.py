@@ -53,6 +53,8 @@ from skep.wire.talk import (
     ResumeRank,
     Said,
     Sent,
+    Shared,
+    ShareRank,
     Suspended,
     SuspendRank,
     Told,
@@ -203,6 +205,8 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
             return Resumed(**who, step=here)
         case CheckpointRank():
             return failed if fails else Checkpointed(**who, step=here, bytes=STATE_BYTES)
+        case ShareRank(share=share):
+            return failed if fails else Shared(**who, share=share, used=STATE_BYTES)
         case MoveRank(token=token):
             host.stand(run)
             if fails or not _send(host, run, token):

@@ -136,6 +136,14 @@ class Rescaled(Speech, frozen=True, tag="rescaled"):
     pause_ns: int = 0
 
 
+class Shared(Speech, frozen=True, tag="shared"):
+    """The rank keeps to this share of its device's memory, of which it uses `used` bytes."""
+
+    order: int
+    share: float = 0.0
+    used: int = 0
+
+
 class Failed(Speech, frozen=True, tag="failed"):
     """The order was not done: the rank goes on, or stands where it stood."""
 
@@ -144,7 +152,7 @@ class Failed(Speech, frozen=True, tag="failed"):
     error: str = ""
 
 
-Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Failed
+Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
 """What a rank says to an order."""
 
 Said = Hello | Stats | Measured | Bye | CountingFailed | Can | Ready | Loaded | Answer
@@ -209,5 +217,12 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     leaves: bool = False
 
 
-Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank
+class ShareRank(Speech, frozen=True, tag="share"):
+    """Use this part of the device's memory from now on; 0.0: all of it."""
+
+    order: int
+    share: float = 0.0
+
+
+Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank | ShareRank
 """Everything a rank is told."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, returns
+from skep.machines.allocator import cellwork, packs, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -29,7 +29,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ DEADLINES_MS = {
     Checkpoint: 120_000,
     Move: 60_000,
     Resize: 300_000,
+    Share: 30_000,
 }
 """What an agent gives the job's own side, from when it takes the command. A suspension waits for
 the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join
@@ -80,6 +81,8 @@ def close(
                               step=min((one.step for one in told), default=0),
                               pause_ns=max((one.pause_ns for one in told), default=0)))  # fmt: skip
     if change.asked is not None:
+        if change.why is Reason.UNPACKED and result is Result.UNDONE:
+            result = Result.DONE  # It leaves in another way.
         over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
 
 
@@ -132,6 +135,7 @@ def forget(machine: AllocatorMachine, job: JobState) -> None:
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
     job.released, job.held, job.resized = False, None, 0
     job.rebound, job.tied, job.stood_on = False, False, {}
+    job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
 
@@ -170,6 +174,8 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
     if isinstance(fact.change, Resize):
         for name in fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
+    if isinstance(fact.change, Share):
+        packs.told(job, fact.change)
     for name in fact.nodes:
         machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
 
@@ -216,13 +222,15 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:
     """Give the GPUs of a suspended attempt to whoever comes next."""
-    name = cellwork.holder(job.job, job.attempt)
+    name, attempt = cellwork.holder(job.job, job.attempt), (job.job, job.attempt)
     for claimer in machine.cells.claimers(name):
         machine.soft.ripe[cellwork.job_of(claimer)] = None
+    others = packs.partners(machine, job.live, attempt)
     machine.cells.release(name)
     for node in job.live:
-        machine.nodes[node].suspend((job.job, job.attempt), suspended=True)
-    job.released = True
+        machine.nodes[node].suspend(attempt, suspended=True)
+    job.released, job.packed, job.told = True, None, (0.0, ())
     machine.away[job.job] = job
     machine.note_borrowed(job)
+    packs.parted(machine, others)
     machine.soft.changes += 1

@@ -17,6 +17,8 @@ from skep.machines.allocator import (
     changes,
     dispatch,
     moving,
+    packing,
+    packs,
     resizing,
     returns,
 )
@@ -26,10 +28,12 @@ from skep.wire.changes import (
     Ask,
     AskCheckpoint,
     AskMigrate,
+    AskPack,
     AskResize,
     AskResume,
     AskSuspend,
     AskTaken,
+    AskUnpack,
     ChangeAsked,
     Goal,
     GpusRegained,
@@ -38,7 +42,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import Change, Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.commands import Change, Checkpoint, Move, Resize, Resume, Share, Suspend
 from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
@@ -74,7 +78,11 @@ def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
     if job is None:
         changes.over(machine, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
         return
-    if job.state in (State.QUEUED, State.RESERVED, State.STOPPING):
+    waits = job.state in (State.QUEUED, State.RESERVED)
+    if waits and isinstance(fact.ask, AskPack):
+        changes.over(machine, taken, *packing.answer(machine, job, fact.ask, now))
+        return
+    if waits or job.state is State.STOPPING:
         changes.over(machine, taken, Result.REFUSED, now, Reason.NOT_RUNNING, f"it is {job.state}")
         return
     if job.asked is not None:
@@ -85,13 +93,15 @@ def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
 
 def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Begin what was asked for last, if nothing else is under way."""
+    if packing.lower(machine, job, now):
+        return
     asked = job.asked
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
         return
     wish = asked.ask
     if _depends(wish) and not job.known:
         return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
-    refusal = _refusal(job, wish)
+    refusal = _refusal(machine, job, wish)
     if refusal is not None:
         changes.over(machine, asked, Result.REFUSED, now, *refusal)
         return
@@ -120,18 +130,28 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             why, detail = resizing.begin(machine, job, workers, now)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
+        case AskPack():
+            why, detail = packing.begin(machine, job, wish, now)
+            if why is not Reason.REQUESTED:
+                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+        case AskUnpack():
+            _leave(machine, job, asked, now)
 
 
 def _depends(wish: Ask) -> bool:
     """Return whether a request needs something of the job's own side."""
-    return isinstance(wish, AskCheckpoint | AskMigrate | AskResize) or (
+    return isinstance(wish, AskCheckpoint | AskMigrate | AskResize | AskUnpack) or (
         isinstance(wish, AskSuspend) and wish.release
     )
 
 
-def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
+        case AskUnpack() if not packs.shares(machine, job):
+            return Reason.NOT_PACKED, ""
+        case AskResize() if packs.shares(machine, job):
+            return Reason.PACKED, "unpack it first"
         case AskSuspend(release=True) if "release" not in job.can:
             return Reason.CANNOT, "release (`skep show` tells what it can)"
         case AskCheckpoint() | AskMigrate() | AskResize() if job.state is State.SUSPENDED:
@@ -219,6 +239,10 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             _suspended(machine, job, told, now, release=release)
         case Resume():
             _resumed(machine, job, told, now)
+        case Share():
+            detail = "; ".join(_refusals(told).values())
+            changes.close(machine, job, Result.UNDONE if detail else Result.DONE, change.why, now,
+                          detail=detail)  # fmt: skip
         case Resize():
             resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
         case _:
@@ -251,6 +275,8 @@ def _suspended(
                       detail=change.detail)  # fmt: skip
         if why is Reason.PREEMPTED and not job.released:
             dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+        elif why is Reason.UNPACKED and not job.released:
+            _stay_or_stop(machine, job, now, change.detail)
 
 
 def _again(
@@ -275,11 +301,14 @@ def _again(
     changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
     if why is Reason.PREEMPTED and _claimed(machine, job):
         dispatch.stop(machine, job, Reason.PREEMPTED, now, for_whom)
+    elif why is Reason.UNPACKED:
+        _stay_or_stop(machine, job, now, detail)
 
 
 def _wants_release(change: OpenChange) -> bool:
     asked = change.asked.ask if change.asked is not None else None
-    return asked.release if isinstance(asked, AskSuspend) else change.why is Reason.PREEMPTED
+    leaves = change.why in (Reason.PREEMPTED, Reason.UNPACKED)
+    return asked.release if isinstance(asked, AskSuspend) else leaves
 
 
 def _resumed(
@@ -326,6 +355,8 @@ def _stored(
     changes.close(machine, job, result, why, now, detail="; ".join(refused.values()))
     if change.why is Reason.PREEMPTED and _claimed(machine, job):
         dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+    elif change.why is Reason.UNPACKED:
+        _stay_or_stop(machine, job, now, change.detail)
 
 
 def _claimed(machine: AllocatorMachine, job: JobState) -> bool:
@@ -350,7 +381,8 @@ def begin(
     why: Reason, detail: str = "",
 ) -> None:  # fmt: skip
     """Begin a change of every part of an attempt."""
-    asked = job.asked.number if job.asked is not None and why is Reason.REQUESTED else 0
+    asks = why in (Reason.REQUESTED, Reason.UNPACKED)
+    asked = job.asked.number if job.asked is not None and asks else 0
     _tell(machine, job, JobChanging(
         job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
         nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
@@ -389,6 +421,8 @@ def give_way(
     """
     if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
         return False
+    if job.change is not None and isinstance(job.change.change, Share):
+        changes.close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     change, can = job.change, job.can
     if change is not None and change.why is Reason.PREEMPTED and not memory:
         return False  # It is under way.
@@ -400,6 +434,25 @@ def give_way(
     else:
         dispatch.stop(machine, job, Reason.PREEMPTED, now, detail)
     return True
+
+
+def _leave(machine: AllocatorMachine, job: JobState, asked: AskTaken, now: Instant) -> None:
+    """Have a job leave GPUs that it shares, with as little lost as it can."""
+    if "release" in job.can:
+        _suspend(machine, job, now, Reason.UNPACKED, release=True)
+    elif "checkpoint" in job.can and job.state is State.RUNNING:
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED)
+    else:
+        changes.over(machine, asked, Result.DONE, now)
+        dispatch.stop(machine, job, Reason.UNPACKED, now)
+
+
+def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
+    """Stop a job that could not leave its GPUs alive, unless all others have left them."""
+    if packs.shares(machine, job):
+        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
+    elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
+        begin(machine, job, Goal.RESUME, Resume(), now, Reason.ALONE)
 
 
 def come_back(machine: AllocatorMachine, now: Instant) -> None:
@@ -440,13 +493,7 @@ def _wants_back(job: JobState) -> bool:
 
 def _wait(machine: AllocatorMachine, job: JobState) -> bool:
     """Say what a job waits for; return whether that is news."""
-    gpus = {name: [one for devices in job.members[name].devices for one in devices]
-            for name in job.live}  # fmt: skip
-    needs = " ".join(
-        f"{len(mine)} GPUs of {name}" if returns.moves(job)
-        else f"{name}:{','.join(map(str, mine))}"
-        for name, mine in gpus.items()
-    )  # fmt: skip
+    needs = returns.needs(job)
     news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
     if news:
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))

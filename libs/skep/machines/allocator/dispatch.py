@@ -106,6 +106,8 @@ class Soft:
         """What was found broken in this round."""
         self.looked = -1, -1
         """`changes` and the latest request when suspended jobs were last looked at."""
+        self.reshare: dict[str, None] = {}
+        """Jobs whose partners on their GPUs may have changed since they were told their share."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
@@ -152,6 +154,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
             command(machine, name, job.job, job.attempt, now)
         if job.state is State.RUNNING:
             limit(machine, job, now)
+            soft.reshare[job.job] = None
         if job.successor is not None:
             for name in job.successor.members:
                 command(machine, name, job.job, job.successor.attempt, now)
@@ -228,6 +231,8 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
         _ask_to_join(machine, event)
     if node.lost:
         _back(machine, event.node, now)
+    elif event.trouble:
+        suspects.troubled(machine, event)
 
 
 def _ask_to_join(machine: AllocatorMachine, event: Heartbeat) -> None:
@@ -442,6 +447,8 @@ def _bind_command(
         trace=job.trace,
         image=job.spec.runtime.image if job.spec.runtime is not None else "",
         awaits=made.secret if isinstance(made, Successor) else "",
+        share=0.0 if isinstance(made, Successor) else made.told[0],
+        beside=() if isinstance(made, Successor) else made.told[1],
     )
 
 

@@ -28,6 +28,7 @@ from skep.machines.allocator import (
     invariants,
     moves,
     moving,
+    packs,
     resizes,
     schedule,
     suspects,
@@ -86,6 +87,7 @@ from skep.wire.node import (
     NodeJoined,
     Outcome,
 )
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.resizes import ResizeMessage
@@ -345,6 +347,8 @@ class AllocatorMachine:
                 moves.apply(self, fact)
             case ResizeMessage():
                 resizes.apply(self, fact)
+            case GpusShared():
+                self.jobs[fact.job].packed = fact  # What follows in its record does it.
             case _:
                 restore(self, fact)
 
@@ -442,12 +446,14 @@ class AllocatorMachine:
         self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
-        """Free what an attempt held on a node."""
+        """Free what an attempt held on a node, or leave it to those that share it."""
         name = cellwork.holder(*attempt)
         for claimer in self.cells.claimers(name):
             self.soft.ripe[cellwork.job_of(claimer)] = None
+        others = packs.partners(self, (node.joined.node,), attempt)
         node.release(attempt)
         self.cells.release(name, node.joined.node)
+        packs.parted(self, others)
         self.soft.changes += 1
 
     def _apply_queued(self, fact: JobQueued) -> None:
@@ -475,11 +481,13 @@ class AllocatorMachine:
 
     def _apply_bound(self, fact: JobBound) -> None:
         job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
-        if self.reserved.pop(fact.job, None) is None:
-            self.queue(job).remove(job.entry)
-            self.cells.enter(cellwork.hold(self, job, fact, claims=False))
-        else:
+        packed = packs.decided(job, fact.attempt)
+        if self.reserved.pop(fact.job, None) is not None:
             self.cells.occupy(name)
+        elif self.parked.pop(fact.job, None) is None:
+            self.queue(job).remove(job.entry)
+        if name not in self.cells.holds and packed is None:
+            self.cells.enter(cellwork.hold(self, job, fact, claims=False))
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
         job.chain = fact.chain
@@ -490,13 +498,11 @@ class AllocatorMachine:
         job.stopped_detail = ""
         changes.forget(self, job)
         self.order = fact.order
-        attempt = fact.job, fact.attempt
-        for member in fact.members:
-            port = fact.master_port if member.first_rank == 0 else 0
-            node = self.nodes[member.node]
-            node.take(attempt, cellwork.holding(job, member, port))
-            node.open_orders[attempt] = fact.order
+        cellwork.take(self, job, fact)
         self.placed[job.job] = job
+        if packed is not None:
+            job.packed = packed
+            packs.enter(self, job, fact.attempt, fact.chain, fact.members)
         self.note_borrowed(job)
 
     def _apply_stopping(self, fact: JobStopping) -> None:
@@ -513,9 +519,9 @@ class AllocatorMachine:
 
     def give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
-        hold = self.cells.holds.get(name)
-        if hold is not None and hold.guaranteed and not self.cells.claimers(name):
-            self.cells.demote(name)
+        self.cells.stand_back(name)
+        shared = self.cells.sets.get(name)
+        packs.parted(self, map(cellwork.named, shared.partners if shared is not None else ()))
         self.soft.changes += 1
 
     def _apply_gone(self, fact: MemberGone) -> None:
@@ -536,7 +542,8 @@ class AllocatorMachine:
         suspects.over(self, job, fact)
         job.move("JobRequeued")
         job.retries_used += fact.counted
-        job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
+        given_way = fact.why in (Reason.PREEMPTED, Reason.UNPACKED)
+        job.losses += not fact.counted and not given_way
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
         changes.forget(self, job)
@@ -558,9 +565,16 @@ class AllocatorMachine:
     # --- for decisions -----------------------------------------------------------------------
 
     def loss(self, now: Instant) -> Loss:
-        """Return how to weigh victims: the GPU-seconds that stopping each would lose."""
+        """Return how to weigh victims: the GPU-seconds that stopping each would lose.
+
+        Whoever shares GPUs with one would have to be stopped as well.
+        """
 
         def lost(name: str) -> float:
+            shared = self.cells.sets.get(name)
+            return sum(alone(each) for each in (shared.partners if shared else (name,)))
+
+        def alone(name: str) -> float:
             job = self.jobs.get(cellwork.job_of(name))
             if job is None or job.state is State.STOPPING or not job.bound_at:
                 return 0.0

@@ -17,7 +17,7 @@ import msgspec
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
 from skep.cells.rebind import rebind
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import JobState
 from skep.wire.changes import GpusRegained
 from skep.wire.commands import RankPlan
@@ -77,6 +77,14 @@ def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
     return Back(job.chain, made)
 
 
+def needs(job: JobState) -> str:
+    """Return what an attempt needs to return, in words: GPUs, or so many of its nodes."""
+    if not moves(job):
+        return cellwork.gpus_of(job)
+    counts = {name: sum(map(len, job.members[name].devices)) for name in job.live}
+    return " ".join(f"{count} GPUs of {name}" for name, count in counts.items())
+
+
 def plans(member: Member) -> tuple[RankPlan, ...]:
     """Return what each rank of a part has, as its node is told."""
     return tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
@@ -93,13 +101,16 @@ def apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained)
         job.stood_on = {member.node: job.members[member.node] for member in fact.members}
         job.rebound = True
         _have(machine, job, fact.members)
-    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
     live = [job.members[name] for name in job.live]
-    spots = cellwork.spots(machine, fact.chain, live)
-    where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-    hold = Hold(asked, where)
-    hold.priority = OPPORTUNISTIC
-    machine.cells.enter(hold)
+    if packs.decided(job, fact.attempt) is not None:
+        packs.enter(machine, job, fact.attempt, fact.chain, live)
+    else:
+        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+        spots = cellwork.spots(machine, fact.chain, live)
+        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
+        hold = Hold(asked, where)
+        hold.priority = OPPORTUNISTIC
+        machine.cells.enter(hold)
     for name in job.live:
         machine.nodes[name].suspend(attempt, suspended=False)
     job.released, job.chain = False, fact.chain
