@@ -167,20 +167,30 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
-    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT,
-                      trouble=(reports.DeviceTrouble(index=2, text="XID 79"),)),
+    reports.Heartbeat(
+        node="node-1",
+        identity=IDENTITY,
+        at=AT,
+        trouble=(reports.DeviceTrouble(index=2, text="XID 79"),),
+    ),
     reports.NodeReport(
         node="node-1",
         at=AT,
         jobs=(
             reports.JobProgress(
-                job="j17", attempt=1, world=2, trace=TRACE,
-                ranks=(reports.RankProgress(rank=0, steps=90, step_ns=11_000_000, last_step_at=AT,
-                                            memory=300_000_000),),
+                job="j17",
+                attempt=1,
+                world=2,
+                trace=TRACE,
+                ranks=(
+                    reports.RankProgress(
+                        rank=0, steps=90, step_ns=11_000_000, last_step_at=AT, memory=300_000_000
+                    ),
+                ),
             ),
         ),
     ),
-)  # fmt: skip
+)
 FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
                                                  rate_milli=90_909),)),

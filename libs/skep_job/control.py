@@ -60,6 +60,8 @@ class Control:
         """Whether the script says itself where its boundaries are: then hooks see none."""
         self.held: Message | None = None
         """An order that waits until every rank of the gang has it (`skep_job.together`)."""
+        self.peek: Callable[[object], object] | None = None
+        """While state is in the host's memory: returns the bytes of a storage that is there."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached

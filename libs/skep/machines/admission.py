@@ -477,8 +477,9 @@ class AdmissionMachine:
 
     def _change_problem(self, ask: Ask, vc: str) -> Problem | None:
         problem = self._not_active(ask.job, vc)
-        target = getattr(ask, "to", "")
-        if problem is None and target and target not in self.nodes:
+        targets = [name.strip() for name in getattr(ask, "to", "").split(",")]
+        target = next((name for name in targets if name and name not in self.nodes), "")
+        if problem is None and target:
             known = sorted(self.nodes)
             problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
                               suggestion=nearest(target, known))  # fmt: skip

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import returns
+from skep.sim import moves, returns
+from skep.sim.moves import gpus
 from skep.sim.processes import Run
-from skep.sim.returns import gpus_of as _gpus
-from skep.sim.violation import ViolationError, require
+from skep.sim.violation import Key, ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -27,7 +27,7 @@ from skep.wire.changes import (
     Result,
 )
 from skep.wire.cluster import VirtualCluster
-from skep.wire.commands import BindJob, Resize
+from skep.wire.commands import BindJob, Resize, Resume
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -60,14 +60,11 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
-from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped, SuccessorLoaded
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
-
-Key = tuple[str, int]
-"""A job and an attempt; or a machine's identity and a device."""
 
 
 class AdmissionModel:
@@ -212,6 +209,8 @@ class AllocatorModel:
         self.moved: dict[Key, Key] = {}
         """What took over from what."""
         self.successors: dict[str, SuccessorBound] = {}
+        self.loaded: dict[str, dict[str, None]] = {}
+        """By job that moves: the nodes where its state has arrived."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -278,7 +277,10 @@ class AllocatorModel:
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
-                self._move(fact)
+                self._next_order(fact.order)
+                moves.take(self, self._job(fact.job), fact)
+            case SuccessorLoaded():
+                self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
                 self._resize(fact)
             case _:
@@ -363,7 +365,7 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            for gpu in _gpus(member):
+            for gpu in gpus(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = fact.job, fact.attempt
         self._within_quota(job.spec.vc)
@@ -385,7 +387,7 @@ class AllocatorModel:
     def _within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
+        used = sum(len(gpus(member)) for job in holders for member in job.members.values()
                    if member.node not in job.gone)  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
@@ -432,7 +434,7 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in () if (job, attempt) in self.released else _gpus(member):
+        for gpu in () if (job, attempt) in self.released else gpus(member):
             require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
             del self.gpus[gpu]
         if member.identity not in self.disowned:
@@ -465,9 +467,8 @@ class AllocatorModel:
             case JobChanging(goal=goal):
                 same = job.changing is None or job.changing.goal is goal
                 require(same, "I12", f"{name}: two changes are open")
-                held = (
-                    job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
-                )
+                resumes = isinstance(fact.change, Resume) and bool(fact.nodes)
+                held = job.suspended and resumes and (name, job.attempt) in self.released
                 require(not held, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
@@ -488,36 +489,6 @@ class AllocatorModel:
             case GpusRegained():
                 returns.regained(self, job, fact)
 
-    def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
-        name, job = fact.job, self._job(fact.job)
-        self._next_order(fact.order)
-        if isinstance(fact, SuccessorBound):
-            free = not job.queued and job.stopping is None and name not in self.successors
-            require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
-            job.spent = fact.attempt
-            self.successors[name] = fact
-            for member in fact.members:
-                for gpu in _gpus(member):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
-            return
-        successor = self.successors.pop(name, None)
-        if successor is None or successor.attempt != fact.attempt:
-            invariant = "I13"
-            raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
-        left, attempt = list(successor.members), fact.attempt
-        if isinstance(fact, JobMoved):
-            require(job.stopping is None, "I13", f"{name} moves while it is stopped")
-            left = [member for node, member in job.members.items() if node not in job.gone]
-            attempt = job.attempt
-            self.moved[name, fact.attempt] = name, attempt
-            job.attempt = fact.attempt
-            job.members = {member.node: member for member in successor.members}
-            job.gone, job.ran = {}, dict.fromkeys(job.members)
-            job.guaranteed = any(level for one in successor.members for level in one.levels)
-        for member in left:
-            self.ghosts[member.node, name, attempt] = member
-
     def _resize(self, fact: GangWidened | GangNarrowed) -> None:
         """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
         job, name = self._attempt(fact.job, fact.attempt), fact.job
@@ -528,7 +499,7 @@ class AllocatorModel:
             require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
             cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
             require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            for gpu in _gpus(more):
+            for gpu in gpus(more):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = name, fact.attempt
             levels = mine.levels + more.levels
@@ -540,7 +511,7 @@ class AllocatorModel:
         after = replace(before, devices=before.devices[: fact.workers])
         job.members[fact.node] = after
         require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
-        freed = [gpu for gpu in _gpus(before) if gpu not in _gpus(after)]
+        freed = [gpu for gpu in gpus(before) if gpu not in gpus(after)]
         self._left(freed, name, fact.attempt)
         for gpu in freed:
             require(self.gpus.get(gpu) == (name, fact.attempt), "I2", f"{gpu} was not {name}'s")
@@ -561,16 +532,17 @@ class AllocatorModel:
             common = len(steps) <= 1 or job.suspended
             require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
             job.suspended = True
-            if fact.released:
-                for member in members:
-                    self._stands(member, fact.job, fact.attempt)
-                    for gpu in _gpus(member):
-                        del self.gpus[gpu]
-                self.released[fact.job, fact.attempt] = None
-                job.guaranteed = False
-        elif fact.goal is Goal.RESUME:
+        elif job.changing is not None and isinstance(job.changing.change, Resume):
             job.suspended, job.before = False, {}
-        elif job.changing is not None and isinstance(job.changing.change, Resize):
+        if fact.released:
+            require(job.suspended, "I12", f"{fact.job} gives its GPUs back and trains")
+            for member in members:
+                self._stands(member, fact.job, fact.attempt)
+                for gpu in gpus(member):
+                    del self.gpus[gpu]
+            self.released[fact.job, fact.attempt] = None
+            job.guaranteed = False
+        if job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
             require(allowed and job.size <= job.ranks, "I14", f"{fact.job}: {job.size} workers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skep.sim.moves import gpus
 from skep.sim.violation import require
 from skep.wire.changes import GpusRegained, JobChanged
 from skep.wire.facts import Member
@@ -26,7 +27,7 @@ def regained(model: AllocatorModel, job: ModelJob, fact: GpusRegained) -> None:
         _others(model, job, fact, live)
     job.before = {member.node: member for member in live}
     job.members = {**job.members, **{member.node: member for member in fact.members}}
-    for gpu in (gpu for member in fact.members or live for gpu in gpus_of(member)):
+    for gpu in (gpu for member in fact.members or live for gpu in gpus(member)):
         require(gpu not in model.gpus, "I2", f"{name} got {gpu}, which is in use")
         model.gpus[gpu] = attempt
 
@@ -36,7 +37,7 @@ def refused(model: AllocatorModel, job: ModelJob, fact: JobChanged) -> list[Memb
     attempt = fact.job, fact.attempt
     require(job.suspended and bool(job.before), "I15", f"{fact.job} gives back what it runs on")
     left = [member for node, member in job.members.items() if node not in job.gone]
-    for gpu in (gpu for member in left for gpu in gpus_of(member)):
+    for gpu in (gpu for member in left for gpu in gpus(member)):
         require(model.gpus.pop(gpu, None) == attempt, "I2", f"{gpu} was not {fact.job}'s")
     job.members = {**job.members, **job.before}
     job.guaranteed = False
@@ -56,8 +57,3 @@ def _others(model: AllocatorModel, job: ModelJob, fact: GpusRegained, live: list
         for a, b in pairs
     )
     require(same, "I15", f"{fact.job} had {live} and goes on with {fact.members}")
-
-
-def gpus_of(member: Member) -> list[tuple[str, int]]:
-    """Return every GPU of a part: the machine's identity, and the device."""
-    return [(member.identity, device) for devices in member.devices for device in devices]

@@ -1,6 +1,9 @@
-"""That an invariant broke."""
+"""What breaks an invariant."""
 
 from __future__ import annotations
+
+Key = tuple[str, int]
+"""A job and an attempt; or a machine's identity and a device."""
 
 
 class ViolationError(Exception):

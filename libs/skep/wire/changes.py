@@ -48,7 +48,10 @@ class AskCheckpoint(_Ask, frozen=True, tag="checkpoint"):
 
 
 class AskMigrate(_Ask, frozen=True, tag="migrate"):
-    """Go on elsewhere: on the node `to`, or (empty) wherever there is room."""
+    """Go on elsewhere: on the nodes `to`, separated by commas, or (empty) on any other nodes.
+
+    A node that it is on already may be among those named, for other GPUs there.
+    """
 
     to: str = ""
 

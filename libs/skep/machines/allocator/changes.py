@@ -212,10 +212,12 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             job.held = fact.why
         if fact.released and not job.released:
             _release(machine, job)
-    elif fact.goal is Goal.RESUME and job.state is State.SUSPENDED:
+    elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held, job.stood_on = None, {}
+    elif fact.goal is Goal.MIGRATE and fact.released:
+        _release(machine, job)
     elif isinstance(change.change, Resize):
         job.resized = change.change.world
 
@@ -229,7 +231,7 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.cells.release(name)
     for node in job.live:
         machine.nodes[node].suspend(attempt, suspended=True)
-    job.released, job.packed, job.told = True, None, (0.0, ())
+    job.released, job.packed = True, None
     machine.away[job.job] = job
     machine.note_borrowed(job)
     packs.parted(machine, others)

@@ -437,7 +437,7 @@ def _bind_command(
         vc=job.spec.vc,
         argv=argv(job.spec),
         ranks=ranks,
-        world=job.spec.resources.workers,
+        world=job.size,
         node_rank=list(made.members).index(name),
         nodes=len(made.members),
         master_address=machine.nodes[first.node].joined.address,
