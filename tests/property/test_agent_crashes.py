@@ -48,7 +48,7 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "share": (Share(share=0.5, beside=("j2",)), Share()),
     "share asleep": (Suspend(release=True), Share(share=0.25, beside=("j2",)), Resume()),
 }
-TOGETHER = ("suspend", "release", "checkpoint")
+TOGETHER = ("suspend", "release", "checkpoint", "share")
 """What several processes of a rank can do as one."""
 
 CRASH_AT_MAX = 140

@@ -218,7 +218,10 @@ class MoveRank(Speech, frozen=True, tag="move"):
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
-    """Be one of `world` from after mini-batch `step` on, or leave."""
+    """Be one of `world` from after mini-batch `step` on, or leave.
+
+    `servers`: on so many parameter servers; then the job finds the mini-batch itself.
+    """
 
     order: int
     generation: int
@@ -227,6 +230,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    servers: int = 0
 
 
 class ShareRank(Speech, frozen=True, tag="share"):

@@ -230,7 +230,7 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
             return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
                                generation=change.generation, world=change.world,
                                host=change.master_address, port=change.master_port,
-                               leaves=not stays)  # fmt: skip
+                               leaves=not stays, servers=change.servers)  # fmt: skip
         case Phase.WORK:
             return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
                                   step=drive.step)  # fmt: skip

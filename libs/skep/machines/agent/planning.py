@@ -152,7 +152,7 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
-            meets = [Phase.MEET] if drive.meets_here else []
+            meets = [Phase.MEET] if drive.meets_here and not change.servers else []
             return [*before, *meets, *starts, Phase.WORK]
         case Move() if part.stand is Stand.SUSPENDED:
             return [Phase.THAW, Phase.WORK]

@@ -133,7 +133,7 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
-    job.released, job.held, job.resized = False, None, 0
+    job.released, job.held, job.resized, job.served_by = False, None, 0, 0
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
@@ -171,7 +171,7 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
     )
     machine.order = fact.order
-    if isinstance(fact.change, Resize):
+    if isinstance(fact.change, Resize) and not fact.change.servers:
         for name in fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     if isinstance(fact.change, Share):
@@ -219,7 +219,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(machine, job)
     elif isinstance(change.change, Resize):
-        job.resized = change.change.world
+        job.resized, job.served_by = change.change.world, change.change.servers
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:

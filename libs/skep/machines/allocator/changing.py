@@ -22,6 +22,7 @@ from skep.machines.allocator import (
     resizing,
     returns,
     rounds,
+    servers,
 )
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
@@ -119,10 +120,10 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if why is not Reason.REQUESTED and not job.released:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
             # Without GPUs it waits for some there: `come_back`.
-        case AskResize(workers=workers) if workers == job.size:
+        case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
             changes.over(machine, asked, Result.DONE, now)
-        case AskResize(workers=workers):
-            why, detail = resizing.begin(machine, job, workers, now)
+        case AskResize(workers=workers, servers=count):
+            why, detail = resizing.begin(machine, job, workers, now, servers=count)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
         case AskPack():
@@ -157,8 +158,8 @@ def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reaso
             return Reason.CANNOT, "migrate (`skep show` tells what it can)"
         case AskMigrate() if len(job.live) < len(job.members):
             return Reason.NOT_RUNNING, "a part of it has ended"
-        case AskResize(workers=workers):
-            return resizing.refusal(job, workers)
+        case AskResize(workers=workers, servers=count):
+            return servers.refusal(job, count) or resizing.refusal(job, workers)
         case _:
             return None
 

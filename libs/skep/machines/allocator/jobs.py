@@ -149,6 +149,10 @@ class JobState(msgspec.Struct):
     """By node: what the attempt had before it was given other GPUs to go on with, until it does."""
     tied: bool = False
     """Its ranks could not go on with other GPUs, though they had said so."""
+    served_by: int = 0
+    """Parameter servers of the attempt since their number was changed; 0: it was not."""
+    secret: str = ""
+    """What the attempt's parameter servers ask for."""
     spent: int = 0
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
@@ -168,6 +172,11 @@ class JobState(msgspec.Struct):
     def size(self) -> int:
         """Return how many ranks train, or are to: every attempt begins with those of the spec."""
         return self.resized or self.spec.resources.workers
+
+    @property
+    def servers(self) -> int:
+        """Return how many parameter servers it has, or is to have."""
+        return self.served_by or (self.spec.ps.servers if self.spec.ps is not None else 0)
 
     def succeeds(self, attempt: int) -> bool:
         """Return whether this is the number of the successor that the attempt has."""
