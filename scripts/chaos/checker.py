@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from scripts.chaos.evidence import Evidence, Run, Told
 from skep.ids import job_id
-from skep.sim.model import AdmissionModel, AllocatorModel, ViolationError
+from skep.sim.model import AdmissionModel, AllocatorModel
+from skep.sim.violations import ViolationError
 from skep.wire.facts import (
     Admitted,
     EpochBegan,

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.sim import gpus
+from skep.sim.gpus import Gpus, Key
 from skep.sim.processes import Run
+from skep.sim.violations import ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -58,27 +61,10 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Manner, Outcome
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
-
-Key = tuple[str, int]
-"""A job and an attempt; or a machine's identity and a device."""
-
-
-class ViolationError(Exception):
-    """Something happened that must not."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        """Say which invariant broke, and how."""
-        super().__init__(f"{invariant}: {text}")
-        self.invariant = invariant
-
-
-def require(holds: bool, invariant: str, text: str) -> None:
-    """Raise ViolationError unless `holds`."""
-    if not holds:
-        raise ViolationError(invariant, text)
 
 
 class AdmissionModel:
@@ -205,7 +191,7 @@ class AllocatorModel:
         self.nodes: dict[str, ModelNode] = {}
         self.quotas: dict[str, int] = {}
         """GPUs in each VC's cells together."""
-        self.gpus: dict[Key, Key] = {}
+        self.gpus = Gpus()
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
         """Machines whose name was given to another, until it is theirs again and they are clean."""
@@ -246,11 +232,14 @@ class AllocatorModel:
                 case JobDemoted():
                     # What a lost node may still run can lose its cells as well.
                     if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
-                        self._attempt(fact.job, fact.attempt).guaranteed = False
+                        self._attempt(fact.job, fact.attempt)
+                    for job in gpus.set_of(self, fact.job, fact.attempt):
+                        job.guaranteed = False
                 case JobPromoted():
-                    job = self._attempt(fact.job, fact.attempt)
-                    job.guaranteed = True
-                    self._within_quota(job.spec.vc)
+                    self._attempt(fact.job, fact.attempt)
+                    for job in gpus.set_of(self, fact.job, fact.attempt):
+                        job.guaranteed = not job.spec.opportunistic and job.stopping is None
+                        self._within_quota(job.spec.vc)
                 case CellsReserved() | ReservationDropped():
                     require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
                     self._job(fact.job).claims = isinstance(fact, CellsReserved)
@@ -275,6 +264,7 @@ class AllocatorModel:
                     self._ended(fact)
                 case _:
                     self._of_changes(fact)
+        gpus.left(self, facts)
 
     def _of_changes(self, fact: Any) -> None:
         match fact:
@@ -286,6 +276,8 @@ class AllocatorModel:
                 self._move(fact)
             case GangWidened() | GangNarrowed():
                 self._resize(fact)
+            case GpusShared():
+                gpus.share(self, fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -304,7 +296,7 @@ class AllocatorModel:
             node = self.nodes.setdefault(joined.node, ModelNode(identity=joined.identity))
             if node.identity != joined.identity:
                 self.disowned[node.identity] = None
-                held = [key for key in self.gpus if key[0] == node.identity]
+                held = [key for key in self.gpus.held if key[0] == node.identity]
                 require(not held, "I2", f"{joined.node} was replaced while {held} were held")
             node.identity = joined.identity
             node.clearing = node.clearing or fact.clear > 0
@@ -353,11 +345,14 @@ class AllocatorModel:
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
-        if not job.claims:  # Who has claimed its cells had its turn then.
+        packed = (name, fact.attempt) in self.gpus.decisions
+        if not (job.claims or packed):  # Who has claimed its cells had its turn then.
             self._in_turn(job, fact)
         job.queued, job.attempt, job.order = False, fact.attempt, fact.order
         job.claims = False
         job.guaranteed = any(level for member in fact.members for level in member.levels)
+        require(not (packed and job.guaranteed), "I15", f"{name} is packed and got cells as well")
+        job.guaranteed = job.guaranteed or gpus.inherits(self, name, fact.attempt)
         allowed = not (job.guaranteed and job.spec.opportunistic)
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
@@ -368,9 +363,7 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            for gpu in _gpus(member):
-                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
-                self.gpus[gpu] = fact.job, fact.attempt
+            self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} got")
         self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
@@ -390,8 +383,8 @@ class AllocatorModel:
     def _within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
-                   if member.node not in job.gone)  # fmt: skip
+        used = len({gpu for job in holders for member in job.members.values()
+                    if member.node not in job.gone for gpu in _gpus(member)})  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
@@ -437,9 +430,8 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in () if (job, attempt) in self.released else _gpus(member):
-            require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
-            del self.gpus[gpu]
+        if (job, attempt) not in self.released:
+            self.gpus.drop(_gpus(member), (job, attempt))
         if member.identity not in self.disowned:
             self._freed(member, job, attempt)
 
@@ -490,9 +482,9 @@ class AllocatorModel:
             case GpusRegained():
                 require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
                 del self.released[name, fact.attempt]
-                for gpu in (gpu for member in members for gpu in _gpus(member)):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
+                for member in members:
+                    self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} got back")
+                job.guaranteed = gpus.inherits(self, name, fact.attempt)
 
     def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
         name, job = fact.job, self._job(fact.job)
@@ -503,9 +495,7 @@ class AllocatorModel:
             job.spent = fact.attempt
             self.successors[name] = fact
             for member in fact.members:
-                for gpu in _gpus(member):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
+                self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} is to move to")
             return
         successor = self.successors.pop(name, None)
         if successor is None or successor.attempt != fact.attempt:
@@ -534,9 +524,7 @@ class AllocatorModel:
             require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
             cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
             require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            for gpu in _gpus(more):
-                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
-                self.gpus[gpu] = name, fact.attempt
+            self.gpus.take(_gpus(more), (name, fact.attempt), f"{name} grows by")
             levels = mine.levels + more.levels
             job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
                                              levels=levels)  # fmt: skip
@@ -548,9 +536,7 @@ class AllocatorModel:
         require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
         freed = [gpu for gpu in _gpus(before) if gpu not in _gpus(after)]
         self._left(freed, name, fact.attempt)
-        for gpu in freed:
-            require(self.gpus.get(gpu) == (name, fact.attempt), "I2", f"{gpu} was not {name}'s")
-            del self.gpus[gpu]
+        self.gpus.drop(freed, (name, fact.attempt))
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -570,8 +556,7 @@ class AllocatorModel:
             if fact.released:
                 for member in members:
                     self._stands(member, fact.job, fact.attempt)
-                    for gpu in _gpus(member):
-                        del self.gpus[gpu]
+                    self.gpus.drop(_gpus(member), (fact.job, fact.attempt))
                 self.released[fact.job, fact.attempt] = None
                 job.guaranteed = False
         elif fact.goal is Goal.RESUME:
@@ -583,13 +568,11 @@ class AllocatorModel:
 
     def has(self, identity: str, run: Run) -> bool:
         """Return whether a run's attempt holds its GPUs."""
-        key = run.job, run.attempt
-        return all(self.gpus.get((identity, device)) == key for device in run.devices)
+        return self.gpus.has(identity, run.devices, (run.job, run.attempt))
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""
-        key = command.job, command.attempt
-        return all(self.gpus.get((identity, device)) == key for device in devices)
+        return self.gpus.has(identity, devices, (command.job, command.attempt))
 
 
 def _gpus(member: Member) -> list[Key]:
