@@ -167,7 +167,8 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
-    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT),
+    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT,
+                      trouble=(reports.DeviceTrouble(index=2, text="XID 79"),)),  # fmt: skip
     reports.NodeReport(
         node="node-1",
         at=AT,

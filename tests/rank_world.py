@@ -64,6 +64,7 @@ class Rank:
         self.inbox: list[Any] = []
         self.connected = False
         self.frozen = False
+        self.share = command.share
         self.joining = bool(command.awaits)
         if self.joining:
             self.stands = self.made(talk.Ready, port=9)
@@ -106,6 +107,9 @@ class Rank:
                 self.say(talk.Released, order=message.order, moved=10, residue=1)
             case talk.ResumeRank() | talk.ReleaseRank():
                 self.say(talk.Failed, order=message.order, what=kind, error="not now")
+            case talk.ShareRank():
+                self.share = message.share
+                self.say(talk.Shared, order=message.order, share=message.share, used=10)
             case talk.RescaleRank() if self.joining:
                 self.joining, self.stands = False, None
                 self.steps = message.step

@@ -26,7 +26,7 @@ Handler = Callable[[Message], object]
 AtOnce = Callable[[Message], object]
 """Runs on the reporter's thread; returning False leaves the message to the training thread."""
 
-KINDS = frozenset({"suspend", "release", "resume", "checkpoint", "move", "rescale"})
+KINDS = frozenset({"suspend", "release", "resume", "checkpoint", "move", "rescale", "share"})
 """What agents send. One of these that this job cannot do is refused; all else is passed over."""
 STANDS = frozenset({"suspended", "released", "ready", "sent", "loaded"})
 """Answers that stay true until another follows: said again on every new connection."""

@@ -13,6 +13,7 @@ from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
 from skep_job.settings import Settings, Unobserved, read
+from skep_job.share import MemoryShare
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
@@ -85,9 +86,10 @@ class _Waiting:
         self._suspender: Suspender | None = None
         self.hooks = TorchHooks(self.tally, self.control, self._can)
         try:
-            accelerator.attach(environ)
+            fake = accelerator.attach(environ)
         except ValueError as error:
             sys.exit(f"skep_job: {error}")
+        self._share = MemoryShare(environ, fake)
 
     def begin_once(self) -> None:
         """Begin, if this process reports for its rank. Called at the first mini-batch."""
@@ -106,8 +108,9 @@ class _Waiting:
         tally.wake = reporter.wake
         control.wake = reporter.wake_to_send
         if alone:
-            self._suspender = Suspender(tally, control, settings.host_bytes)
+            self._suspender = Suspender(tally, control, settings.host_bytes, share=self._share)
             self._suspender.install()
+            self._share.install(control)
         _active = Observation(tally, self.hooks, reporter, control, settings)
         os.register_at_fork(after_in_child=reporter.abandon)
         os.register_at_fork(after_in_child=control.abandon)
@@ -117,7 +120,9 @@ class _Waiting:
         return _active
 
     def _can(self) -> list[str]:
-        return self._suspender.can() if self._suspender is not None else []
+        if self._suspender is None:
+            return []
+        return [*self._suspender.can(), *self._share.can()]
 
 
 def current() -> Observation | None:

@@ -19,6 +19,7 @@ from skep.wire.commands import (
     RankPlan,
     Resize,
     Resume,
+    Share,
     Suspend,
     Target,
 )
@@ -27,7 +28,7 @@ from skep.wire.part_facts import Stand
 from tests.kit import bind, plans, stop
 from tests.rank_world import World
 
-CAN = ("checkpoint", "migrate", "release", "resize", "suspend")
+CAN = ("checkpoint", "migrate", "release", "resize", "share", "suspend")
 ONE, TWO = "j1.1.0", "j1.1.1"
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 TARGETS = tuple(Target(rank=rank, host="h", port=9, token="s") for rank in (0, 1))
@@ -44,6 +45,8 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "move": (Move(targets=TARGETS), Resume()),
     "grow": (GROWN,),
     "shrink": (SHRUNK,),
+    "share": (Share(share=0.5, beside=("j2",)), Share()),
+    "share asleep": (Suspend(release=True), Share(share=0.25, beside=("j2",)), Resume()),
 }
 CRASH_AT_MAX = 140
 """Happenings that a mechanism may take: every one of the first so many is a moment to die in."""
@@ -65,6 +68,9 @@ def judge(world: World) -> None:
         assert all(rank.stands is not None for rank in world.ranks.values())
         assert len({rank.steps for rank in world.ranks.values()}) == 1
     if part.stand is Stand.RUNNING:
+        assert part.share_due is False
+        shares = {rank.share for rank in world.ranks.values()}
+        assert shares == {part.command.share}, (shares, part.command)
         assert world.training(), "\n".join(world.story[-80:])
     world.decide.check_replay()
     again = world.decide.make()
@@ -142,7 +148,7 @@ def test_it_is_stopped_and_the_agent_dies(mechanism: str) -> None:
 
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(
     st.sampled_from([Suspend(), Suspend(release=True), Resume(), Checkpoint(),
-                     Move(targets=TARGETS)]),
+                     Move(targets=TARGETS), Share(share=0.5, beside=("j2",)), Share()]),
     st.lists(st.integers(0, 60), max_size=3)), max_size=6))  # fmt: skip
 @settings(deadline=None)
 def test_any_changes_with_any_crashes(seed: int, steps: list[tuple[Change, list[int]]]) -> None:

@@ -92,9 +92,9 @@ def _frees_at_once(self: AllocatorMachine, fact: Any) -> None:
     _record(self, fact)
 
 
-def _keeps_no_floor(self: AgentMachine, command: Any) -> None:
+def _keeps_no_floor(self: AgentMachine, command: Any, now: Any) -> None:
     floor, self.floor = self.floor, 0
-    _bind(self, command)
+    _bind(self, command, now)
     self.floor = max(floor, self.floor)
 
 

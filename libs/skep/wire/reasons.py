@@ -112,6 +112,7 @@ class Reason(StrEnum):
     NODE_STOPPED = "node-stopped"
     ASKED_FOR = "asked-for"
     REPEATED_FAILURES = "repeated-failures"
+    DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
 
     # What the watch over the cells found broken.
@@ -200,6 +201,7 @@ TEXT: dict[Reason, str] = {
     Reason.ALONE: "the others on its GPUs have left: they are its own again",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
+    Reason.DEVICE_TROUBLE: "the device, or its driver, says that something is wrong with it",
     Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",

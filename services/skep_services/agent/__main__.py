@@ -129,7 +129,7 @@ async def main(chosen: Settings, log: Any) -> None:
     async def watch_devices(shell: Any) -> None:
         while True:
             seen = await asyncio.to_thread(devices.look)
-            used = tuple(DeviceUse(each.index, each.utilisation) for each in seen)
+            used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
             if not used:
                 return  # Slots, which cannot tell.
             await shell.put(DevicesSeen(used))

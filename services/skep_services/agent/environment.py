@@ -185,6 +185,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
         "SKEP_TOKEN": start.token,
+        **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **({"TRACEPARENT": command.trace} if command.trace else {}),
     }
 

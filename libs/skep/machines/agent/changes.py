@@ -1,4 +1,4 @@
-"""How running parts are suspended, resumed, stored, moved and resized, and what ranks say to it.
+"""How running parts are suspended, stored, moved, resized and packed, and what ranks say to it.
 
     ChangeJob --ChangeTaken--> phases, one after the other --PartChanged--> answered
 
@@ -7,6 +7,7 @@
     checkpoint  work
     move        work                            (the ranks then wait for what becomes of it)
     resize      meet · start · work
+    share       share                           (one that stands is told when it goes on)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -21,15 +22,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
     ORDERS_PER_SERIAL,
     STRAY,
+    TIMED,
     TOLD_IN,
     TRIES_MAX,
     UNDO_WAIT,
     Drive,
     Phase,
     Soft,
+    add_answer,
+    failure_text,
     is_answer,
     message_for,
     newcomers,
@@ -57,7 +62,7 @@ from skep.machines.agent.planning import (
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
 from skep.wire.runs import RunExited, RunStarted
@@ -76,6 +81,7 @@ from skep.wire.talk import (
     ResumeRank,
     Said,
     Sent,
+    Shared,
     Suspended,
 )
 
@@ -85,9 +91,6 @@ if TYPE_CHECKING:
 MEETING = "the meeting place"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
-
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK)
-"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Changes:
@@ -253,8 +256,18 @@ class Changes:
                 self._next(key, now)
             case Phase.UNDO:
                 self._next(key, now)
+            case Phase.SHARE:
+                self._unshared(drive, why)
+                self._next(key, now)
             case _:
                 self._fail(key, why, now)
+
+    @staticmethod
+    def _unshared(drive: Drive, why: str) -> None:
+        """Note that a rank does not keep to its share: it goes on with what it has."""
+        drive.detail = drive.detail or why
+        if isinstance(drive.command.change, Share):
+            drive.manner = Manner.UNCHANGED
 
     def _fail(self, key: PartKey, why: str, now: Instant) -> None:
         """Put everything back, and say why."""
@@ -383,7 +396,7 @@ class Changes:
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
-                    | Rescaled() | Failed():  # fmt: skip
+                    | Rescaled() | Shared() | Failed():  # fmt: skip
                 self._answered(key, token, message, now)
             case _:
                 pass
@@ -420,22 +433,28 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, _failure(message), now)
+                self._missed(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = _failure(message), True
+                drive.detail, drive.kept = failure_text(message), True
+            case Failed() if drive.phase is Phase.SHARE:
+                self._unshared(drive, failure_text(message))
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, _failure(message), now)
+                self._fail(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, _failure(message), now)
+                    self._fail(key, failure_text(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
-                _add(drive, message)
+                add_answer(drive, message)
+                if isinstance(message, Shared):
+                    devices = self._part(key).ranks[token].plan.devices
+                    more = excess(message, devices, self._agent.joined.gpus)
+                    drive.detail = drive.detail or more
         if not drive.waits:
             self._next(key, now)
 
@@ -565,29 +584,3 @@ class Changes:
 
     def _call(self, *commands: msgspec.Struct) -> None:
         self._agent.add(*(Call(command) for command in commands))
-
-
-def _failure(message: Failed) -> str:
-    return f"rank {message.rank}: {message.error or message.what}"
-
-
-def _add(drive: Drive, message: Answer) -> None:
-    """Add one rank's answer to what the change comes to."""
-    step = getattr(message, "step", 0)
-    if drive.phase is not Phase.UNDO and step:
-        drive.done_step = min(drive.done_step or step, step)
-    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
-    match message:
-        case Released():
-            known = drive.residue >= 0 or not drive.released
-            drive.residue = (
-                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
-            )
-            drive.released = True
-            drive.moved += message.moved
-        case Checkpointed() | Sent():
-            drive.moved += message.bytes
-        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
-            drive.changed_ranks += 1
-        case _:
-            pass

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.machines.agent.devices import share_of
 from skep.machines.agent.parts import PartState
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
@@ -29,6 +30,8 @@ from skep.wire.talk import (
     Resumed,
     ResumeRank,
     Sent,
+    Shared,
+    ShareRank,
     Suspended,
     SuspendRank,
     Told,
@@ -71,11 +74,16 @@ class Phase(StrEnum):
     """Ranks that join are started, and make everything ready."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
+    SHARE = "share"
+    """Ranks told which part of their devices' memory is theirs, wherever they are."""
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK)
+TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK, Phase.SHARE)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
+
+TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK, Phase.SHARE)
+"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Drive(msgspec.Struct):
@@ -174,6 +182,9 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
                               devices=other_devices(part, change, token))  # fmt: skip
+        case Phase.SHARE:
+            return ShareRank(job=job, attempt=attempt, rank=rank, order=order,
+                             share=share_of(part, change))  # fmt: skip
         case Phase.WORK if isinstance(change, Move):
             target = next(each for each in change.targets if each.rank == rank)
             return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
@@ -211,8 +222,39 @@ def is_answer(drive: Drive, message: Answer) -> bool:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
+        case Phase.SHARE:
+            return isinstance(message, Shared | Failed)
         case _:
             return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
+
+
+def failure_text(message: Failed) -> str:
+    """Return in words that a rank did not do what it was told."""
+    return f"rank {message.rank}: {message.error or message.what}"
+
+
+def add_answer(drive: Drive, message: Answer) -> None:
+    """Add one rank's answer to what the change comes to."""
+    step = getattr(message, "step", 0)
+    if drive.phase is not Phase.UNDO and step:
+        drive.done_step = min(drive.done_step or step, step)
+    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
+    match message:
+        case Released():
+            known = drive.residue >= 0 or not drive.released
+            drive.residue = (
+                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
+            )
+            drive.released = True
+            drive.moved += message.moved
+        case Shared():
+            drive.residue = max(drive.residue, 0) + message.used
+        case Checkpointed() | Sent():
+            drive.moved += message.bytes
+        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
+            drive.changed_ranks += 1
+        case _:
+            pass
 
 
 def newcomers(part: PartState, resize: Resize) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.agent.changes import Changes
+from skep.machines.agent.devices import also_used, in_the_way, troubles, with_use
 from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
@@ -81,7 +82,7 @@ from skep.wire.part_facts import (
     RankJoins,
     Stand,
 )
-from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
+from skep.wire.reports import DeviceTrouble, Heartbeat, JobProgress, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
 REPORT_EVERY = seconds(1)
@@ -117,7 +118,8 @@ class AgentMachine:
         """Ranks that may have ended or never begun while no agent was there: soft, as every restart
         asks the runtime. Ranks started since are not among them: the list may be older."""
         self.used: dict[int, int] = {}
-        """Utilisation by device, in thousandths: soft."""
+        self.trouble: tuple[DeviceTrouble, ...] = ()
+        """Devices' utilisation, in thousandths, and what they say is wrong with them: soft."""
         self.serial = 0
         """Numbers the tries to change a part: what ranks are told is fenced by it."""
         self.host_budget = joined.memory // HOST_SHARE
@@ -133,7 +135,7 @@ class AgentMachine:
         self._effects = []
         match event:
             case BindJob():
-                self._bind(event)
+                self._bind(event, now)
             case StopJob():
                 self._stop(event, now)
             case ClearNode():
@@ -155,6 +157,7 @@ class AgentMachine:
                 self._stats(event, now)
             case DevicesSeen():
                 self.used = {each.index: each.utilisation for each in event.devices}
+                self.trouble = troubles(event.devices)
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -193,13 +196,19 @@ class AgentMachine:
     def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
 
-    def _bind(self, command: BindJob) -> None:
+    def _bind(self, command: BindJob, now: Instant) -> None:
         key = command.job, command.attempt
         if not self._addressed(command) or key in self.parts or command.order <= self.floor:
             return  # Overtaken, or known: what became of it was told or is being told.
+        trouble = in_the_way(self.parts, command)
         self.record(BindTaken(command=command))
         for token in self.parts[key].ranks:
-            self.start_rank(key, token)
+            if trouble:
+                self.record(RankDown(token=token, code=None, started=False, detail=trouble))
+            else:
+                self.start_rank(key, token)
+        if trouble:
+            self._finish(key, now)
         self.raise_floor(command.settled)
 
     def start_rank(self, key: PartKey, token: str) -> None:
@@ -341,7 +350,7 @@ class AgentMachine:
         self.changes.forget(key)
         used = sorted(device for rank in part.ranks.values() for device in rank.plan.devices)
         if any(device in self.used for device in used):
-            self._effects.append(Call(SweepDevices(key[0], key[1], tuple(used))))
+            self.add(Call(SweepDevices(*key, tuple(used), also_used(self.parts, key, used))))
         self._answer_clear()
 
     # --- start and restart ---------------------------------------------------------------------
@@ -416,14 +425,14 @@ class AgentMachine:
     def _report(self, now: Instant) -> None:
         node = self.joined.node
         beat = Heartbeat(node=node, identity=self.joined.identity, at=now,
-                         incarnation=self.incarnation)  # fmt: skip
+                         incarnation=self.incarnation, trouble=self.trouble)  # fmt: skip
         self._effects.append(Send(subjects.heartbeat(node), beat))
         jobs = []
         for key, ranks in self.progress.items():
             part = self.parts[key]
             assert part.command is not None, key
             over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
-            alive = tuple(self._with_use(part, told) for rank, told in ranks.items()
+            alive = tuple(with_use(part, told, self.used) for rank, told in ranks.items()
                           if rank not in over)  # fmt: skip
             if alive:
                 jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
@@ -432,15 +441,6 @@ class AgentMachine:
             report = NodeReport(node=node, at=now, jobs=tuple(jobs))
             self._effects.append(Send(subjects.report(node), report))
         self.report_at = after(now, REPORT_EVERY)
-
-    def _with_use(self, part: PartState, told: RankProgress) -> RankProgress:
-        """Return a rank's progress with the utilisation of its devices, where they tell it."""
-        plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
-        used = [self.used.get(device, -1) for plan in plans for device in plan.devices]
-        known = [each for each in used if each >= 0]
-        if not known:
-            return told
-        return msgspec.structs.replace(told, utilisation=sum(known) // len(known))
 
     # --- facts ---------------------------------------------------------------------------------
 

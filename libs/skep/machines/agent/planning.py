@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skep.machines.agent.devices import packed
 from skep.machines.agent.drives import (
     RESIZE_UNDO_TEXT,
     STAND_AFTER,
@@ -20,7 +21,16 @@ from skep.machines.agent.drives import (
 )
 from skep.machines.agent.parts import PartState, Rank
 from skep.units import Instant
-from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Share, Suspend
+from skep.wire.commands import (
+    Change,
+    Checkpoint,
+    Move,
+    RankPlan,
+    Resize,
+    Resume,
+    Share,
+    Suspend,
+)
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -31,6 +41,8 @@ NEEDS: tuple[tuple[type, str], ...] = (
     (Resize, "resize"),
 )
 """What ranks must be able to do for a change; a part of any kind can be suspended and resumed."""
+
+NO_LIMIT = "no limit of memory can be set on this job's processes, which run already"
 
 
 def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
@@ -110,7 +122,11 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
         case Resume():
             if part.stand in {Stand.SENT, Stand.AWAITING}:
                 return [Phase.RESUME]
-            return [Phase.THAW, *([Phase.RESUME] if speaks else [])]
+            # The state comes back first: it may be more than a share that became smaller meanwhile.
+            shares = [Phase.SHARE] if part.share_due and "share" in can else []
+            return [Phase.THAW, *([Phase.RESUME] if speaks else []), *shares]
+        case Share():
+            return _share_phases(part, drive, can, before)
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
@@ -118,6 +134,21 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             return [*before, *meets, *starts, Phase.WORK]
         case _:
             return [*before, Phase.WORK]
+
+
+def _share_phases(
+    part: PartState, drive: Drive, can: tuple[str, ...], before: list[Phase]
+) -> list[Phase]:
+    """Return the phases of a change of partners; what an earlier try left behind comes first."""
+    mute = part.known is not None and "share" not in can
+    if mute:
+        drive.manner, drive.detail = Manner.UNCHANGED, NO_LIMIT
+    if part.stands_frozen:
+        drive.detail = drive.detail or "its ranks are told when they go on"
+        return [Phase.FREEZE] if before else []
+    if part.stand is not Stand.RUNNING:  # Its ranks stand and hear: nothing is to be undone.
+        before = []
+    return before if mute else [*before, Phase.SHARE]
 
 
 def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
@@ -136,6 +167,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
     change = drive.command.change
     stand, holds = part.stand, part.holds
     host_bytes, released, broken = part.host_bytes, part.released, False
+    due = part.share_due
     done = drive.manner is not Manner.UNCHANGED
     match change:
         case Suspend() if done:
@@ -147,6 +179,9 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
             stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
         case Resume() if done:
             stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
+            due = False
+        case Share():
+            due = done and part.stands_frozen
         case Resume() if drive.refreeze:
             # Told to go on, some ranks did: they are frozen where they are.
             stand = Stand.FROZEN if drive.changed_ranks else stand
@@ -161,20 +196,24 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
         case _:
             pass
     return PartChanged(event=event, changed=changed, stand=stand, holds=holds, broken=broken,
-                       host_bytes=host_bytes, released=released)  # fmt: skip
+                       host_bytes=host_bytes, released=released, share_due=due)  # fmt: skip
 
 
 def apply_change(part: PartState, fact: PartChanged) -> None:
     """Take the end of a change over: pure bookkeeping, also of who belongs to the gang."""
     part.changed = fact
     part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
-    part.host_bytes, part.released = fact.host_bytes, fact.released
+    part.host_bytes, part.released, part.share_due = fact.host_bytes, fact.released, fact.share_due
     done = fact.changed.manner is not Manner.UNCHANGED
-    if part.change is None or part.command is None or not done:
+    if part.change is None or part.command is None:
         return
     if part.change.command.order != fact.changed.order:
         return
     match part.change.command.change:
+        case Share() as change:  # Who else is there is so whether or not a limit could be set.
+            part.command = packed(part.command, change)
+        case _ if not done:
+            pass
         case Resize() as change:
             part.command = resized(part.command, change)
             part.ranks = _regrouped(part, change)

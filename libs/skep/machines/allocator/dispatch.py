@@ -231,6 +231,8 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
         _ask_to_join(machine, event)
     if node.lost:
         _back(machine, event.node, now)
+    elif event.trouble:
+        suspects.troubled(machine, event)
 
 
 def _ask_to_join(machine: AllocatorMachine, event: Heartbeat) -> None:
