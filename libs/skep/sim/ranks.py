@@ -62,10 +62,10 @@ CAN: dict[str, tuple[str, ...]] = {
     "resident": ("suspend",),
     "releases": ("suspend", "release"),
     "stores": ("suspend", "checkpoint"),
-    "both": ("suspend", "release", "checkpoint"),
-    "moves": ("suspend", "release", "checkpoint", "migrate"),
-    "grows": ("suspend", "release", "resize"),
-    "fails": ("suspend", "release", "checkpoint", "migrate", "resize"),
+    "both": ("suspend", "release", "checkpoint", "share"),
+    "moves": ("suspend", "release", "checkpoint", "migrate", "share"),
+    "grows": ("suspend", "release", "resize", "share"),
+    "fails": ("suspend", "release", "checkpoint", "migrate", "resize", "share"),
 }
 
 STATE_BYTES = 1 << 20

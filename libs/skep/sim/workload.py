@@ -322,11 +322,12 @@ class People:
             fit = [other for other in running if other.vc == one.vc and other.gpus >= one.gpus
                    and other.nodes == 1 and not other.suspended]  # fmt: skip
             fit = [other for other in fit if other.packed] if chance.random() < 0.3 else fit
-            other = chance.choice(fit or running)
-            tree: dict[str, Any] = {"ask": "pack", "job": one.job, "beside": other.job}
-            if chance.random() < 0.4:
-                tree["share"] = chance.choice((0.25, 0.5, 0.9))
-            self._ask(one.vc, tree)
+            if fit or chance.random() < 0.2:
+                other = chance.choice(fit or running)
+                tree: dict[str, Any] = {"ask": "pack", "job": one.job, "beside": other.job}
+                if chance.random() < 0.4:
+                    tree["share"] = chance.choice((0.25, 0.5, 0.9))
+                self._ask(one.vc, tree)
         if self.left:
             self._timeline.after(int(self._pace * chance.random()), self._share)
 

@@ -58,8 +58,6 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
             return f"the part is {part.stand}: what becomes of its move comes first"
         case Resume():
             return _resume_refusal(part, change, can)
-        case Share():
-            return "no limit can be set on a process that already runs"
         case Move():
             known = {target.rank for target in change.targets}
             missing = [r.plan.rank for r in part.alive().values() if r.plan.rank not in known]
