@@ -168,7 +168,7 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
     reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT,
-                      trouble=(reports.DeviceTrouble(index=2, text="XID 79"),)),  # fmt: skip
+                      trouble=(reports.DeviceTrouble(index=2, text="XID 79"),)),
     reports.NodeReport(
         node="node-1",
         at=AT,
