@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from skep.cells.check import check
 from skep.cells.state import Cells
+from skep.machines.allocator import packs
 from skep.machines.allocator.jobs import Part
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu
+from skep.wire.changes import AskPack, AskUnpack
 from skep.wire.facts import (
     ClusterRefused,
     End,
@@ -24,11 +26,11 @@ from skep.wire.facts import (
     MemberGone,
     Repeated,
 )
-from skep.wire.node import MemberStepped, Outcome
+from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberStepped, Outcome, Tier
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
-from skep_services.gateway.cells import cells_view
+from skep_services.gateway.cells import cells_view, vcs_view
 from skep_services.gateway.fold import Changes, Fold
 from skep_services.gateway.mirror import frozen
 from skep_services.gateway.rows import ATTEMPTS_KEPT, PLACED, Job, State
@@ -43,6 +45,7 @@ from tests.gateway_kit import (
     texts,
 )
 from tests.kit import T0, TRACE, at, heartbeat, joined, member, spec
+from tests.unit.test_allocator_changes import ask
 
 BAD = b'{"name": "x", "vc": "nlp", "command": ["true"], "resorces": {}}'
 
@@ -279,15 +282,21 @@ def agrees(cluster: Cluster) -> None:
               for name, job in machine.jobs.items()}  # fmt: skip
     assert {name: job.row.state.value for name, job in fold.active.items()} == states
     for name, node in machine.nodes.items():
-        held = {
-            device: attempt
-            for attempt, holding in node.holdings.items()
-            for device in holding.devices
-        }
-        shown = {index: (one.job, one.attempt) for index, one in fold.nodes[name].taken.items()}
+        held: dict[int, set[tuple[str, int]]] = {}
+        for attempt, holding in node.holdings.items():
+            for device in holding.devices:
+                held.setdefault(device, set()).add(attempt)
+        there = fold.nodes[name]
+        shown = {index: {(one.job, one.attempt) for one in there.on(index)}
+                 for index in (*there.taken, *there.guests)}  # fmt: skip
         assert shown == held
         assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
         assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
+    for name, job in machine.jobs.items():
+        row = job_of(fold, name).row
+        assert sorted(row.beside) == sorted(packs.due(machine, job).beside), name
+    counted = sum(one["used"] + one["borrowed"] for one in vcs_view(fold, ""))
+    assert counted <= sum(len(node.taken) for node in fold.nodes.values()), "counted once"
     agree_on_cells(machine.cells, fold)
 
 
@@ -297,8 +306,8 @@ def agree_on_cells(told: Cells, fold: Fold) -> None:
     check(made)
     assert fold.holdings.mirror.misfits == 0
     anew = fold.holdings._made()
-    assert (held(anew), sorted(anew.ill()), anew.astray) == (
-        held(made), sorted(made.ill()), made.astray)  # fmt: skip
+    assert (by_gpu(anew), sorted(anew.ill()), anew.astray) == (
+        by_gpu(made), sorted(made.ill()), made.astray)  # fmt: skip
     shown = [cells_view(each, "") for each in (made, frozen(made))]
     assert shown[0] == shown[1]
     assert fold.clusters.resolved == told.cluster
@@ -315,7 +324,16 @@ def agree_on_cells(told: Cells, fold: Fold) -> None:
 def held(cells: Cells) -> dict[str, Any]:
     """Return who holds what, by which right."""
     return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
-                   hold.pin, hold.lazy) for name, hold in cells.holds.items()}  # fmt: skip
+                   hold.pin, hold.lazy, hold.partners)
+            for name, hold in cells.holds.items()}  # fmt: skip
+
+
+def by_gpu(cells: Cells) -> dict[str, Any]:
+    """Return who holds what, by which right; of several, whose workers had it first is forgotten."""
+    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.claims, hold.lazy,
+                   sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
+                   {job: sorted(each.leaves) for job, each in hold.partners.items()})
+            for name, hold in cells.holds.items()}  # fmt: skip
 
 
 STEPS = st.lists(
@@ -334,6 +352,10 @@ STEPS = st.lists(
                 "cells",
                 "quarantine",
                 "join",
+                "pack",
+                "pack",
+                "unpack",
+                "answer",
             ]
         ),
         st.integers(0, 5),
@@ -391,10 +413,37 @@ def walk(steps: list[tuple[str, int, int]]) -> Cluster:
                 asked = DrainNode(node=node, drain=size > 1)
                 cluster.tell("ADMIN", asked)
                 cluster.heard(asked, second)
+            case "pack" if job and machine.jobs:
+                waits = [name for name in sorted(machine.jobs) if name not in machine.placed]
+                wish = AskPack(job=(waits or [job])[size % len(waits or [job])], beside=job)
+                cluster.heard(ask(int(second * 10), wish), second)
+            case "unpack" if job:
+                can = ("suspend", "release") if size > 1 else ()
+                for each in machine.jobs[job].live:
+                    identity = machine.nodes[each].joined.identity
+                    known = MemberKnown(node=each, identity=identity, job=job, at=at(second),
+                                        attempt=machine.jobs[job].attempt, tier=Tier.OBSERVED,
+                                        can=can)  # fmt: skip
+                    cluster.heard(known, second)
+                cluster.heard(ask(int(second * 10), AskUnpack(job=job)), second)
+            case "answer":
+                answer_all(cluster, second)
             case _:
                 pass  # There is nothing to do it to.
         agrees(cluster)
     return cluster
+
+
+def answer_all(cluster: Cluster, second: float) -> None:
+    """Have every node take the changes that it is told."""
+    for job in list(cluster.allocator.machine.jobs.values()):
+        change = job.change
+        for node in list(change.answers) if change is not None else ():
+            identity = cluster.allocator.machine.nodes[node].joined.identity
+            assert change is not None
+            cluster.heard(MemberChanged(node=node, identity=identity, job=job.job,
+                                        attempt=job.attempt, order=change.order, at=at(second),
+                                        manner=Manner.BOUNDARY, released=True), second)  # fmt: skip
 
 
 @given(STEPS)
@@ -585,3 +634,25 @@ def test_a_cluster_that_cannot_be_is_an_event() -> None:
     [event] = fold.take().events
     assert event.text == "what an operator asked for is refused: $.vcs: 2 racks short"
     assert event.reason == "infeasible"
+
+
+# --- shared GPUs ---------------------------------------------------------------------------------
+
+
+def test_who_shares_gpus_with_whom_is_told_and_counted_once() -> None:
+    cluster = walk([("submit", 1, 1), ("start", 0, 1), ("submit", 1, 3), ("pack", 0, 1)])
+    rows = {name: job_of(cluster.fold, name).row for name in ("j1", "j2")}
+    assert (rows["j1"].beside, rows["j2"].beside) == ((), ()), "three workers need three GPUs"
+    cluster = walk([("submit", 1, 2), ("start", 0, 1), ("submit", 1, 2), ("pack", 0, 1)])
+    rows = {name: job_of(cluster.fold, name).row for name in ("j1", "j2")}
+    assert (rows["j1"].beside, rows["j2"].beside) == (("j2",), ("j1",))
+    assert (rows["j1"].share, rows["j2"].share, rows["j2"].why) == (0.5, 0.5, "packed")
+    assert (rows["j2"].class_in_force, rows["j2"].place) == ("guaranteed", "node-1:0,1")
+    assert vcs_view(cluster.fold, "nlp")[0]["used"] == 2
+    said = " / ".join(texts(cluster.fold))
+    assert "shares GPUs on node-1 with j1, and has 50% of their memory" in said
+    cluster.exits("j1", second=50)
+    agrees(cluster)
+    assert (rows["j2"].beside, rows["j2"].share, rows["j2"].class_in_force) == (
+        (), None, "guaranteed")  # fmt: skip
+    assert vcs_view(cluster.fold, "nlp")[0]["used"] == 2

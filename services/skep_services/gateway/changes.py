@@ -18,6 +18,7 @@ from skep.wire.changes import (
     Result,
     name_of,
 )
+from skep.wire.commands import Share
 from skep.wire.moves import (
     JobMoved,
     MoveFact,
@@ -57,6 +58,8 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             since = job.changing.since if job.changing is not None else fact.at
             job.changing = Changing(goal=fact.goal, why=fact.why, since=since, round=fact.round,
                                     undoing=fact.undoing, waits_for=fact.nodes)  # fmt: skip
+            if isinstance(fact.change, Share):
+                job.row.share = fact.change.share or None
         case MemberAnswered():
             if job.changing is not None:
                 left = tuple(one for one in job.changing.waits_for if one != fact.node)
@@ -87,7 +90,7 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             attempt = job.attempt(fact.attempt)
             attempt.started_at = fact.at
             row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
-            row.why = attempt.why
+            row.why, row.beside, row.share = attempt.why, (), None
             fold.holdings.own(job, fact.attempt)
         case SuccessorDropped():
             attempt = job.attempt(fact.attempt)
@@ -142,8 +145,8 @@ def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
             attempt.suspended_at = fact.at
             fold.enter(job, State.SUSPENDED)
         if fact.released:
-            job.released = True
-            row.class_in_force = ""
+            job.released, job.packed = True, None
+            row.class_in_force, row.beside, row.share = "", (), None
             for part in attempt.members:
                 fold.free(part.node, row.job, fact.attempt)
     elif fact.goal is Goal.RESUME and row.state is State.SUSPENDED:
