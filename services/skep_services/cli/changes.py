@@ -1,4 +1,4 @@
-"""`skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`, `pack`, `unpack`: changes of jobs."""
+"""`skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`, `pack` and `unpack`."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ class Holdings:
 
     def _look(self, gpus: Iterable[Gpu]) -> None:
         """Tell whoever is on these GPUs who else is, and by which right they are there."""
-        users = {(taken.job, taken.attempt): None
-                 for name, device in gpus for taken in self._fold.node(name).on(device)}  # fmt: skip
+        there = (taken for name, device in gpus for taken in self._fold.node(name).on(device))
+        users = dict.fromkeys((taken.job, taken.attempt) for taken in there)
         for name, attempt in users:
             job = self._fold.touch(name)
             if job is None or job.row.attempt != attempt or job.row.state not in PLACED:
