@@ -167,20 +167,30 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
-    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT,
-                      trouble=(reports.DeviceTrouble(index=2, text="XID 79"),)),
+    reports.Heartbeat(
+        node="node-1",
+        identity=IDENTITY,
+        at=AT,
+        trouble=(reports.DeviceTrouble(index=2, text="XID 79"),),
+    ),
     reports.NodeReport(
         node="node-1",
         at=AT,
         jobs=(
             reports.JobProgress(
-                job="j17", attempt=1, world=2, trace=TRACE,
-                ranks=(reports.RankProgress(rank=0, steps=90, step_ns=11_000_000, last_step_at=AT,
-                                            memory=300_000_000),),
+                job="j17",
+                attempt=1,
+                world=2,
+                trace=TRACE,
+                ranks=(
+                    reports.RankProgress(
+                        rank=0, steps=90, step_ns=11_000_000, last_step_at=AT, memory=300_000_000
+                    ),
+                ),
             ),
         ),
     ),
-)  # fmt: skip
+)
 FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
                                                  rate_milli=90_909),)),
@@ -287,8 +297,9 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
                            detail="the successor took too long"),
     changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
-    packs.GpusShared(mode=packs.Mode.PACK, job="j17", attempt=1, node="node-1", devices=(0,),
-                     beside=(("j12", 2),), why=Reason.REQUESTED, at=AT, told=0.5, trace=TRACE),
+    packs.GpusShared(mode=packs.Mode.PACK, job="j17", attempt=1, beside=(("j12", 2),),
+                     node="node-1", devices=(0,), why=Reason.REQUESTED, at=AT, told=0.5,
+                     trace=TRACE),
     resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),

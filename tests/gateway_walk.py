@@ -77,10 +77,11 @@ def held(cells: Cells) -> dict[str, Any]:
 
 
 def by_gpu(cells: Cells) -> dict[str, Any]:
-    """Return who holds what, by which right, without whose workers had it."""
-    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.claims, hold.lazy,
-                   sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
-                   {job: sorted(each.leaves) for job, each in hold.partners.items()})
+    """Return who holds what, by which right: of a set not who leads it, nor whose workers did."""
+    return {"+".join(sorted(hold.partners)) or name:
+            (hold.vc, hold.asked, hold.priority, hold.chain, hold.claims, hold.lazy,
+             sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
+             {job: sorted(each.leaves) for job, each in hold.partners.items()})
             for name, hold in cells.holds.items()}  # fmt: skip
 
 

@@ -60,6 +60,8 @@ class Control:
         """Whether the script says itself where its boundaries are: then hooks see none."""
         self.held: Message | None = None
         """An order that waits until every rank of the gang has it (`skep_job.together`)."""
+        self.peek: Callable[[object], object] | None = None
+        """While state is in the host's memory: returns the bytes of a storage that is there."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached
@@ -91,6 +93,10 @@ class Control:
     def at_once(self, kind: str, handler: AtOnce) -> None:
         """Have `handler` see orders of this kind on the reporter's thread as they arrive."""
         self._at_once[kind] = handler
+
+    def seen_by(self, kind: str) -> AtOnce | None:
+        """Return what sees them, for whoever comes in its place."""
+        return self._at_once.get(kind)
 
     def say(self, kind: str, **fields: object) -> None:
         """Queue a message to the agent. Never blocks; does nothing in a fork."""

@@ -50,6 +50,15 @@ class Metrics:
         if self._clock() >= self._next:
             self.send()
 
+    @property
+    def sums(self) -> dict[str, float]:
+        """What counts in sum so far, of this process and of those it succeeded."""
+        return dict(self._sums)
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Go on from another process's sums."""
+        self._sums.update(sums)
+
     def send(self) -> None:
         """Send what is known, if any of it has changed since."""
         if not self._changed:

@@ -37,6 +37,8 @@ class MemoryShare:
     def __init__(self, environ: Mapping[str, str], fake: Attachment | None = None) -> None:
         """Keep to what `environ` says; `fake` are the process's fake devices, if it has some."""
         self._fake = fake
+        self._devices = environ.get("SKEP_DEVICES", "").count(",") + 1
+        self._among = 1  # processes of the rank that are on one device
         self._cuda_hidden = environ.get("CUDA_VISIBLE_DEVICES") == ""
         self._control = Control()
         self._waits = False
@@ -44,10 +46,20 @@ class MemoryShare:
         if self.share:
             self._keep_to_it()
 
+    def divide(self, processes: int) -> None:
+        """Keep to this process's part of what so many processes of the rank have together."""
+        self._among = max(1, -(-processes // self._devices))
+        if self.share and self._among > 1:
+            self._keep_to_it()
+
     def install(self, control: Control) -> None:
         """Take the agent's orders from here on."""
         self._control = control
         control.at_once("share", self._take)
+
+    @property
+    def _own(self) -> float:
+        return self.share / self._among
 
     def can(self) -> list[str]:
         """Return the name of what this process can do, if it can."""
@@ -76,7 +88,7 @@ class MemoryShare:
             raise
         finally:
             if cuda is not None:
-                _try_limit(cuda, self.share)
+                _try_limit(cuda, self._own)
 
     # --- on the reporter's thread ------------------------------------------------------------
 
@@ -97,11 +109,11 @@ class MemoryShare:
     def _keep_to_it(self) -> int | None:
         """Set the limit; return the bytes in use, None if this process has no device."""
         if self._fake is not None:
-            self._fake.limit.share = self.share
+            self._fake.limit.share = self._own
             return self._fake.used()
         cuda = _ready_cuda()
         if cuda is not None:
-            return _limit(cuda, self.share)
+            return _limit(cuda, self._own)
         if self._cuda_hidden:
             return None
         if not self._waits:
@@ -118,7 +130,7 @@ class MemoryShare:
 
     def _when_ready(self) -> None:
         """Set the limit as soon as the script has begun to use CUDA."""
-        _try_limit(sys.modules[CUDA], self.share)  # In the midst of the script's first use of CUDA.
+        _try_limit(sys.modules[CUDA], self._own)  # In the midst of the script's first use of CUDA.
 
 
 def read(environ: Mapping[str, str]) -> float:

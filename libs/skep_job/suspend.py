@@ -62,6 +62,7 @@ class Suspender:
     def install(self) -> None:
         """Take the agent's orders from here on."""
         self._control.on("suspend", self._suspend)
+        self._control.peek = self._peek
         self._control.at_once("resume", self._resume_running)
         self._control.at_once("release", self._refuse_running)
 
@@ -144,6 +145,12 @@ class Suspender:
         order = message["order"]
         self._control.say("released", order=order, moved=store.moved, residue=store.residue())
         self._guard.run_deferred()
+
+    def _peek(self, storage: object) -> object:
+        if self._store is None:
+            reason = "the state is where the script has it"
+            raise RuntimeError(reason)
+        return self._store.peek(storage)
 
     def _take_back(self) -> None:
         if self._store is not None:

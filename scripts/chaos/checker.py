@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from scripts.chaos.evidence import Evidence, Run, Told
 from skep.ids import job_id
 from skep.sim.model import AdmissionModel, AllocatorModel
-from skep.sim.violations import ViolationError
+from skep.sim.violation import ViolationError
 from skep.wire.facts import (
     Admitted,
     EpochBegan,

@@ -48,6 +48,9 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "share": (Share(share=0.5, beside=("j2",)), Share()),
     "share asleep": (Suspend(release=True), Share(share=0.25, beside=("j2",)), Resume()),
 }
+TOGETHER = ("suspend", "release", "checkpoint", "share")
+"""What several processes of a rank can do as one."""
+
 CRASH_AT_MAX = 140
 """Happenings that a mechanism may take: every one of the first so many is a moment to die in."""
 STRIDE = 3
@@ -79,10 +82,12 @@ def judge(world: World) -> None:
     again.check()
 
 
-def play(mechanism: str, at: int, victim: Callable[[World], None], seed: int) -> World:
+def play(
+    mechanism: str, at: int, victim: Callable[[World], None], seed: int, parts: int = 1
+) -> World:
     """Do what a mechanism consists of, and let the victim die at happening `at`."""
-    world = World(GANG, CAN, seed)
-    world.run(lambda: len(world.ranks) == 2 and world.part.known is not None)
+    world = World(GANG, CAN, seed, parts)
+    world.run(lambda: len(world.ranks) == 2 * parts and world.part.known is not None)
     assert world.training()
     dies_at = world.turns + at
     for change in MECHANISMS[mechanism]:
@@ -144,6 +149,25 @@ def test_it_is_stopped_and_the_agent_dies(mechanism: str) -> None:
         judge(world)
         if world.exited is not None:
             assert not world.ranks
+
+
+@pytest.mark.parametrize("mechanism", TOGETHER)
+def test_ranks_of_several_processes_do_it_too(mechanism: str) -> None:
+    for seed in range(5):
+        world = play(mechanism, 10**8, World.crash, seed, parts=2)
+        assert [one.manner for one in world.told] == [Manner.BOUNDARY] * len(world.told)
+        assert world.part.known.known.can == ("checkpoint", "release", "share", "suspend")
+
+
+@pytest.mark.parametrize("victim", [World.crash, World.cut])
+@pytest.mark.parametrize("mechanism", TOGETHER)
+def test_among_several_processes_the_agent_dies_or_one_is_cut_off(
+    mechanism: str, victim: Callable[[World], None]
+) -> None:
+    for at in range(0, CRASH_AT_MAX, STRIDE):
+        world = play(mechanism, at, victim, seed=at, parts=2)
+        assert world.exited is None
+        judge(world)
 
 
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(

@@ -10,6 +10,7 @@ from skep.machines.agent import (
     RunThawed,
     ThawRun,
 )
+from skep.machines.agent.drives import STRAY
 from skep.machines.agent.known import KNOWN_AFTER
 from skep.machines.base import Call
 from skep.units import after, in_seconds
@@ -111,7 +112,9 @@ def test_suspended_at_a_common_step_then_frozen() -> None:
 
 def test_a_rank_alone_needs_no_common_step() -> None:
     decide = running(bind())
-    assert told(decide(change(Suspend()))) == [talk.SuspendRank(**WHO, rank=0, order=9)]
+    assert told(decide(change(Suspend()))) == [
+        talk.SuspendRank(**WHO, rank=0, order=order(1, STOP))
+    ]
 
 
 def test_state_leaves_the_devices_while_it_stands() -> None:
@@ -156,7 +159,7 @@ def test_a_step_that_others_agreed_on_is_kept_to() -> None:
     undo = decide(said(talk.Past, 0, order=order(1, STOP), step=16))
     assert calls(undo) == [ThawRun(ONE), ThawRun(TWO)]
     both(decide, RunThawed)
-    done = answer(all_say(decide, talk.Resumed, order=order(1, UNDO)))
+    done = answer(all_say(decide, talk.Resumed, order=order(2, UNDO)))
     assert (done.manner, done.detail) == (Manner.UNCHANGED, "a rank was past step 15")
     assert state(decide) == (Stand.RUNNING, ())
 
@@ -234,7 +237,7 @@ def test_a_resume_that_fails_leaves_it_suspended() -> None:
 def test_who_stands_though_nobody_wants_it_is_told_to_go_on() -> None:
     decide = running()
     stray = decide(said(talk.Suspended, 1, order=3, step=5))
-    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=7)]
+    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=STRAY)]
 
 
 def test_a_rank_that_returns_is_told_again() -> None:
@@ -296,8 +299,8 @@ def test_one_failed_checkpoint_is_none() -> None:
     decide(change(Checkpoint()))
     undo = decide(said(talk.Failed, 1, order=order(1, WORK), what="checkpoint", error="disk full"))
     assert [type(one) for one in told(undo)] == [talk.ResumeRank] * 2
-    decide(said(talk.Failed, 0, order=order(1, UNDO), what="resume"))
-    done = answer(decide(said(talk.Failed, 1, order=order(1, UNDO), what="resume")))
+    decide(said(talk.Failed, 0, order=order(2, UNDO), what="resume"))
+    done = answer(decide(said(talk.Failed, 1, order=order(2, UNDO), what="resume")))
     assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 1: disk full")
 
 
@@ -337,7 +340,7 @@ def test_a_move_that_fails_leaves_all_going_on() -> None:
     decide(change(MOVE))
     decide(said(talk.Sent, 0, order=order(1, WORK), step=2, bytes=50))
     decide.tick(6)
-    done = answer(all_say(decide, talk.Resumed, order=order(1, UNDO), step=2))
+    done = answer(all_say(decide, talk.Resumed, order=order(2, UNDO), step=2))
     assert done.manner is Manner.UNCHANGED
     assert "j1.1.1" in done.detail
 

@@ -112,6 +112,12 @@ def test_who_ended_or_is_away_is_in_nobodys_way() -> None:
     decide(change(Resume(), 10))
     assert exits(decide(partner(order=11, attempt=2, beside=("j2",))))
 
+    decide = running(can=(*EVERYTHING, "rebind"))
+    suspended(decide, release=True)
+    decide(change(Resume(ranks=plans((2,), (3,))), 10))
+    assert starts(decide(partner(order=11))) == ["j2.1.0"], "it comes back to other devices"
+    assert exits(decide(bind("j4", order=12, ranks=plans((3,)))))
+
     decide = running()
     for token in (ONE, TWO):
         decide(RunExited(token, 0, at(2)))

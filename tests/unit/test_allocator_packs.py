@@ -197,8 +197,12 @@ def test_a_suspended_job_comes_back_beside_who_has_its_gpus() -> None:
     assert [type(one.change) for one in told(effects) if one.job == "j1"] == [Resume]
     assert held(decide) == {"j3": [0, 1], "j1": [0, 1]}
     resume = next(one for one in told(effects) if one.job == "j1")
-    assert over(decide(changed(resume))) == [(52, Result.DONE, None)]
+    back = decide(changed(resume))
+    assert over(back) == [(52, Result.DONE, None)]
     assert decide.machine.jobs["j1"].state is State.RUNNING
+    # Its processes are those from before: what is theirs now is told once they go on.
+    (share,) = told(back)
+    assert (share.job, share.change) == ("j1", Share(share=0.5, beside=("j3",)))
     decide(changed(next(one for one in told(effects) if one.job == "j3")))
     # It ends: the other has them alone, and is told so.
     (share,) = told(decide(exited("j1")))
@@ -347,7 +351,8 @@ def test_who_is_asked_to_leave_is_suspended_and_waits_for_its_gpus() -> None:
     assert of(effects, GpusRegained), "it comes back by itself"
     assert held(decide) == {"j2": [0]}
     (resume,) = told(effects)
-    decide(changed(resume))
+    (share,) = told(decide(changed(resume)))
+    assert (share.job, share.change) == ("j2", Share()), "its processes still keep to a half"
     assert of(decide(ask(52, AskUnpack(job="j2"))), type(None)) == []
     assert decide.machine.jobs["j2"].told == (0.0, ())
 

@@ -64,6 +64,17 @@ def test_a_share_from_the_start_is_kept_to(tmp_path: Path) -> None:
     device.close()
 
 
+def test_processes_of_a_rank_divide_what_it_has_on_their_device(tmp_path: Path) -> None:
+    fake = attached(tmp_path, devices=2)
+    one = MemoryShare({"SKEP_MEMORY_SHARE": "0.5"}, fake)
+    one.divide(2)
+    assert fake.limit.share == 0.25
+    job = Job(MemoryShare({"SKEP_DEVICES": "0,1"}, fake))
+    job.share.divide(4)
+    assert job.told(1, share=0.5)["share"] == 0.5
+    assert fake.limit.share == 0.25, "two of them are on each"
+
+
 def test_a_load_that_exceeds_its_share_hears_it_as_from_a_full_device(tmp_path: Path) -> None:
     fake = attached(tmp_path, memory=9 * GIB)
     MemoryShare({"SKEP_MEMORY_SHARE": "0.5"}, fake)

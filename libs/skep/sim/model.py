@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import gpus
-from skep.sim.gpus import Gpus, Key
+from skep.sim import held, moves
+from skep.sim.held import Gpus
+from skep.sim.moves import gpus
 from skep.sim.processes import Run
-from skep.sim.violations import ViolationError, require
+from skep.sim.violation import Key, ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -26,7 +27,7 @@ from skep.wire.changes import (
     Result,
 )
 from skep.wire.cluster import VirtualCluster
-from skep.wire.commands import BindJob, Resize
+from skep.wire.commands import BindJob, Resize, Resume
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -59,7 +60,7 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
-from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped, SuccessorLoaded
 from skep.wire.node import Manner, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
@@ -205,6 +206,8 @@ class AllocatorModel:
         self.moved: dict[Key, Key] = {}
         """What took over from what."""
         self.successors: dict[str, SuccessorBound] = {}
+        self.loaded: dict[str, dict[str, None]] = {}
+        """By job that moves: the nodes where its state has arrived."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -233,11 +236,11 @@ class AllocatorModel:
                     # What a lost node may still run can lose its cells as well.
                     if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
                         self._attempt(fact.job, fact.attempt)
-                    for job in gpus.set_of(self, fact.job, fact.attempt):
+                    for job in held.set_of(self, fact.job, fact.attempt):
                         job.guaranteed = False
                 case JobPromoted():
                     self._attempt(fact.job, fact.attempt)
-                    for job in gpus.set_of(self, fact.job, fact.attempt):
+                    for job in held.set_of(self, fact.job, fact.attempt):
                         job.guaranteed = not job.spec.opportunistic and job.stopping is None
                         self._within_quota(job.spec.vc)
                 case CellsReserved() | ReservationDropped():
@@ -264,7 +267,7 @@ class AllocatorModel:
                     self._ended(fact)
                 case _:
                     self._of_changes(fact)
-        gpus.left(self, facts)
+        held.left(self, facts)
 
     def _of_changes(self, fact: Any) -> None:
         match fact:
@@ -273,11 +276,14 @@ class AllocatorModel:
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
-                self._move(fact)
+                self._next_order(fact.order)
+                moves.take(self, self._job(fact.job), fact)
+            case SuccessorLoaded():
+                self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
                 self._resize(fact)
             case GpusShared():
-                gpus.share(self, fact)
+                held.share(self, fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -352,7 +358,7 @@ class AllocatorModel:
         job.claims = False
         job.guaranteed = any(level for member in fact.members for level in member.levels)
         require(not (packed and job.guaranteed), "I15", f"{name} is packed and got cells as well")
-        job.guaranteed = job.guaranteed or gpus.inherits(self, name, fact.attempt)
+        job.guaranteed = job.guaranteed or held.inherits(self, name, fact.attempt)
         allowed = not (job.guaranteed and job.spec.opportunistic)
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
@@ -363,7 +369,7 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} got")
+            self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got")
         self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
@@ -384,7 +390,7 @@ class AllocatorModel:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
         used = len({gpu for job in holders for member in job.members.values()
-                    if member.node not in job.gone for gpu in _gpus(member)})  # fmt: skip
+                    if member.node not in job.gone for gpu in gpus(member)})  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
@@ -431,7 +437,7 @@ class AllocatorModel:
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
         if (job, attempt) not in self.released:
-            self.gpus.drop(_gpus(member), (job, attempt))
+            self.gpus.drop(gpus(member), (job, attempt))
         if member.identity not in self.disowned:
             self._freed(member, job, attempt)
 
@@ -462,10 +468,9 @@ class AllocatorModel:
             case JobChanging(goal=goal):
                 same = job.changing is None or job.changing.goal is goal
                 require(same, "I12", f"{name}: two changes are open")
-                held = (
-                    job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
-                )
-                require(not held, "I12", f"{name} is resumed without GPUs")
+                resumes = isinstance(fact.change, Resume) and bool(fact.nodes)
+                gone = job.suspended and resumes and (name, job.attempt) in self.released
+                require(not gone, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
                 self._next_order(fact.order)
@@ -483,36 +488,8 @@ class AllocatorModel:
                 require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
                 del self.released[name, fact.attempt]
                 for member in members:
-                    self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} got back")
-                job.guaranteed = gpus.inherits(self, name, fact.attempt)
-
-    def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
-        name, job = fact.job, self._job(fact.job)
-        self._next_order(fact.order)
-        if isinstance(fact, SuccessorBound):
-            free = not job.queued and job.stopping is None and name not in self.successors
-            require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
-            job.spent = fact.attempt
-            self.successors[name] = fact
-            for member in fact.members:
-                self.gpus.take(_gpus(member), (name, fact.attempt), f"{name} is to move to")
-            return
-        successor = self.successors.pop(name, None)
-        if successor is None or successor.attempt != fact.attempt:
-            invariant = "I13"
-            raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
-        left, attempt = list(successor.members), fact.attempt
-        if isinstance(fact, JobMoved):
-            require(job.stopping is None, "I13", f"{name} moves while it is stopped")
-            left = [member for node, member in job.members.items() if node not in job.gone]
-            attempt = job.attempt
-            self.moved[name, fact.attempt] = name, attempt
-            job.attempt = fact.attempt
-            job.members = {member.node: member for member in successor.members}
-            job.gone, job.ran = {}, dict.fromkeys(job.members)
-            job.guaranteed = any(level for one in successor.members for level in one.levels)
-        for member in left:
-            self.ghosts[member.node, name, attempt] = member
+                    self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got back")
+                job.guaranteed = held.inherits(self, name, fact.attempt)
 
     def _resize(self, fact: GangWidened | GangNarrowed) -> None:
         """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
@@ -524,7 +501,7 @@ class AllocatorModel:
             require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
             cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
             require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            self.gpus.take(_gpus(more), (name, fact.attempt), f"{name} grows by")
+            self.gpus.take(gpus(more), (name, fact.attempt), f"{name} grows by")
             levels = mine.levels + more.levels
             job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
                                              levels=levels)  # fmt: skip
@@ -534,7 +511,7 @@ class AllocatorModel:
         after = replace(before, devices=before.devices[: fact.workers])
         job.members[fact.node] = after
         require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
-        freed = [gpu for gpu in _gpus(before) if gpu not in _gpus(after)]
+        freed = [gpu for gpu in gpus(before) if gpu not in gpus(after)]
         self._left(freed, name, fact.attempt)
         self.gpus.drop(freed, (name, fact.attempt))
 
@@ -553,15 +530,16 @@ class AllocatorModel:
             common = len(steps) <= 1 or job.suspended
             require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
             job.suspended = True
-            if fact.released:
-                for member in members:
-                    self._stands(member, fact.job, fact.attempt)
-                    self.gpus.drop(_gpus(member), (fact.job, fact.attempt))
-                self.released[fact.job, fact.attempt] = None
-                job.guaranteed = False
-        elif fact.goal is Goal.RESUME:
+        elif job.changing is not None and isinstance(job.changing.change, Resume):
             job.suspended = False
-        elif job.changing is not None and isinstance(job.changing.change, Resize):
+        if fact.released:
+            require(job.suspended, "I12", f"{fact.job} gives its GPUs back and trains")
+            for member in members:
+                self._stands(member, fact.job, fact.attempt)
+                self.gpus.drop(gpus(member), (fact.job, fact.attempt))
+            self.released[fact.job, fact.attempt] = None
+            job.guaranteed = False
+        if job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
             require(allowed and job.size <= job.ranks, "I14", f"{fact.job}: {job.size} workers")
@@ -573,7 +551,3 @@ class AllocatorModel:
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""
         return self.gpus.has(identity, devices, (command.job, command.attempt))
-
-
-def _gpus(member: Member) -> list[Key]:
-    return [(member.identity, device) for devices in member.devices for device in devices]

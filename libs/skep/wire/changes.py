@@ -8,6 +8,7 @@ and ends with exactly one JobChanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +21,7 @@ from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import WORKERS_MAX, Problem
+from skep.wire.spec import SERVERS_MAX, WORKERS_MAX, Problem
 
 ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
@@ -47,15 +48,22 @@ class AskCheckpoint(_Ask, frozen=True, tag="checkpoint"):
 
 
 class AskMigrate(_Ask, frozen=True, tag="migrate"):
-    """Go on elsewhere: on the node `to`, or (empty) wherever there is room."""
+    """Go on elsewhere: on the nodes `to`, separated by commas, or (empty) on any other nodes.
+
+    A node that it is on already may be among those named, for other GPUs there.
+    """
 
     to: str = ""
 
 
 class AskResize(_Ask, frozen=True, tag="resize"):
-    """Have so many workers from now on, within what the job's spec calls `elastic`."""
+    """Have so many workers from now on, within what the job's spec calls `elastic`.
 
-    workers: int
+    Or so many parameter servers, within its `ps`, or both. What is not given stays as it is.
+    """
+
+    workers: int | None = None
+    servers: int | None = None
 
 
 class AskPack(_Ask, frozen=True, tag="pack"):
@@ -124,12 +132,22 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
     made: Ask = msgspec.convert(tree, kind)
-    if isinstance(made, AskResize) and not 1 <= made.workers <= WORKERS_MAX:
-        return [Problem(path="$.workers", reason=Reason.BAD_VALUE,
-                        text=f"`workers` must be 1 to {WORKERS_MAX}")]  # fmt: skip
+    if isinstance(made, AskResize):
+        problems = list(_size_problems(made))
     if isinstance(made, AskPack):
-        return _pack_problems(made) or made
-    return made
+        problems = _pack_problems(made)
+    return problems or made
+
+
+def _size_problems(ask: AskResize) -> Iterator[Problem]:
+    if ask.workers is None and ask.servers is None:
+        yield Problem(path="$.workers", reason=Reason.MISSING_KEY,
+                      text="`workers` is required, or `servers`")  # fmt: skip
+    for name, most in (("workers", WORKERS_MAX), ("servers", SERVERS_MAX)):
+        count = getattr(ask, name)
+        if count is not None and not 1 <= count <= most:
+            yield Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be 1 to {most}")  # fmt: skip
 
 
 def _pack_problems(ask: AskPack) -> list[Problem]:

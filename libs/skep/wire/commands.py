@@ -28,7 +28,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
 
     With `awaits` they are successors of ranks that run elsewhere: they make everything ready, say
     where they listen, and train only once they have the state and are resumed. It is the secret
-    that whoever sends the state has to know.
+    that whoever sends the state has to know. With `servers` rank 0 keeps so many parameter servers
+    beside itself, which let in whoever knows `secret`.
     """
 
     order: int
@@ -54,6 +55,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     awaits: str = ""
     share: float = 0.0
     beside: tuple[str, ...] = ()
+    servers: int = 0
+    secret: str = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
@@ -155,7 +158,8 @@ class Resize(Message, frozen=True, tag="resize"):
     """Be `world` ranks from after mini-batch `step` on, which meet in `generation` at an address.
 
     `ranks` are this node's from then on: those it has and that are not among them leave, those it
-    has not are started. 0 as `step`: agree on one.
+    has not are started. 0 as `step`: agree on one. With `servers` they train on so many parameter
+    servers from then on: nobody meets, and no step is agreed on.
     """
 
     generation: int
@@ -164,6 +168,7 @@ class Resize(Message, frozen=True, tag="resize"):
     master_address: str
     master_port: int
     step: int = 0
+    servers: int = 0
 
 
 class Share(Message, frozen=True, tag="share"):

@@ -12,22 +12,30 @@ import msgspec
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """One message, of a rank or to it. Fields a reader does not know are skipped."""
+    """One message, of a rank or to it. Fields a reader does not know are skipped.
+
+    `part` says which process of its rank speaks; what a rank is told, all of them are.
+    """
 
     job: str
     attempt: int
     rank: int
+    part: int = 0
 
 
 # --- a rank to its agent -----------------------------------------------------------------------
 
 
 class Hello(Speech, frozen=True, tag="hello"):
-    """First on every connection. `token` is the run's, as its environment named it."""
+    """First on every connection. `token` is the run's, as its environment named it.
+
+    `parts` processes of the rank train together, as `torchrun --nproc-per-node` starts them.
+    """
 
     pid: int = 0
     world: int = 1
     token: str = ""
+    parts: int = 1
 
 
 class Stats(Speech, frozen=True, tag="stats"):
@@ -145,11 +153,15 @@ class Shared(Speech, frozen=True, tag="shared"):
 
 
 class Failed(Speech, frozen=True, tag="failed"):
-    """The order was not done: the rank goes on, or stands where it stood."""
+    """The order was not done: the rank goes on, or stands where it stood.
+
+    `partly`: some of its processes did it all the same.
+    """
 
     order: int
     what: str = ""
     error: str = ""
+    partly: bool = False
 
 
 Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
@@ -202,7 +214,10 @@ class MoveRank(Speech, frozen=True, tag="move"):
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
-    """Be one of `world` from after mini-batch `step` on, or leave."""
+    """Be one of `world` from after mini-batch `step` on, or leave.
+
+    `servers`: on so many parameter servers; then the job finds the mini-batch itself.
+    """
 
     order: int
     generation: int
@@ -211,6 +226,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    servers: int = 0
 
 
 class ShareRank(Speech, frozen=True, tag="share"):

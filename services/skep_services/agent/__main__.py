@@ -19,13 +19,14 @@ from skep_services import durable
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
 from skep_services.adapters.docker_runtime import DockerRuntime
+from skep_services.adapters.driver_checkpoint import open_checkpoint
 from skep_services.adapters.journal import JournalFactLog
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
-from skep_services.agent.environment import log_bytes_max
+from skep_services.agent.environment import container_folders, log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
@@ -99,6 +100,22 @@ def _identity(state: Path) -> str:
     return known
 
 
+async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
+    """Tell the machine about the devices for ever; returns at once where they cannot tell."""
+    known: dict[int, tuple[str, ...]] = {}
+    while True:
+        seen = await asyncio.to_thread(devices.look)
+        if not seen:
+            return
+        for each in seen:
+            if each.trouble and each.trouble != known.get(each.index):
+                log.warning("a device is in trouble", device=each.index, trouble=each.trouble)
+            known[each.index] = each.trouble
+        used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
+        await shell.put(DevicesSeen(used))
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled; the jobs go on without the agent."""
     try:
@@ -109,11 +126,17 @@ async def main(chosen: Settings, log: Any) -> None:
     machine = AgentMachine(inventory(chosen, devices))
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     checkpoints_dir(chosen.environment)
+    container_folders(chosen.environment)
+    driver, why = await open_checkpoint(chosen.environment, chosen.state, devices)
+    if why:
+        log.warning("the driver's checkpoint is not offered", why=why)
+    machine.changes.abilities.evicts = driver is not None
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
     runtime = NodeRuntimes(ProcessRuntime(chosen.state), DockerRuntime(chosen.state))
     calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
+    calls.driver = driver
     journal = AgentJournal(chosen.state / "journal", machine)
 
     def lives(job: str, attempt: int) -> bool:
@@ -126,18 +149,9 @@ async def main(chosen: Settings, log: Any) -> None:
     watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
 
-    async def watch_devices(shell: Any) -> None:
-        while True:
-            seen = await asyncio.to_thread(devices.look)
-            used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
-            if not used:
-                return  # Slots, which cannot tell.
-            await shell.put(DevicesSeen(used))
-            await asyncio.sleep(LOOK_EVERY_S)
-
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
-        watching.append(asyncio.create_task(watch_devices(shell)))
+        watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
         jobs = JobSocket(chosen.state, SystemClock(), shell.put)
         calls.tell = jobs.tell
         await jobs.open()

@@ -18,6 +18,8 @@ from skep.wire.node import MemberExited, Outcome
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, Told
 from skep_services.adapters.devices import Devices
+from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
+from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 Answer = Callable[[Any], Awaitable[None]]
 ASK_S = 5.0
 """How long the end of an agent waits to hear what goes on without it."""
+DRIVER_OFF = f"the driver's checkpoint is off: {DRIVER_CHECKPOINT} is not `{ALLOWED}`, or it fails"
 OUTBOX_MAX = 100_000
 """Events waiting for the stream: a day without a bus at one job a second. They are journalled, so
 beyond this the agent rather ends, and tells them after its restart."""
@@ -60,6 +63,8 @@ class AgentCalls:
         self._checkpoints = Checkpoints(state, inherited)
         self._stores = Stores()
         self._mps = Mps(state, inherited)
+        self.driver: DriverCheckpoint | None = None
+        """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
         """Says something to a rank; set by whoever listens to ranks."""
 
@@ -97,12 +102,18 @@ class AgentCalls:
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
                 self._spawn(self._runtime.forget(command.token))
+                if self.driver is not None:
+                    self.driver.forget(command.token)
             case machine.ListRuns():
                 self._spawn(self._list(answer))
             case machine.FreezeRun():
                 self._spawn(self._freeze(command, answer))
             case machine.ThawRun():
                 self._spawn(self._thaw(command, answer))
+            case machine.EvictRun():
+                self._spawn(self._evict(command, answer))
+            case machine.RestoreRun():
+                self._spawn(self._restore(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
             case machine.OpenStore():
@@ -146,6 +157,20 @@ class AgentCalls:
 
     async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
         await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
+
+    async def _evict(self, command: machine.EvictRun, answer: Answer) -> None:
+        moved, trouble = 0, DRIVER_OFF
+        if self.driver is not None:
+            # Not even what the budget allows, if others have filled the memory meanwhile.
+            most = min(command.max_bytes, host_bytes_free())
+            moved, trouble = await self.driver.evict(command.token, command.devices, most)
+        await answer(machine.RunEvicted(command.token, moved, trouble))
+
+    async def _restore(self, command: machine.RestoreRun, answer: Answer) -> None:
+        trouble = DRIVER_OFF
+        if self.driver is not None:
+            trouble = await self.driver.restore(command.token)
+        await answer(machine.RunRestored(command.token, trouble))
 
     def _completed(self, command: machine.TellRank) -> Told:
         """Return what a rank is told, with what only this machine knows filled in."""

@@ -56,15 +56,22 @@ def options_suspend(parser: ArgumentParser) -> None:
 def options_migrate(parser: ArgumentParser) -> None:
     """Add what `migrate` takes."""
     options_change(parser)
-    parser.add_argument("--to", metavar="NODE", default="", help="where to (default: any node)")
+    parser.add_argument(
+        "--to", metavar="NODE[,NODE...]", default="",
+        help="which nodes it may go on on (default: any that it is not on)",
+    )  # fmt: skip
 
 
 def options_resize(parser: ArgumentParser) -> None:
     """Add what `resize` takes."""
     options_change(parser)
     parser.add_argument(
-        "-n", "--workers", type=int, metavar="N", required=True,
+        "-n", "--workers", type=int, metavar="N",
         help="how many workers to have, within what the spec calls `elastic`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--servers", type=int, metavar="M",
+        help="how many parameter servers to have, within what the spec calls `ps`",
     )  # fmt: skip
 
 
@@ -103,7 +110,8 @@ def run_migrate(arguments: Namespace) -> int:
 
 def run_resize(arguments: Namespace) -> int:
     """Ask for another size."""
-    return _run(arguments, "resize", {"workers": arguments.workers})
+    sizes = {"workers": arguments.workers, "servers": arguments.servers}
+    return _run(arguments, "resize", {name: n for name, n in sizes.items() if n is not None})
 
 
 def run_pack(arguments: Namespace) -> int:

@@ -80,7 +80,8 @@ class Holdings:
                     right = max((taken.level for taken in there), default=0)
                 taken = Taken(job.row.job, job.row.vc, attempt, rank, right)
                 node.put(device, (*there, taken))
-        self.own(job, attempt)
+        if job.row.attempt == attempt:
+            self.own(job, attempt)
         self._look([gpu for gpus, _ in ranks.values() for gpu in gpus] if guest else ())
 
     def own(self, job: Job, attempt: int) -> None:
@@ -204,19 +205,20 @@ class Holdings:
         ranks = sorted({taken.rank for _, _, taken in mine})
         if len(levels) != len(ranks):  # It has them from another, whose workers had others each.
             levels = (max(levels, default=0),) * len(ranks)
-        by_rank = dict(zip(ranks, levels, strict=True))
+        by_rank, own = dict(zip(ranks, levels, strict=True)), [taken for _, _, taken in mine]
         at = {(node.node, device): by_rank[taken.rank] for node, device, taken in mine}
         for name, device in self._set(at):
             level = at.get((name, device), max(levels, default=0))
             node = self._fold.node(name)
-            node.put(
-                device,
-                [
-                    msgspec.structs.replace(taken, level=level if self._may_own(taken) else 0)
-                    for taken in node.on(device)
-                ],
-            )
-        self.own(job, attempt)
+            users = [
+                msgspec.structs.replace(
+                    each, level=level if each in own or self._may_own(each) else 0
+                )
+                for each in node.on(device)
+            ]
+            node.put(device, users)
+        if job.row.attempt == attempt and job.row.state in PLACED:
+            self.own(job, attempt)
         self._look(at)
 
     def _set(self, gpus: Iterable[Gpu]) -> list[Gpu]:
@@ -224,13 +226,13 @@ class Holdings:
         found, left = dict.fromkeys(gpus), list(gpus)
         while left:
             name, device = left.pop()
-            users = self._fold.node(name).on(device)
-            for taken in users if len(users) > 1 else ():
-                for each, there in self._fold.node(name).taken.items():
-                    same = taken in self._fold.node(name).on(each) or taken == there
-                    if same and (name, each) not in found:
-                        found[name, each] = None
-                        left.append((name, each))
+            node = self._fold.node(name)
+            users = {(taken.job, taken.attempt) for taken in node.on(device)}
+            for each in node.taken if len(users) > 1 else ():
+                same = any((taken.job, taken.attempt) in users for taken in node.on(each))
+                if same and (name, each) not in found:
+                    found[name, each] = None
+                    left.append((name, each))
         return list(found)
 
     def _may_own(self, taken: Taken) -> bool:
@@ -238,8 +240,7 @@ class Holdings:
         job = self._fold.find(taken.job)
         if job is None or job.row.attempt not in (taken.attempt, taken.attempt - 1):
             return False
-        guaranteed = job.row.service_class == GUARANTEED_CLASS
-        return guaranteed and job.row.state is not State.STOPPING
+        return job.row.service_class == GUARANTEED_CLASS and _goes_on(job)
 
     def give_back(self, job: Job, attempt: int) -> None:
         """Free its VC's cells of an attempt that is to end, unless they are claimed already.
@@ -351,7 +352,7 @@ class Holdings:
             job = self._fold.find(name[0])
             assert job is not None, name
             asked, leaves = request_of(job, name[1]), _leaves(cells, held[name])
-            stays = job.row.attempt == name[1] and job.row.state is not State.STOPPING
+            stays = job.row.attempt == name[1] and _goes_on(job)
             assert hold is not None
             hold.partners[_name(*name)] = Partner(
                 asked.priority if stays else OPPORTUNISTIC, asked.lazy, asked.pin, tuple(leaves)
@@ -414,6 +415,10 @@ def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
             gpus = [(member.node, device) for device in devices]
             ranks[member.first_rank + offset] = Rank(gpus, level)
     return ranks
+
+
+def _goes_on(job: Job) -> bool:
+    return job.row.state in PLACED and job.row.state is not State.STOPPING
 
 
 def _leaves(cells: Cells, ranks: dict[int, Rank]) -> list[int]:

@@ -5,7 +5,8 @@
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work
     share       share                           (one that stands is told when it goes on)
 
@@ -24,8 +25,7 @@ import msgspec
 
 from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
-    ORDERS_PER_SERIAL,
-    STRAY,
+    HANDLED,
     TIMED,
     TOLD_IN,
     TRIES_MAX,
@@ -34,26 +34,32 @@ from skep.machines.agent.drives import (
     Phase,
     Soft,
     add_answer,
+    deserted,
     failure_text,
+    handled,
     is_answer,
+    joins,
     message_for,
     newcomers,
+    stray,
     within,
 )
 from skep.machines.agent.known import Abilities
 from skep.machines.agent.parts import (
+    EvictRun,
     FreezeRun,
     OpenStore,
     PartKey,
     PartState,
-    RunFrozen,
-    RunThawed,
+    RestoreRun,
+    RunHandled,
     StopRun,
     StoreOpened,
     TellRank,
     ThawRun,
 )
 from skep.machines.agent.planning import (
+    back_again,
     clock,
     phases_of,
     refusal_of,
@@ -78,7 +84,6 @@ from skep.wire.talk import (
     Released,
     Rescaled,
     Resumed,
-    ResumeRank,
     Said,
     Sent,
     Shared,
@@ -181,17 +186,26 @@ class Changes:
                 assert isinstance(drive.command.change, Resize)
                 self._expect_newcomers(key, drive.command.change)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {each: None for each in joining if not self._joins(part, drive, each)}
+                drive.waits = {
+                    each: None for each in joining if not joins(self.soft, part, drive, each)
+                }
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
-            case Phase.RELEASE if not self._room(key, drive):
+            case Phase.RELEASE | Phase.EVICT if not self._room(key, drive):
                 drive.waits = {}
+            case Phase.EVICT:
+                self._call(*(EvictRun(token, rank.plan.devices, drive.room)
+                             for token, rank in alive.items()))  # fmt: skip
+            case Phase.RESTORE:
+                self._call(*(RestoreRun(token) for token in alive))
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
-                    drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
-                if drive.phase is Phase.UNDO:
+                    told = self._agent.progress.get(key, {})
+                    drive.step = clock(part, drive, told, now, self.soft.processes(part))
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -200,9 +214,17 @@ class Changes:
                 for token in alive:
                     self._tell(part, drive, token)
 
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
+
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
-        message = message_for(drive, part, token)
-        self._call(TellRank(message, among=max(len(part.alive()), 1)))
+        among = self.soft.processes(part)
+        self._call(TellRank(message_for(drive, part, token, among), among=among))
 
     def _room(self, key: PartKey, drive: Drive) -> bool:
         """Find room in the host's memory for the state of a part; say in `detail` if none is left.
@@ -254,7 +276,7 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
                 self._next(key, now)
             case Phase.SHARE:
                 self._unshared(drive, why)
@@ -277,9 +299,10 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
-                speaks = "suspend" in self.abilities.can(part)
-                drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
+                drive.phases = [Phase.THAW, *back_again(self.abilities.can(part))]
             case Resume():
                 drive.refreeze = part.stands_frozen
                 drive.phases = [Phase.FREEZE] if drive.refreeze else []
@@ -342,22 +365,19 @@ class Changes:
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def ran(self, event: RunFrozen | RunThawed, now: Instant) -> None:
+    def ran(self, event: RunHandled, now: Instant) -> None:
         """Take the runtime's answer."""
         key, part = self._agent.part_of(event.token)
         drive = self.soft.drives.get(key)
-        wanted = Phase.FREEZE if isinstance(event, RunFrozen) else Phase.THAW
-        if part is None or drive is None or drive.phase is not wanted:
+        if part is None or drive is None or drive.phase is not HANDLED[type(event)]:
             return
         if event.token not in drive.waits:
             return
         del drive.waits[event.token]
-        if event.trouble:
-            drive.detail = drive.detail or event.trouble
-            if wanted is Phase.FREEZE and drive.manner is Manner.FROZEN:
-                self._fail(key, event.trouble, now)
-                return
-        if not drive.waits:
+        why = handled(drive, event)
+        if why:
+            self._fail(key, why, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def met(self, event: StoreOpened, now: Instant) -> None:
@@ -378,28 +398,36 @@ class Changes:
         if part is None or part.over is not None or part.command is None:
             return
         drive = self.soft.drives.get(key)
-        match message:
+        heard = self.soft.voices.heard(token, message)
+        if heard is None and drive is None and self.soft.voices.stands(token):
+            self._call_back(part, token)
+        match heard:
             case Hello():
                 self.soft.greeted[token] = None
                 self.soft.standing.pop(token, None)
                 if drive is not None and drive.phase in TOLD_IN and token in drive.waits:
                     self._tell(part, drive, token)
             case Can():
-                self.abilities.learn(key, part, token, message, now)
+                self.abilities.learn(key, part, token, heard, now)
             case Ready():
-                self.soft.doors[token] = message
+                self.soft.doors[token] = heard
                 self.soft.standing[token] = None
                 self.rank_up(key, token, now)
                 self.abilities.ready(key, part, now)
             case Loaded():
-                self.soft.loads[token] = message
+                self.soft.loads[token] = heard
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
                     | Rescaled() | Shared() | Failed():  # fmt: skip
-                self._answered(key, token, message, now)
+                self._answered(key, token, heard, now)
             case _:
                 pass
+
+    def _call_back(self, part: PartState, token: str) -> None:
+        """Have a rank go on whose order was withdrawn while it was away."""
+        if part.stand is Stand.RUNNING:
+            self._call(TellRank(stray(part, part.ranks[token].plan.rank)))
 
     def _answered(self, key: PartKey, token: str, message: Answer, now: Instant) -> None:
         part = self._part(key)
@@ -414,11 +442,8 @@ class Changes:
         if drive is not None:
             if token in drive.waits and is_answer(drive, message):
                 self._count(key, drive, token, message, now)
-        elif part.stand is Stand.RUNNING and token in self.soft.standing:
-            # What it was told has been withdrawn while it was away.
-            order = part.serial * ORDERS_PER_SERIAL + STRAY
-            resume = ResumeRank(job=key[0], attempt=key[1], rank=message.rank, order=order)
-            self._call(TellRank(resume))
+        elif token in self.soft.standing:
+            self._call_back(part, token)
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
@@ -443,6 +468,7 @@ class Changes:
                 self._fail(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
+                drive.changed_ranks += message.partly
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
                     self._fail(key, failure_text(message), now)
@@ -463,6 +489,7 @@ class Changes:
         for known in (self.soft.greeted, self.soft.cans, self.soft.standing, self.soft.doors,
                       self.soft.loads, self.soft.leave_by):  # fmt: skip
             known.pop(token, None)
+        self.soft.voices.drop(token)
         part = self._part(key)
         if token not in part.ranks:
             self._forget_leavers(key)
@@ -477,32 +504,17 @@ class Changes:
         drive.waits.pop(token, None)
         if joining and drive.manner is not Manner.UNCHANGED:
             self._fail(key, f"{token}, which was to join, ended", now)
-        elif self._deserted(part, drive):
+        elif deserted(part, drive):
             self._fail(key, "the gang ended", now)
         elif waited and not drive.waits:
             self._next(key, now)
-
-    @staticmethod
-    def _deserted(part: PartState, drive: Drive) -> bool:
-        """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
-        gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
-        resizes = isinstance(drive.command.change, Resize)
-        return resizes and not gang and drive.manner is not Manner.UNCHANGED
-
-    def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
-        """Tell whether a newcomer is there and has made everything ready, in whatever order.
-
-        One that an earlier try had started may have joined since, and does not say it is ready
-        again; one that has not takes the order as soon as it is.
-        """
-        return part.ranks[token].up and (drive.again or token in self.soft.doors)
 
     def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
         """Take it that a newcomer has come further."""
         drive = self.soft.drives.get(key)
         if drive is None or drive.phase is not Phase.START or token not in drive.waits:
             return
-        if self._joins(self._part(key), drive, token):
+        if joins(self.soft, self._part(key), drive, token):
             del drive.waits[token]
             if not drive.waits:
                 self._next(key, now)
@@ -546,7 +558,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -559,7 +573,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -567,7 +581,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)

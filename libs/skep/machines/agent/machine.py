@@ -30,9 +30,8 @@ from skep.machines.agent.parts import (
     Rank,
     RankSaid,
     RankStats,
-    RunFrozen,
+    RunHandled,
     RunsListed,
-    RunThawed,
     StartRank,
     StopRun,
     StoreOpened,
@@ -147,7 +146,7 @@ class AgentMachine:
             case RunExited():
                 self._down(event.token, event.code, now, asked=event.asked, left=event.left)
                 self._effects.append(Call(ForgetRun(event.token)))
-            case RunFrozen() | RunThawed():
+            case _ if isinstance(event, RunHandled):
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)

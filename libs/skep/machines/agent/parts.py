@@ -183,6 +183,42 @@ class RunThawed(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
+class EvictRun(msgspec.Struct, frozen=True):
+    """Call: have the driver move what a run has on its device into the host's memory.
+
+    At most so many bytes. Answered by RunEvicted.
+    """
+
+    token: str
+    devices: tuple[int, ...]
+    max_bytes: int
+
+
+class RestoreRun(msgspec.Struct, frozen=True):
+    """Call: give an evicted run back what it had on its device. Answered by RunRestored."""
+
+    token: str
+
+
+class RunEvicted(msgspec.Struct, frozen=True):
+    """`moved` bytes of a run are in the host's memory, or `trouble` says why it has its device."""
+
+    token: str
+    moved: int = 0
+    trouble: str = ""
+
+
+class RunRestored(msgspec.Struct, frozen=True):
+    """A run has what it had on its device, or `trouble` says why not."""
+
+    token: str
+    trouble: str = ""
+
+
+RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored
+"""What the runtime did to a run that lives on."""
+
+
 class RankSaid(msgspec.Struct, frozen=True):
     """A rank said something over its socket, other than how far it is."""
 

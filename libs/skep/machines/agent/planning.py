@@ -51,11 +51,12 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
         if isinstance(change, kind):
             if name not in can:
                 return f"the job cannot {name}: its ranks said they can {', '.join(can) or 'not'}"
-            if part.stand is not Stand.RUNNING:
+            stands = kind is Move and part.stand is Stand.SUSPENDED
+            if part.stand is not Stand.RUNNING and not stands:
                 return f"the part is {part.stand}: only a running one can {name}"
     match change:
-        case Suspend() if part.stand in {Stand.SENT, Stand.AWAITING}:
-            return f"the part is {part.stand}: what becomes of its move comes first"
+        case Suspend() if part.stand is Stand.AWAITING and part.loaded is None:
+            return "its state has not arrived yet"
         case Resume():
             return _resume_refusal(part, change, can)
         case Move():
@@ -85,12 +86,26 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
     return ""
 
 
+def is_evictable(can: tuple[str, ...]) -> bool:
+    """Return whether memory comes off the devices by the driver: the job knows no boundary."""
+    return "release" in can and "suspend" not in can
+
+
+def back_again(can: tuple[str, ...]) -> list[Phase]:
+    """Return what has a part go on that may stand, and has been thawed."""
+    if "suspend" in can:
+        return [Phase.UNDO]
+    return [Phase.RESTORE] if is_evictable(can) else []
+
+
 def standing_answer(part: PartState, drive: Drive) -> bool:
     """Tell whether a part stands as it is wanted already, and fill in the answer."""
     change = drive.command.change
     if not isinstance(change, Suspend) or not part.stands_frozen or part.changed is None:
         return False
-    if part.stand is Stand.SUSPENDED and change.release and not part.released:
+    can = () if part.known is None else part.known.known.can
+    able = part.stand is Stand.SUSPENDED or is_evictable(can)
+    if able and change.release and not part.released:
         return False
     last = part.changed.changed
     drive.manner = Manner.BOUNDARY if part.stand is Stand.SUSPENDED else Manner.FROZEN
@@ -108,28 +123,38 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             if not speaks or part.stand is Stand.FROZEN:
                 drive.manner = Manner.FROZEN
                 drive.detail = "" if speaks else "the job knows no boundary"
-                return [Phase.FREEZE]
+                evict = [Phase.EVICT] if change.release and is_evictable(can) else []
+                # The driver's threads in it do the work.
+                thaw = [Phase.THAW] if evict and (again or part.stands_frozen) else []
+                return [*thaw, *evict, Phase.FREEZE]
             release = [Phase.RELEASE] if change.release and "release" in can else []
-            if part.stand is Stand.SUSPENDED and not again:
+            if part.stand is Stand.SUSPENDED:
                 last = part.changed
                 drive.done_step = 0 if last is None else last.changed.step
-                return [Phase.THAW, *release, Phase.FREEZE]
+                # Nothing that may have been tried since has let a rank go: it only has to know
+                # that what it waits for is a resume, and not what becomes of a move.
+                return [Phase.THAW, *([Phase.STAY] if again else []), *release, Phase.FREEZE]
+            if part.stand in {Stand.SENT, Stand.AWAITING}:
+                return [Phase.THAW, Phase.STAY, *release, Phase.FREEZE]
             if change.release and not release:
                 drive.detail = "the job cannot give device memory back"
             return [*before, Phase.STOP, *release, Phase.FREEZE]
         case Resume():
             if part.stand in {Stand.SENT, Stand.AWAITING}:
-                return [Phase.RESUME]
+                return [*([Phase.THAW] if again else []), Phase.RESUME]
             # The state comes back first: it may be more than a share that became smaller meanwhile.
             shares = [Phase.SHARE] if part.share_due and "share" in can else []
-            return [Phase.THAW, *([Phase.RESUME] if speaks else []), *shares]
+            back = [Phase.RESUME] if speaks else back_again(can)
+            return [Phase.THAW, *back, *shares]
         case Share():
             return _share_phases(part, drive, can, before)
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
-            meets = [Phase.MEET] if drive.meets_here else []
+            meets = [Phase.MEET] if drive.meets_here and not change.servers else []
             return [*before, *meets, *starts, Phase.WORK]
+        case Move() if part.stand is Stand.SUSPENDED:
+            return [Phase.THAW, Phase.WORK]
         case _:
             return [*before, Phase.WORK]
 
@@ -149,12 +174,20 @@ def _share_phases(
     return before if mute else [*before, Phase.SHARE]
 
 
-def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
-    """Return the step to stop or change after: 0 for a rank alone, which needs no common one."""
+def clock(
+    part: PartState,
+    drive: Drive,
+    progress: Mapping[int, RankProgress],
+    now: Instant,
+    processes: int,
+) -> int:
+    """Return the step to stop or change after: 0 for a process alone, which needs no common one."""
     wanted = getattr(drive.command.change, "step", 0)
+    if part.stand is Stand.SUSPENDED:
+        return 0  # All of them stand at one already.
     alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
     joining = isinstance(drive.command.change, Resize)
-    if not wanted and len(alive) == 1 and not joining:
+    if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
@@ -186,7 +219,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
         case Resume():
             holds = tuple(hold for hold in part.holds if hold is not change.hold) or part.holds
         case Move() if done:
-            stand = Stand.SENT
+            stand, holds = Stand.SENT, ()
         case Resize() if not done and drive.changed_ranks:
             broken = True
             text = f"{RESIZE_UNDO_TEXT}: {changed.detail}"

@@ -129,7 +129,7 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
-    job.released, job.held, job.resized = False, None, 0
+    job.released, job.held, job.resized, job.served_by = False, None, 0, 0
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
@@ -166,7 +166,7 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
     )
     machine.order = fact.order
-    if isinstance(fact.change, Resize):
+    if isinstance(fact.change, Resize) and not fact.change.servers:
         for name in fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     if isinstance(fact.change, Share):
@@ -204,12 +204,14 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             job.held = fact.why
         if fact.released and not job.released:
             _release(machine, job)
-    elif fact.goal is Goal.RESUME and job.state is State.SUSPENDED:
+    elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held = None
+    elif fact.goal is Goal.MIGRATE and fact.released:
+        _release(machine, job)
     elif isinstance(change.change, Resize):
-        job.resized = change.change.world
+        job.resized, job.served_by = change.change.world, change.change.servers
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:
@@ -221,7 +223,7 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.cells.release(name)
     for node in job.live:
         machine.nodes[node].suspend(attempt, suspended=True)
-    job.released, job.packed, job.told = True, None, (0.0, ())
+    job.released, job.packed = True, None
     machine.away[job.job] = job
     machine.note_borrowed(job)
     packs.parted(machine, others)

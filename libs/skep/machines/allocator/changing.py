@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch, moving, packing, packs, resizing
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    dispatch,
+    moving,
+    packing,
+    packs,
+    resizing,
+    rounds,
+    servers,
+)
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -33,7 +43,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import Change, Checkpoint, Move, Resize, Resume, Share, Suspend
+from skep.wire.commands import Change, Checkpoint, Resize, Resume, Share, Suspend
 from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
@@ -41,13 +51,6 @@ from skep.wire.reasons import Reason
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
-FIRST_STEP = 1
-"""The mini-batch first named to a gang on several nodes: almost always past, and whoever is past it
-says where it is, which is what the next one is counted from."""
-MARGIN = 2
-MARGIN_GROWS = 4
-ROUNDS_MAX = 7
-"""Rounds of one suspension: the last one leaves 2,048 mini-batches for a command to arrive in."""
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
@@ -111,12 +114,13 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
         case AskMigrate(to=to):
             why, detail = moving.begin(machine, job, to, now)
-            if why is not Reason.REQUESTED:
+            if why is not Reason.REQUESTED and not job.released:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
-        case AskResize(workers=workers) if workers == job.size:
+            # Without GPUs it waits for some there: `come_back`.
+        case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
             changes.over(machine, asked, Result.DONE, now)
-        case AskResize(workers=workers):
-            why, detail = resizing.begin(machine, job, workers, now)
+        case AskResize(workers=workers, servers=count):
+            why, detail = resizing.begin(machine, job, workers, now, servers=count)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
         case AskPack():
@@ -143,18 +147,16 @@ def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reaso
             return Reason.PACKED, "unpack it first"
         case AskSuspend(release=True) if "release" not in job.can:
             return Reason.CANNOT, "release (`skep show` tells what it can)"
-        case AskCheckpoint() | AskMigrate() | AskResize() if job.state is State.SUSPENDED:
+        case AskCheckpoint() | AskResize() if job.state is State.SUSPENDED:
             return Reason.NOT_RUNNING, "it is suspended: resume it first"
         case AskCheckpoint() if "checkpoint" not in job.can:
             return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
         case AskMigrate() if "migrate" not in job.can:
             return Reason.CANNOT, "migrate (`skep show` tells what it can)"
-        case AskMigrate() if len(job.live) > 1:
-            return Reason.CANNOT, "migrate a gang that is on several nodes"
-        case AskMigrate() if job.size != job.spec.resources.workers:
-            return Reason.CANNOT, "migrate a gang of another size than its spec's"
-        case AskResize(workers=workers):
-            return resizing.refusal(job, workers)
+        case AskMigrate() if len(job.live) < len(job.members):
+            return Reason.NOT_RUNNING, "a part of it has ended"
+        case AskResize(workers=workers, servers=count):
+            return servers.refusal(job, count) or resizing.refusal(job, workers)
         case _:
             return None
 
@@ -214,7 +216,7 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     change = job.change
     if change is None or job.state is State.STOPPING:
         return
-    if isinstance(change.change, Move):
+    if moving.concludes(change):
         moving.conclude(machine, job, now)
         if job.change is None:
             follow(machine, job, now)
@@ -272,16 +274,14 @@ def _again(
     machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant, detail: str
 ) -> None:
     """Name a later mini-batch, or give the suspension up."""
+    if change.goal is Goal.MIGRATE:
+        moving.again(machine, job, now, detail)
+        return
     gang = isinstance(change.change, Suspend) and change.change.step > 0
     gang = gang or change.undoing
-    if (
-        change.goal is Goal.SUSPEND
-        and gang
-        and change.round < ROUNDS_MAX
-        and job.state is State.RUNNING
-    ):
-        margin = MARGIN * MARGIN_GROWS ** (change.round - 1)
-        step = change.far + margin if len(job.live) > 1 else 0
+    later = rounds.later(change)
+    if change.goal is Goal.SUSPEND and gang and later is not None and job.state is State.RUNNING:
+        step = later if len(job.live) > 1 else 0
         release = "release" in job.can and _wants_release(change)
         _round(machine, job, change, Suspend(release=release, step=step), tuple(job.live), now,
                number=change.round + 1)  # fmt: skip
@@ -356,7 +356,7 @@ def _suspend(
 ) -> None:  # fmt: skip
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
-    suspend = Suspend(release=release, step=FIRST_STEP if several else 0)
+    suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
     begin(machine, job, Goal.SUSPEND, suspend, now, why, detail)
 
 
@@ -451,18 +451,23 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
         return  # Nothing came free since, and nobody asked.
     room = RETURNS_MAX
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
-        if job.change is not None or not _wants_back(job):
+        if job.change is not None or not (_wants_back(job) or _wants_away(job)):
             continue
         if room <= 0:
             soft.check_at = now  # Go on in the next decision.
             return
+        if _wants_away(job):
+            room -= len(job.live)
+            if _goes_away(machine, job, now) or not _wants_back(job):
+                continue
         chain = cellwork.home(machine, job)
         if chain is None:
             room -= _wait(machine, job)
             continue
         room -= len(job.live)
         machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
-        why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
+        asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
+        why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
     soft.looked = looked
 
@@ -471,6 +476,29 @@ def _wants_back(job: JobState) -> bool:
     if job.asked is not None and isinstance(job.asked.ask, AskResume):
         return True
     return job.held is not Reason.REQUESTED
+
+
+def _wants_away(job: JobState) -> bool:
+    return job.asked is not None and isinstance(job.asked.ask, AskMigrate)
+
+
+def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Begin to move a suspended job that has no GPUs to where some are; return whether it begins.
+
+    One that only made room goes on at home as well, if that comes free first.
+    """
+    assert job.asked is not None, job
+    assert isinstance(job.asked.ask, AskMigrate), job
+    refusal = _refusal(machine, job, job.asked.ask)
+    if refusal is not None:
+        changes.over(machine, job.asked, Result.REFUSED, now, *refusal)
+        return False
+    why, detail = moving.begin(machine, job, job.asked.ask.to, now)
+    if why is Reason.REQUESTED:
+        return True
+    if not _wants_back(job) and job.waits != (Reason.WAITS_FOR_GPUS, detail):
+        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=detail))
+    return False
 
 
 def _wait(machine: AllocatorMachine, job: JobState) -> bool:

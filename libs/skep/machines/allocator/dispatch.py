@@ -437,7 +437,7 @@ def _bind_command(
         vc=job.spec.vc,
         argv=argv(job.spec),
         ranks=ranks,
-        world=job.spec.resources.workers,
+        world=job.size,
         node_rank=list(made.members).index(name),
         nodes=len(made.members),
         master_address=machine.nodes[first.node].joined.address,
@@ -449,13 +449,16 @@ def _bind_command(
         awaits=made.secret if isinstance(made, Successor) else "",
         share=0.0 if isinstance(made, Successor) else made.told[0],
         beside=() if isinstance(made, Successor) else made.told[1],
+        servers=job.spec.ps.servers if job.spec.ps is not None else 0,
+        secret=job.secret,
     )
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:
     """Return the command line of every worker of a job."""
     if spec.script is not None:
-        return (AGENT_PYTHON, "-m", "skep_job", spec.script, *spec.args)
+        module = "skep_job" if spec.ps is None else "skep_job.ps.launch"
+        return (AGENT_PYTHON, "-m", module, spec.script, *spec.args)
     if isinstance(spec.command, str):
         return ("/bin/sh", "-c", spec.command)
     assert spec.command is not None, spec

@@ -142,6 +142,10 @@ class JobState(msgspec.Struct):
     successor: Successor | None = None
     resized: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+    served_by: int = 0
+    """Parameter servers of the attempt since their number was changed; 0: it was not."""
+    secret: str = ""
+    """What the attempt's parameter servers ask for."""
     spent: int = 0
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
@@ -161,6 +165,11 @@ class JobState(msgspec.Struct):
     def size(self) -> int:
         """Return how many ranks train, or are to: every attempt begins with those of the spec."""
         return self.resized or self.spec.resources.workers
+
+    @property
+    def servers(self) -> int:
+        """Return how many parameter servers it has, or is to have."""
+        return self.served_by or (self.spec.ps.servers if self.spec.ps is not None else 0)
 
     def succeeds(self, attempt: int) -> bool:
         """Return whether this is the number of the successor that the attempt has."""

@@ -73,6 +73,8 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     job.members, job.chain = successor.members, successor.chain
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
+    job.waits, job.released = None, False  # It holds what its successor got.
+    machine.away.pop(job.job, None)
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     machine.note_borrowed(job)
 

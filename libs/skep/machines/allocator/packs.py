@@ -44,7 +44,10 @@ def enter(
     for member in members:
         held = machine.nodes[member.node].holdings[job.job, attempt]
         machine.nodes[member.node].alter((job.job, attempt), replace(held, guest=True))
-    told(job, Share(share=packed.told, beside=tuple(name for name, _ in packed.beside)))
+    if job.released:
+        job.mixed = True  # Its processes run already: they are told once they have gone on.
+    else:
+        told(job, Share(share=packed.told, beside=tuple(name for name, _ in packed.beside)))
     parted(machine, packed.beside)
 
 

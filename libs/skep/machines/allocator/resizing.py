@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
 
-def refusal(job: JobState, workers: int) -> tuple[Reason, str] | None:
-    """Return why a gang cannot have so many workers, whatever is free; or None."""
+def refusal(job: JobState, workers: int | None) -> tuple[Reason, str] | None:
+    """Return why a gang cannot have so many workers (None: those it has), or None."""
     allowed = job.spec.elastic
-    if allowed is None:
+    if workers is not None and allowed is None:
         return Reason.CANNOT, "resize: its spec has no `elastic`"
-    if not allowed.min <= workers <= allowed.max:
+    if workers is not None and allowed and not allowed.min <= workers <= allowed.max:
         return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} workers"
     if len(job.members) > 1:
         return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}"
@@ -42,13 +42,20 @@ def refusal(job: JobState, workers: int) -> tuple[Reason, str] | None:
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, workers: int, now: Instant
+    machine: AllocatorMachine,
+    job: JobState,
+    workers: int | None,
+    now: Instant,
+    *,
+    servers: int | None = None,
 ) -> tuple[Reason, str]:
-    """Begin to change a gang's size; return why not, or REQUESTED if it begins."""
+    """Begin to change a gang's size; return why not, or REQUESTED if it begins. None: as it is."""
+    workers, servers = workers or job.size, servers or job.servers
     assert job.asked is not None, job
     (name,) = job.live
     node = machine.nodes[name]
-    port = node.holdings[job.job, job.attempt].meets or node.port()
+    # Ranks on parameter servers meet nowhere: they find them where the attempt began.
+    port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
         return Reason.WAITS_FOR_PORT, name
     if workers > job.size:
@@ -63,7 +70,7 @@ def begin(
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
     resize = Resize(generation=order, world=workers, ranks=ranks, master_port=port,
-                    master_address=node.joined.address)  # fmt: skip
+                    master_address=node.joined.address, servers=servers)  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
                                change=resize, nodes=(name,), why=Reason.REQUESTED, at=now,
                                ask=job.asked.number, trace=job.trace))  # fmt: skip

@@ -1,6 +1,9 @@
-"""How a history says that something happened that must not."""
+"""What breaks an invariant."""
 
 from __future__ import annotations
+
+Key = tuple[str, int]
+"""A job and an attempt; or a machine's identity and a device."""
 
 
 class ViolationError(Exception):

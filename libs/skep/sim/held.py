@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from skep.sim.violations import require
+from skep.sim.violation import Key, require
 from skep.wire.changes import AskOver, AskUnpack, Result
 from skep.wire.packs import GpusShared
 
 if TYPE_CHECKING:
     from skep.sim.model import AllocatorModel, ModelJob
-
-Key = tuple[str, int]
-"""A job and an attempt; or a machine's identity and a device."""
 
 
 class Gpus:
