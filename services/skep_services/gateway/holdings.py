@@ -91,11 +91,8 @@ class Holdings:
 
     def counted(self, job: Job) -> int:
         """Return how many GPUs a job has, each counted for one of those that share it."""
-        row = job.row
-        if not row.beside:
-            return row.gpus
-        return sum(node.taken[device] == taken for node, device, taken in
-                   self._mine(job, row.attempt))  # fmt: skip
+        mine = self._mine(job, job.row.attempt)
+        return sum(node.taken[device] == taken for node, device, taken in mine)
 
     def _mine(self, job: Job, attempt: int) -> list[tuple[Node, int, Taken]]:
         """Return the GPUs that an attempt is on, with their nodes."""
