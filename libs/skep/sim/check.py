@@ -17,7 +17,9 @@
     I13 a moved job trains at one place at a time: its successor once it was recorded to be the
         job, with the whole state, and what it succeeds never again
     I14 a gang has GPUs for its ranks, and no others
-    I15 a GPU never has attempts that no sharing decision names together, all of one VC; what they
+    I15 a suspended attempt returns to the GPUs it had; to others of its nodes only if it said that
+        it can, and it trains on no others than the log gives it
+    I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
         hold together is counted once, and is free when the last of them has gone, in any order
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 

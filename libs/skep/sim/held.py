@@ -1,6 +1,6 @@
 """Which attempts hold which GPUs, as the allocator's log has it: a model without cells.
 
-Several hold one only by decisions that name them to one another (I15).
+Several hold one only by decisions that name them to one another (I16).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Gpus:
     def decide(self, fact: GpusShared) -> None:
         """Take over a decision: all who are on those GPUs are named in it, and run there."""
         name = fact.job, fact.attempt
-        require(bool(fact.beside) and name not in fact.beside, "I15", f"{fact} names nobody")
-        require(0.0 <= fact.share < 1.0 and 0.0 < fact.told <= 1.0, "I15", f"{fact}")
+        require(bool(fact.beside) and name not in fact.beside, "I16", f"{fact} names nobody")
+        require(0.0 <= fact.share < 1.0 and 0.0 < fact.told <= 1.0, "I16", f"{fact}")
         self.decisions[name] = fact
 
     def take(self, gpus: Sequence[Key], attempt: Key, text: str) -> None:
@@ -39,11 +39,11 @@ class Gpus:
             there = self.held.setdefault(gpu, {})
             fact = self.decisions.get(attempt)
             listed = fact is not None and gpu[1] in fact.devices and set(there) <= set(fact.beside)
-            invariant = "I2" if fact is None else "I15"
+            invariant = "I2" if fact is None else "I16"
             require(not there or listed, invariant, f"{text} {gpu} of {list(there)}")
             there[attempt] = None
             total = sum(self.said(each) for each in there)
-            require(total <= 1.0, "I15", f"{gpu}: shares of {total} were said")
+            require(total <= 1.0, "I16", f"{gpu}: shares of {total} were said")
 
     def said(self, attempt: Key) -> float:
         """Return the share that was asked for an attempt, 0.0 if none was."""
@@ -92,15 +92,15 @@ def share(model: AllocatorModel, fact: GpusShared) -> None:
     """Require that a job is packed with attempts of its VC that run, and has no GPUs yet."""
     job, name = model.jobs.get(fact.job), (fact.job, fact.attempt)
     waits = job is not None and (job.queued or name in model.released)
-    require(waits, "I15", f"{fact.job} is packed and has GPUs of its own")
+    require(waits, "I16", f"{fact.job} is packed and has GPUs of its own")
     model.gpus.decide(fact)
     for beside, attempt in fact.beside:
         other = model.jobs.get(beside)
         runs = other is not None and other.attempt == attempt and not other.queued
         runs = runs and other is not None and other.stopping is None and not other.suspended
-        require(runs, "I15", f"{fact.job} beside {beside}, which does not run")
+        require(runs, "I16", f"{fact.job} beside {beside}, which does not run")
         same = job is not None and other is not None and job.spec.vc == other.spec.vc
-        require(same, "I15", f"{fact.job} beside {beside}, which is another tenant's")
+        require(same, "I16", f"{fact.job} beside {beside}, which is another tenant's")
 
 
 def left(model: AllocatorModel, facts: Sequence[Any]) -> None:
@@ -111,7 +111,7 @@ def left(model: AllocatorModel, facts: Sequence[Any]) -> None:
             if fact.result is not Result.DONE or job is None or job.queued:
                 continue
             stays = job.stopping is None and model.gpus.partners((fact.job, job.attempt))
-            require(not stays, "I15", f"{fact.job} is said to have left, and shares with {stays}")
+            require(not stays, "I16", f"{fact.job} is said to have left, and shares with {stays}")
 
 
 def inherits(model: AllocatorModel, name: str, attempt: int) -> bool:

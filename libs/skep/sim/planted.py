@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from skep.cells import sets
+from skep.cells import rebind, sets
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
@@ -31,6 +31,7 @@ from skep.machines.allocator import (
     moving,
     packing,
     resizing,
+    returns,
 )
 from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
@@ -134,6 +135,19 @@ def _any_home(machine: Any, job: Any) -> str:
     return str(job.chain) if job.chain in machine.cells.chains else ""
 
 
+def _told_nothing(_member: Any) -> tuple[Any, ...]:
+    return ()
+
+
+def _goes_anywhere(_job: Any) -> bool:
+    return True
+
+
+def _takes_all(chain: Any, level: int, index: int, below: int) -> list[int]:
+    del below
+    return [leaf for leaf in chain.topology.span(level, index) if leaf not in chain.bad]
+
+
 def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
     _send(machine, job, successor, now)
     if job.change is not None and job.change.answers:
@@ -226,6 +240,12 @@ PLANTS = (
           ("I12",)),
     Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
           ("I0", "I2", "I12")),
+    Plant("a suspended job goes on with GPUs that others use", rebind, "available", _takes_all,
+          ("I0", "I2", "I12")),
+    Plant("who goes on with other GPUs is not told with which", returns, "plans", _told_nothing,
+          ("I2", "I4")),
+    Plant("a job goes on with other GPUs that never said it can", returns, "moves", _goes_anywhere,
+          ("I15",)),
     Plant("a job moves before its successor has its state", moving, "_send", _commits_early,
           ("I0", "I13")),
     Plant("a gang on several nodes moves without standing first", moving, "_ready", _moves_apart,
@@ -242,8 +262,8 @@ PLANTS = (
           ("I0", "I2")),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
     Plant("a job is packed beside one that is leaving", packing, "_stays", _stays_anyhow,
-          ("I0", "I15")),
-    Plant("a job is said to be unpacked and stays", changing, "_leave", _says_it_left, ("I15",)),
+          ("I0", "I16")),
+    Plant("a job is said to be unpacked and stays", changing, "_leave", _says_it_left, ("I16",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 

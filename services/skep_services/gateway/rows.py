@@ -205,6 +205,8 @@ class Job(msgspec.Struct, kw_only=True):
     """It is suspended and has given back its GPUs."""
     packed: GpusShared | None = None
     """The decision by which an attempt of it is on GPUs that others held."""
+    stood_on: dict[str, tuple[tuple[int, ...], ...]] = {}
+    """By node: what the attempt had before it was last given GPUs again."""
     begins_with: int = 0
     """The workers of its spec, once it had others; 0 before."""
     changing: Changing | None = None
