@@ -514,7 +514,7 @@ class History:
             for key, pool in chain.pools.items():
                 assert pool.left == other.pools[key].left, key
         assert not self.cells.sets
-        assert not any(self.cells._priorities.values()), "priorities are counted to zero"
+        assert not any(self.cells.priorities.values()), "priorities are counted to zero"
 
 
 def assert_fits(cells: Cells, request: Request, found: Placement) -> None:

@@ -496,6 +496,17 @@ def test_a_change_of_the_cells_carries_a_set_over() -> None:
     assert quota_used(decide) == 2
 
 
+def test_a_set_that_makes_room_has_no_right_to_cells_of_another_cluster() -> None:
+    decide = packed(size=1, can=())
+    decide(known("j2", can=()))
+    (reserved,) = of(decide(admitted(3, priority=5)), CellsReserved)
+    assert reserved.victims == ("j1", "j2")
+    decide(SetVcs(vcs=vcs(nlp=1, lab=0)))
+    assert sorted(held(decide)) == ["j1", "j2"]
+    decide(exited("j1", outcome=Outcome.STOPPED))
+    assert of(decide(exited("j2", outcome=Outcome.STOPPED)), JobBound)
+
+
 def test_a_set_is_demoted_as_one() -> None:
     decide = allocator(joined("node-1", 1), joined("node-2", 1), nlp=1, lab=1)
     decide(admitted(1, demotable=True))

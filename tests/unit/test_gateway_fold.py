@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.cells.check import check
-from skep.cells.state import Cells
-from skep.machines.allocator.jobs import Part
 from skep.wire import codec
-from skep.wire.admin import DrainNode, QuarantineGpu
+from skep.wire.admin import DrainNode
 from skep.wire.facts import (
     ClusterRefused,
     End,
@@ -28,10 +23,9 @@ from skep.wire.node import MemberStepped, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, Problem, SizeHint
 from skep_services.gateway import fold as fold_module
-from skep_services.gateway.cells import cells_view
+from skep_services.gateway.cells import vcs_view
 from skep_services.gateway.fold import Changes, Fold
-from skep_services.gateway.mirror import frozen
-from skep_services.gateway.rows import ATTEMPTS_KEPT, PLACED, Job, State
+from skep_services.gateway.rows import ATTEMPTS_KEPT, Job, State
 from tests.gateway_kit import (
     Cluster,
     Told,
@@ -42,6 +36,7 @@ from tests.gateway_kit import (
     job_of,
     texts,
 )
+from tests.gateway_walk import STEPS, agrees, walk
 from tests.kit import T0, TRACE, at, heartbeat, joined, member, spec
 
 BAD = b'{"name": "x", "vc": "nlp", "command": ["true"], "resorces": {}}'
@@ -271,132 +266,6 @@ def lost(fold: Fold) -> bool:
     return fold.nodes["node-1"].lost
 
 
-def agrees(cluster: Cluster) -> None:
-    """Assert that the fold shows what the allocator knows."""
-    machine, fold = cluster.allocator.machine, cluster.fold
-    # A job with a reservation still waits.
-    states = {name: job.state.value.replace("reserved", "queued")
-              for name, job in machine.jobs.items()}  # fmt: skip
-    assert {name: job.row.state.value for name, job in fold.active.items()} == states
-    for name, node in machine.nodes.items():
-        held = {
-            device: attempt
-            for attempt, holding in node.holdings.items()
-            for device in holding.devices
-        }
-        shown = {index: (one.job, one.attempt) for index, one in fold.nodes[name].taken.items()}
-        assert shown == held
-        assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
-        assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
-    agree_on_cells(machine.cells, fold)
-
-
-def agree_on_cells(told: Cells, fold: Fold) -> None:
-    """Assert that the cells made of the fold's rows are the allocator's."""
-    made = fold.holdings.cells()
-    check(made)
-    assert fold.holdings.mirror.misfits == 0
-    anew = fold.holdings._made()
-    assert (held(anew), sorted(anew.ill()), anew.astray) == (
-        held(made), sorted(made.ill()), made.astray)  # fmt: skip
-    shown = [cells_view(each, "") for each in (made, frozen(made))]
-    assert shown[0] == shown[1]
-    assert fold.clusters.resolved == told.cluster
-    assert held(made) == held(told)
-    assert sorted(made.ill()) == sorted(told.ill())
-    assert made.astray == told.astray
-    for name, hold in told.holds.items():
-        job, _, attempt = name.rpartition(".")
-        row = job_of(fold, job).row
-        if not hold.claims and row.attempt == int(attempt) and row.state in PLACED:
-            assert row.class_in_force == ("guaranteed" if hold.guaranteed else "opportunistic")
-
-
-def held(cells: Cells) -> dict[str, Any]:
-    """Return who holds what, by which right."""
-    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
-                   hold.pin, hold.lazy) for name, hold in cells.holds.items()}  # fmt: skip
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "submit",
-                "start",
-                "exit",
-                "fail",
-                "cancel",
-                "lose",
-                "beat",
-                "drain",
-                "borrow",
-                "cells",
-                "quarantine",
-                "join",
-            ]
-        ),
-        st.integers(0, 5),
-        st.integers(1, 3),
-    ),
-    max_size=25,
-)
-
-
-def walk(steps: list[tuple[str, int, int]]) -> Cluster:
-    """Return a cluster after random events, each possible one of them carried out."""
-    cluster = Cluster()
-    cluster.set_vcs(nlp=3, vision=2)
-    cluster.join(joined("node-1", 2))
-    cluster.join(joined("node-2", 2))
-    second = 2.0
-    for verb, which, size in steps:
-        second += 1
-        machine = cluster.allocator.machine
-        placed = sorted(machine.placed)
-        job = placed[which % len(placed)] if placed else ""
-        node = f"node-{1 + which % 2}"
-        match verb:
-            case "submit":
-                wanted = spec(workers=size, opportunistic=which == 0, priority=which, retries=1,
-                              demotable=which % 2 == 1)  # fmt: skip
-                cluster.submit(wanted, second)
-            case "borrow":
-                cluster.submit(spec(vc="vision", workers=size, over_quota="opportunistic"), second)
-            case "cells":
-                cluster.set_vcs(second, nlp=which, vision=size)
-            case "quarantine":
-                bad = QuarantineGpu(node=node, device=size % 2, quarantine=which > 2)
-                cluster.tell("ADMIN", bad)
-                cluster.heard(bad, second)
-            case "join":
-                cluster.join(joined("node-3", 2), second)
-            case "start" if job:
-                cluster.runs(job, machine.jobs[job].attempt, second)
-            case "exit" | "fail" if job:
-                live = [n for n, p in machine.jobs[job].parts.items() if p is not Part.GONE]
-                outcome = Outcome.SUCCEEDED if verb == "exit" else Outcome.EXITED
-                if live:
-                    cluster.exits(job, machine.jobs[job].attempt, second, outcome)
-            case "cancel" if machine.jobs:
-                cluster.cancel(sorted(machine.jobs)[which % len(machine.jobs)], second)
-            case "lose":
-                second += 41
-                cluster.heard(heartbeat("node-2"), second)
-                if machine.wake_at() is not None:
-                    cluster.tick(second)
-            case "beat":
-                cluster.heard(heartbeat(node), second)
-            case "drain":
-                asked = DrainNode(node=node, drain=size > 1)
-                cluster.tell("ADMIN", asked)
-                cluster.heard(asked, second)
-            case _:
-                pass  # There is nothing to do it to.
-        agrees(cluster)
-    return cluster
-
-
 @given(STEPS)
 def test_the_fold_shows_what_the_allocator_knows(steps: list[tuple[str, int, int]]) -> None:
     walk(steps)
@@ -585,3 +454,25 @@ def test_a_cluster_that_cannot_be_is_an_event() -> None:
     [event] = fold.take().events
     assert event.text == "what an operator asked for is refused: $.vcs: 2 racks short"
     assert event.reason == "infeasible"
+
+
+# --- shared GPUs ---------------------------------------------------------------------------------
+
+
+def test_who_shares_gpus_with_whom_is_told_and_counted_once() -> None:
+    cluster = walk([("submit", 1, 1), ("start", 0, 1), ("submit", 1, 3), ("pack", 0, 1)])
+    rows = {name: job_of(cluster.fold, name).row for name in ("j1", "j2")}
+    assert (rows["j1"].beside, rows["j2"].beside) == ((), ()), "three workers need three GPUs"
+    cluster = walk([("submit", 1, 2), ("start", 0, 1), ("submit", 1, 2), ("pack", 0, 1)])
+    rows = {name: job_of(cluster.fold, name).row for name in ("j1", "j2")}
+    assert (rows["j1"].beside, rows["j2"].beside) == (("j2",), ("j1",))
+    assert (rows["j1"].share, rows["j2"].share, rows["j2"].why) == (0.5, 0.5, "packed")
+    assert (rows["j2"].class_in_force, rows["j2"].place) == ("guaranteed", "node-1:0,1")
+    assert vcs_view(cluster.fold, "nlp")[0]["used"] == 2
+    said = " / ".join(texts(cluster.fold))
+    assert "shares GPUs on node-1 with j1, and has 50% of their memory" in said
+    cluster.exits("j1", second=50)
+    agrees(cluster)
+    assert (rows["j2"].beside, rows["j2"].share, rows["j2"].class_in_force) == (
+        (), None, "guaranteed")  # fmt: skip
+    assert vcs_view(cluster.fold, "nlp")[0]["used"] == 2

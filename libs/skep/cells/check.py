@@ -15,6 +15,7 @@ from skep.cells.state import Cells
 
 def check(cells: Cells) -> None:
     """Assert every invariant of HiveD's design and of what is kept beside it."""
+    _counted(cells)
     for name, chain in cells.chains.items():
         held: dict[int, str] = {}
         for hold in cells.holds.values():
@@ -33,6 +34,20 @@ def check(cells: Cells) -> None:
         _forest(chain)
         _pools(cells, chain)
         safe(chain)
+
+
+def _counted(cells: Cells) -> None:
+    """Assert that what each VC borrows, and holds by priority, is counted once for each hold."""
+    borrowed: Counter[str] = Counter()
+    priorities: dict[str, Counter[int]] = {}
+    for hold in cells.holds.values():
+        if hold.guaranteed:
+            priorities.setdefault(hold.vc, Counter())[hold.priority] += 1
+        else:
+            borrowed[hold.vc] += hold.gpus
+    assert {vc: gpus for vc, gpus in cells.borrowed.items() if gpus} == borrowed, "borrowed"
+    counted = {vc: counts for vc, counts in cells.priorities.items() if counts}
+    assert counted == priorities, f"holds by priority: {counted}, not {priorities}"
 
 
 def _sets(cells: Cells, chain: str) -> None:

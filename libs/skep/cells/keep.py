@@ -172,7 +172,9 @@ def _enter(
     leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
     moved = Hold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
     moved.partners = partners
-    covered = new.cover(moved) if hold.guaranteed and not strays else None
+    # Of a set whose guaranteed ones are all to end nobody has a right to cells.
+    owns = hold.guaranteed and moved.asked > OPPORTUNISTIC
+    covered = new.cover(moved) if owns and not strays else None
     if covered is not None:
         moved.spots = covered
         fate = "kept"

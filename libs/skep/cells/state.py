@@ -59,7 +59,7 @@ class Cells:
         """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
         self.borrowed: dict[str, int] = {}
         """By VC: GPUs its jobs use opportunistically."""
-        self._priorities: dict[str, dict[int, int]] = {}
+        self.priorities: dict[str, dict[int, int]] = {}
         """By VC: how many holds of each priority."""
         for vc, owned in cluster.vcs.items():
             for name in owned.pinned:
@@ -154,7 +154,7 @@ class Cells:
 
     def _thresholds(self, request: Request) -> list[int]:
         lower = any(priority < request.priority
-                    for priority in self._priorities.get(request.vc, ()))  # fmt: skip
+                    for priority in self.priorities.get(request.vc, ()))  # fmt: skip
         return [0, request.priority] if lower and request.priority > 0 else [0]
 
     def _lazily(self, offer: Offer, request: Request, search: Search) -> Placement | None:
@@ -550,7 +550,7 @@ class Cells:
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
         else:
-            counts = self._priorities.setdefault(hold.vc, {})
+            counts = self.priorities.setdefault(hold.vc, {})
             counts[hold.priority] = counts.get(hold.priority, 0) + change
             if not counts[hold.priority]:
                 del counts[hold.priority]

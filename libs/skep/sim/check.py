@@ -16,8 +16,11 @@
         request for one comes to one end; who is suspended without GPUs does not train
     I13 a moved job trains at one place at a time: its successor once it was recorded to be the
         job, with the whole state, and what it succeeds never again
+    I14 a gang has GPUs for its ranks, and no others
     I15 a suspended attempt returns to the GPUs it had; to others of its nodes only if it said that
         it can, and it trains on no others than the log gives it
+    I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
+        hold together is counted once, and is free when the last of them has gone, in any order
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -175,11 +178,12 @@ class Watch:
         """Return every machine."""
         return list(self._hosts.values())
 
-    @staticmethod
-    def _apart(host: Host, run: Run, other: Run) -> None:
+    def _apart(self, host: Host, run: Run, other: Run) -> None:
         shared = [device for device in run.devices
                   if device in other.devices and not other.released]  # fmt: skip
-        require(not shared, "I2", f"{run.token} and {other.token} on {host.identity} {shared}")
+        agreed = self.allocator.gpus.together((run.job, run.attempt), (other.job, other.attempt))
+        text = f"{run.token} and {other.token} on {host.identity} {shared}"
+        require(not shared or agreed, "I2", text)
 
     def _freed(self, member: Member, job: str, attempt: int) -> None:
         host = self._hosts[member.identity]

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import moves, returns
+from skep.sim import held, moves, returns
+from skep.sim.held import Gpus
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
 from skep.sim.violation import Key, ViolationError, require
@@ -62,6 +63,7 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped, SuccessorLoaded
 from skep.wire.node import Manner, Outcome
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
@@ -193,7 +195,7 @@ class AllocatorModel:
         self.nodes: dict[str, ModelNode] = {}
         self.quotas: dict[str, int] = {}
         """GPUs in each VC's cells together."""
-        self.gpus: dict[Key, Key] = {}
+        self.gpus = Gpus()
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
         """Machines whose name was given to another, until it is theirs again and they are clean."""
@@ -238,11 +240,14 @@ class AllocatorModel:
                 case JobDemoted():
                     # What a lost node may still run can lose its cells as well.
                     if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
-                        self._attempt(fact.job, fact.attempt).guaranteed = False
+                        self._attempt(fact.job, fact.attempt)
+                    for job in held.set_of(self, fact.job, fact.attempt):
+                        job.guaranteed = False
                 case JobPromoted():
-                    job = self._attempt(fact.job, fact.attempt)
-                    job.guaranteed = True
-                    self._within_quota(job.spec.vc)
+                    self._attempt(fact.job, fact.attempt)
+                    for job in held.set_of(self, fact.job, fact.attempt):
+                        job.guaranteed = not job.spec.opportunistic and job.stopping is None
+                        self._within_quota(job.spec.vc)
                 case CellsReserved() | ReservationDropped():
                     require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
                     self._job(fact.job).claims = isinstance(fact, CellsReserved)
@@ -267,6 +272,7 @@ class AllocatorModel:
                     self._ended(fact)
                 case _:
                     self._of_changes(fact)
+        held.left(self, facts)
 
     def _of_changes(self, fact: Any) -> None:
         match fact:
@@ -283,6 +289,8 @@ class AllocatorModel:
                 self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
                 self._resize(fact)
+            case GpusShared():
+                held.share(self, fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -301,7 +309,7 @@ class AllocatorModel:
             node = self.nodes.setdefault(joined.node, ModelNode(identity=joined.identity))
             if node.identity != joined.identity:
                 self.disowned[node.identity] = None
-                held = [key for key in self.gpus if key[0] == node.identity]
+                held = [key for key in self.gpus.held if key[0] == node.identity]
                 require(not held, "I2", f"{joined.node} was replaced while {held} were held")
             node.identity = joined.identity
             node.clearing = node.clearing or fact.clear > 0
@@ -350,11 +358,14 @@ class AllocatorModel:
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
-        if not job.claims:  # Who has claimed its cells had its turn then.
+        packed = (name, fact.attempt) in self.gpus.decisions
+        if not (job.claims or packed):  # Who has claimed its cells had its turn then.
             self._in_turn(job, fact)
         job.queued, job.attempt, job.order = False, fact.attempt, fact.order
         job.claims = False
         job.guaranteed = any(level for member in fact.members for level in member.levels)
+        require(not (packed and job.guaranteed), "I16", f"{name} is packed and got cells as well")
+        job.guaranteed = job.guaranteed or held.inherits(self, name, fact.attempt)
         allowed = not (job.guaranteed and job.spec.opportunistic)
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
@@ -365,9 +376,7 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            for gpu in gpus(member):
-                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
-                self.gpus[gpu] = fact.job, fact.attempt
+            self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got")
         self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
@@ -387,8 +396,8 @@ class AllocatorModel:
     def _within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = sum(len(gpus(member)) for job in holders for member in job.members.values()
-                   if member.node not in job.gone)  # fmt: skip
+        used = len({gpu for job in holders for member in job.members.values()
+                    if member.node not in job.gone for gpu in gpus(member)})  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
@@ -434,9 +443,8 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in () if (job, attempt) in self.released else gpus(member):
-            require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
-            del self.gpus[gpu]
+        if (job, attempt) not in self.released:
+            self.gpus.drop(gpus(member), (job, attempt))
         if member.identity not in self.disowned:
             self._freed(member, job, attempt)
 
@@ -468,8 +476,8 @@ class AllocatorModel:
                 same = job.changing is None or job.changing.goal is goal
                 require(same, "I12", f"{name}: two changes are open")
                 resumes = isinstance(fact.change, Resume) and bool(fact.nodes)
-                held = job.suspended and resumes and (name, job.attempt) in self.released
-                require(not held, "I12", f"{name} is resumed without GPUs")
+                gone = job.suspended and resumes and (name, job.attempt) in self.released
+                require(not gone, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
                 self._next_order(fact.order)
@@ -499,9 +507,7 @@ class AllocatorModel:
             require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
             cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
             require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            for gpu in gpus(more):
-                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
-                self.gpus[gpu] = name, fact.attempt
+            self.gpus.take(gpus(more), (name, fact.attempt), f"{name} grows by")
             levels = mine.levels + more.levels
             job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
                                              levels=levels)  # fmt: skip
@@ -513,9 +519,7 @@ class AllocatorModel:
         require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
         freed = [gpu for gpu in gpus(before) if gpu not in gpus(after)]
         self._left(freed, name, fact.attempt)
-        for gpu in freed:
-            require(self.gpus.get(gpu) == (name, fact.attempt), "I2", f"{gpu} was not {name}'s")
-            del self.gpus[gpu]
+        self.gpus.drop(freed, (name, fact.attempt))
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -538,8 +542,7 @@ class AllocatorModel:
             require(job.suspended, "I12", f"{fact.job} gives its GPUs back and trains")
             for member in members:
                 self._stands(member, fact.job, fact.attempt)
-                for gpu in gpus(member):
-                    del self.gpus[gpu]
+                self.gpus.drop(gpus(member), (fact.job, fact.attempt))
             self.released[fact.job, fact.attempt] = None
             job.guaranteed = False
         if job.changing is not None and isinstance(job.changing.change, Resize):
@@ -549,10 +552,8 @@ class AllocatorModel:
 
     def has(self, identity: str, run: Run) -> bool:
         """Return whether a run's attempt holds its GPUs."""
-        key = run.job, run.attempt
-        return all(self.gpus.get((identity, device)) == key for device in run.devices)
+        return self.gpus.has(identity, run.devices, (run.job, run.attempt))
 
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""
-        key = command.job, command.attempt
-        return all(self.gpus.get((identity, device)) == key for device in devices)
+        return self.gpus.has(identity, devices, (command.job, command.attempt))

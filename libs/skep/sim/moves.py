@@ -50,9 +50,8 @@ def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:
     require(ranks == list(range(job.workers)), "I13", f"{name}: {fact.members} for {job.workers}")
     job.spent = fact.attempt
     model.successors[name], model.loaded[name] = fact, {}
-    for gpu in (gpu for member in fact.members for gpu in gpus(member)):
-        require(gpu not in model.gpus, "I2", f"{name} got {gpu}, which is in use")
-        model.gpus[gpu] = name, fact.attempt
+    for member in fact.members:
+        model.gpus.take(gpus(member), (name, fact.attempt), f"{name} is to move to")
 
 
 def _is_whole(model: AllocatorModel, job: ModelJob, name: str, successor: SuccessorBound) -> None:

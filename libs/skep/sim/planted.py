@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from skep.cells import rebind
+from skep.cells import rebind, sets
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
+from skep.cells.state import Cells
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.agent.parts import PartState
@@ -28,6 +29,7 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     moving,
+    packing,
     resizing,
     returns,
 )
@@ -37,7 +39,7 @@ from skep.sim.driver import Process
 from skep.sim.history import run_seed
 from skep.sim.world import Settings
 from skep.wire import codec
-from skep.wire.changes import MemberAnswered
+from skep.wire.changes import MemberAnswered, Result
 from skep.wire.commands import Resume
 from skep.wire.facts import MemberGone, StopTaken
 from skep.wire.node import Manner
@@ -171,6 +173,31 @@ def _resizes_anyhow(machine: Any, job: Any, _refused: str, now: Any) -> None:
     _conclude(machine, job, "", now)
 
 
+def _takes_all_along(cells: Any, job: str, node: str) -> None:
+    hold = cells.sets[job]
+    if job != hold.job:
+        _part(cells, job, node)
+        return
+    for name in hold.partners:
+        del cells.sets[name]
+    hold.partners = {}
+    cells.release(job, node)
+
+
+def _counts_each(self: Any, request: Any, on: str, leaves: Any) -> None:
+    _share(self, request, on, leaves)
+    self.recount(self.hold_of(on), 1)
+
+
+def _stays_anyhow(machine: Any, attempt: Any) -> bool:
+    job = machine.jobs.get(attempt[0])
+    return job is not None and bool(job.attempt == attempt[1])
+
+
+def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any) -> None:
+    changes.over(machine, asked, Result.DONE, now)
+
+
 def _does_nothing(*_: Any) -> None:
     """Stand where something should be done."""
 
@@ -181,6 +208,7 @@ _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
 _owed, _send, _conclude = changes.owed, moving._send, resizing.conclude
+_part, _share = sets.part, Cells.share
 _told_once: dict[int, None] = {}
 
 PLANTS = (
@@ -230,6 +258,12 @@ PLANTS = (
           property(lambda _: False), ("I2", "I4")),
     Plant("a gang that could not change its size has changed it", resizing, "conclude",
           _resizes_anyhow, ("I0", "I12", "I14")),
+    Plant("what a set holds goes with who brought it", sets, "part", _takes_all_along,
+          ("I0", "I2")),
+    Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
+    Plant("a job is packed beside one that is leaving", packing, "_stays", _stays_anyhow,
+          ("I0", "I16")),
+    Plant("a job is said to be unpacked and stays", changing, "_leave", _says_it_left, ("I16",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 

@@ -65,10 +65,10 @@ CAN: dict[str, tuple[str, ...]] = {
     "releases": ("suspend", "release"),
     "rebinds": ("suspend", "release", "rebind"),
     "stores": ("suspend", "checkpoint"),
-    "both": ("suspend", "release", "checkpoint"),
-    "moves": ("suspend", "release", "checkpoint", "migrate"),
-    "grows": ("suspend", "release", "migrate", "resize"),
-    "fails": ("suspend", "release", "checkpoint", "migrate", "resize", "rebind"),
+    "both": ("suspend", "release", "checkpoint", "share"),
+    "moves": ("suspend", "release", "checkpoint", "migrate", "share"),
+    "grows": ("suspend", "release", "migrate", "resize", "share"),
+    "fails": ("suspend", "release", "checkpoint", "migrate", "resize", "share", "rebind"),
 }
 
 STATE_BYTES = 1 << 20

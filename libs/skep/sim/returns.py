@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skep.sim import held
 from skep.sim.moves import gpus
 from skep.sim.violation import require
 from skep.wire.changes import GpusRegained, JobChanged
@@ -27,9 +28,9 @@ def regained(model: AllocatorModel, job: ModelJob, fact: GpusRegained) -> None:
         _others(model, job, fact, live)
     job.before = {member.node: member for member in live}
     job.members = {**job.members, **{member.node: member for member in fact.members}}
-    for gpu in (gpu for member in fact.members or live for gpu in gpus(member)):
-        require(gpu not in model.gpus, "I2", f"{name} got {gpu}, which is in use")
-        model.gpus[gpu] = attempt
+    for member in fact.members or live:
+        model.gpus.take(gpus(member), attempt, f"{name} got back")
+    job.guaranteed = held.inherits(model, *attempt)
 
 
 def refused(model: AllocatorModel, job: ModelJob, fact: JobChanged) -> list[Member]:
@@ -37,8 +38,8 @@ def refused(model: AllocatorModel, job: ModelJob, fact: JobChanged) -> list[Memb
     attempt = fact.job, fact.attempt
     require(job.suspended and bool(job.before), "I15", f"{fact.job} gives back what it runs on")
     left = [member for node, member in job.members.items() if node not in job.gone]
-    for gpu in (gpu for member in left for gpu in gpus(member)):
-        require(model.gpus.pop(gpu, None) == attempt, "I2", f"{gpu} was not {fact.job}'s")
+    for member in left:
+        model.gpus.drop(gpus(member), attempt)
     job.members = {**job.members, **job.before}
     job.guaranteed = False
     model.released[attempt] = None

@@ -65,6 +65,9 @@ class Shown(NamedTuple):
     suspended: bool = False
     movable: bool = False
     elastic: bool = False
+    gpus: int = 0
+    nodes: int = 1
+    packed: bool = False
 
 
 class Submission(msgspec.Struct):
@@ -87,8 +90,12 @@ class People:
         rng: random.Random,
         story: Story,
         nodes: list[str],
+        chance: random.Random,
     ) -> None:
-        """Listen for verdicts; nothing is asked for before `begin`."""
+        """Listen for verdicts; nothing is asked for before `begin`.
+
+        `chance` decides about what jobs are packed, and leaves the rest of a history as it is.
+        """
         self.place = "people"
         self.dead = False
         self.submissions: list[Submission] = []
@@ -101,6 +108,9 @@ class People:
         """Whether tenants mostly ask for moves."""
         self.running: Callable[[], list[Shown]] = list
         """What tenants are shown of jobs that run."""
+        self.waiting: Callable[[], list[Shown]] = list
+        """And of those that wait for GPUs."""
+        self._chance = chance
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -136,6 +146,7 @@ class People:
         """Set the quotas and begin to submit."""
         self.set_vcs(generous=True)
         self._timeline.after(self._some(self._pace), self._act)
+        self._timeline.after(self._pace, self._share)
 
     def _some(self, mean: int) -> int:
         return int(mean * 2 * self._rng.random())
@@ -303,6 +314,30 @@ class People:
             if self._rng.random() < 0.03:
                 tree["realease"] = True
             self._ask(vc, tree)
+
+    def _share(self) -> None:
+        """Ask that a job that waits is packed with one that runs, or that one leaves its partners.
+
+        Mostly what may be done: with a job of the same VC, that has GPUs enough.
+        """
+        chance, running, waiting = self._chance, self.running(), self.waiting()
+        packed = [one for one in running if one.packed]
+        if packed and chance.random() < 0.25:
+            one = chance.choice(packed)
+            self._ask(one.vc, {"ask": "unpack", "job": one.job})
+        elif waiting and running:
+            one = chance.choice(waiting)
+            fit = [other for other in running if other.vc == one.vc and other.gpus >= one.gpus
+                   and other.nodes == 1 and not other.suspended]  # fmt: skip
+            fit = [other for other in fit if other.packed] if chance.random() < 0.3 else fit
+            if fit or chance.random() < 0.2:
+                other = chance.choice(fit or running)
+                tree: dict[str, Any] = {"ask": "pack", "job": one.job, "beside": other.job}
+                if chance.random() < 0.4:
+                    tree["share"] = chance.choice((0.25, 0.5, 0.9))
+                self._ask(one.vc, tree)
+        if self.left:
+            self._timeline.after(int(self._pace * chance.random()), self._share)
 
     def wake(self, job: str, vc: str) -> None:
         """Ask for a suspended job's return, every few seconds."""

@@ -73,8 +73,9 @@ class World:
         self.watch = Watch(self.hosts, strict=settings.fence)
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
-        self.people = People(self.network, self.timeline, rng, self.story, self.nodes)
-        self.people.running = self._running
+        self.people = People(self.network, self.timeline, rng, self.story, self.nodes,
+                             random.Random(seed))  # fmt: skip
+        self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
         self.restart_ns_max = rng.choice((100 * MILLISECOND, SECOND, 4 * SECOND))
@@ -136,10 +137,18 @@ class World:
         return [role for role in self.roles.values() if role.host is not None and role.wanted]
 
     def _running(self) -> list[Shown]:
-        jobs = self.watch.allocator.jobs.items()
+        jobs, gpus = self.watch.allocator.jobs.items(), self.watch.allocator.gpus
         return [Shown(name, job.spec.vc, job.suspended, _movable(job),
-                      job.spec.elastic is not None and len(job.members) < 2) for name, job in jobs
+                      job.spec.elastic is not None and len(job.members) < 2, job.spec.gpus,
+                      len(job.members), bool(gpus.partners((name, job.attempt))))
+                for name, job in jobs
                 if job.ran and not job.queued and job.stopping is None]  # fmt: skip
+
+    def _waiting(self) -> list[Shown]:
+        model = self.watch.allocator
+        return [Shown(name, job.spec.vc, job.suspended, gpus=job.spec.gpus)
+                for name, job in model.jobs.items()
+                if job.queued or (name, job.attempt) in model.released]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -262,8 +271,8 @@ class World:
             return f"requests without an end: {lost}"
         if watch.allocator.successors:
             return f"successors wait: {list(watch.allocator.successors)}"
-        if watch.allocator.gpus:
-            return f"GPUs are held: {watch.allocator.gpus}"
+        if watch.allocator.gpus.held:
+            return f"GPUs are held: {watch.allocator.gpus.held}"
         return self._nodes_pending()
 
     def _nodes_pending(self) -> str:

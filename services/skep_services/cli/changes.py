@@ -1,4 +1,4 @@
-"""`skep suspend`, `resume`, `checkpoint`, `migrate` and `resize`: changes of running jobs."""
+"""`skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`, `pack` and `unpack`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ DOING = {
     "checkpoint": "is asked to store its state",
     "migrate": "is asked to go on elsewhere",
     "resize": "is asked to change its size",
+    "pack": "is asked to run beside another",
+    "unpack": "is asked to leave the GPUs it shares",
 }
 DONE = {
     "suspend": "stands still",
@@ -25,12 +27,14 @@ DONE = {
     "checkpoint": "has stored its state",
     "migrate": "goes on elsewhere",
     "resize": "has changed its size",
+    "pack": "runs beside another",
+    "unpack": "has left the GPUs it shared",
 }
 
 
-def options_change(parser: ArgumentParser) -> None:
+def options_change(parser: ArgumentParser, whom: str = "jobs that run") -> None:
     """Add what all of them take."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs that run")
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help=whom)
     parser.add_argument(
         "-w", "--wait", action="store_true", help="wait until it is done, or is known not to be"
     )
@@ -71,6 +75,19 @@ def options_resize(parser: ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def options_pack(parser: ArgumentParser) -> None:
+    """Add what `pack` takes."""
+    options_change(parser, "jobs that wait for GPUs")
+    parser.add_argument(
+        "--with", metavar="OTHER", required=True, dest="beside",
+        help="the running job of the same VC whose GPUs it is to share",
+    )  # fmt: skip
+    parser.add_argument(
+        "--share", type=float, metavar="F", default=0.0,
+        help="part of each GPU's memory it may use, such as 0.3 (default: an even share)",
+    )  # fmt: skip
+
+
 def run_suspend(arguments: Namespace) -> int:
     """Ask for a suspension."""
     return _run(arguments, "suspend", {"release": True} if arguments.release else {})
@@ -95,6 +112,17 @@ def run_resize(arguments: Namespace) -> int:
     """Ask for another size."""
     sizes = {"workers": arguments.workers, "servers": arguments.servers}
     return _run(arguments, "resize", {name: n for name, n in sizes.items() if n is not None})
+
+
+def run_pack(arguments: Namespace) -> int:
+    """Ask that jobs run on GPUs that another holds."""
+    share = {"share": arguments.share} if arguments.share else {}
+    return _run(arguments, "pack", {"beside": arguments.beside, **share})
+
+
+def run_unpack(arguments: Namespace) -> int:
+    """Ask that jobs leave GPUs that they share."""
+    return _run(arguments, "unpack", {})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
@@ -169,4 +197,6 @@ COMMANDS = {
     "checkpoint": Command(options_change, run_checkpoint),
     "migrate": Command(options_migrate, run_migrate),
     "resize": Command(options_resize, run_resize),
+    "pack": Command(options_pack, run_pack),
+    "unpack": Command(options_change, run_unpack),
 }

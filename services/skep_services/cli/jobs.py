@@ -100,9 +100,15 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
         Column("RATE", rates, right=True, drop=2),
         Column("STEPS", steps, right=True, drop=7),
         Column("ETA", etas, right=True, drop=1),
-        Column("PLACE", [row["place"] or "-" for row in rows], narrow=12, drop=10),
+        Column("PLACE", [place(row) for row in rows], narrow=12, drop=10),
         Column("WHY", whys, narrow=14, drop=11),
     ]
+
+
+def place(row: dict[str, Any]) -> str:
+    """Return where a job runs, and with whom it shares its GPUs: `node-1:0 with j5`."""
+    others = " ".join(row.get("beside") or ())
+    return (row["place"] or "-") + (f" with {others}" if others else "")
 
 
 def eta(left_s: float | None) -> str:

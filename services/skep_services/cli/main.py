@@ -35,6 +35,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "checkpoint": ("changes", "have jobs store their state durably, and go on"),
         "migrate": ("changes", "have jobs go on elsewhere"),
         "resize": ("changes", "have elastic jobs train with more or fewer workers"),
+        "pack": ("changes", "have jobs that wait run on GPUs that another holds, beside it"),
+        "unpack": ("changes", "have jobs leave the GPUs that they share"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),

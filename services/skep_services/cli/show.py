@@ -59,6 +59,7 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),
         ("place", row["place"]),
+        ("shares", _shares(row)),
         ("submitted", clock_time(row["submitted_at"], date=True)),
         ("waited", queued),
         ("started", clock_time(row["started_at"], date=True) if row["started_at"] else ""),
@@ -76,6 +77,17 @@ def _right(row: dict[str, Any]) -> str:
     """Return a remark where a guaranteed job holds GPUs that are not of its VC's cells."""
     borrows = row.get("class_in_force") == "opportunistic" and row["state"] != "stopping"
     return "; borrows its GPUs" if borrows and row["service_class"] == "guaranteed" else ""
+
+
+def _shares(row: dict[str, Any]) -> str:
+    """Return with whom a job shares its GPUs, and what of their memory it was told to use."""
+    others = " ".join(row.get("beside") or ())
+    share = row.get("share")
+    return (
+        f"its GPUs with {others}" + (f", {share:.0%} of their memory" if share else "")
+        if others
+        else ""
+    )
 
 
 def _elapsed(begin_ns: int | None, end_ns: int) -> str:

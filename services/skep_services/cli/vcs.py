@@ -85,6 +85,11 @@ def _list(arguments: Namespace) -> int:
     return exits.OK
 
 
+def _named(one: dict[str, Any]) -> str:
+    """Return a job, with those that share its GPUs: `j3+j5`."""
+    return "+".join([one["job"], *one.get("beside", ())])
+
+
 def _gpus(vc: dict[str, Any]) -> str:
     """Return the GPUs a VC owns, and of how many where nodes for them have yet to join."""
     return str(vc["gpus"]) if vc["gpus"] >= vc["asked"] else f"{vc['gpus']} of {vc['asked']}"
@@ -146,7 +151,7 @@ def _show(arguments: Namespace) -> int:
 
 def _inside(cell: dict[str, Any]) -> str:
     jobs = [
-        f"({one['job']})" if one["borrowed"] else f"→{one['job']}" * one["reserved"] or one["job"]
+        f"({_named(one)})" if one["borrowed"] else f"→{one['job']}" * one["reserved"] or _named(one)
         for one in cell["jobs"]
     ]
     if cell["pin"]:

@@ -88,7 +88,7 @@ class _Tree:
         counts = {key: sum(child.get(key, 0) for child in children)
                   for key in ("idle", "used", "borrowed", "reserved", "bad")}  # fmt: skip
         cell |= {key: count for key, count in counts.items() if count}
-        alike = {key: children[0].get(key) for key in ("job", "vc", "for")}
+        alike = {key: children[0].get(key) for key in ("job", "vc", "for", "beside")}
         uniform = inside and all(
             "children" not in child and "owner" not in child
             and alike == {key: child.get(key) for key in alike}
@@ -106,11 +106,18 @@ class _Tree:
         elif user is not None:
             told |= {"used" if user.guaranteed else "borrowed": 1, **self._who(user, "job")}
             told["vc"] = _shown(user.vc, self.vc, user.vc)
+            told |= self._beside(user, leaf)
         if claim is not None:
             told |= {"reserved": 1, **self._who(claim, "for")}
         if leaf in self.state.bad and leaf not in self.astray:
             told["bad"] = 1
         return told or {"idle": 1}
+
+    def _beside(self, hold: Hold, leaf: int) -> Plain:
+        """Return who shares a GPU with the job that leads there, if anybody does."""
+        others = [job_of(job) for job, each in hold.partners.items()
+                  if job != hold.job and leaf in each.leaves]  # fmt: skip
+        return {"beside": others} if others and self.vc in {"", hold.vc} else {}
 
     def _who(self, hold: Hold, key: str) -> Plain:
         return {key: _shown(hold.vc, self.vc, job_of(hold.job))}
@@ -157,7 +164,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             continue
         if job.row.state in PLACED:
             guaranteed = job.row.class_in_force == "guaranteed"
-            count["used" if guaranteed else "borrowed"] += job.row.gpus
+            count["used" if guaranteed else "borrowed"] += fold.holdings.counted(job)
             count["running"] += 1
         elif job.row.state is State.QUEUED:
             count["queued"] += 1
@@ -245,6 +252,9 @@ def _count(inside: dict[str, Plain], hold: Hold | None, asking: str, *, claims: 
                 "gpus": 0,
                 "borrowed": not hold.guaranteed,
                 "reserved": claims,
+                "beside": [job_of(job) for job in hold.partners if job != hold.job]
+                if asking in {"", hold.vc}
+                else [],
             },
         )
         told["gpus"] += 1

@@ -18,7 +18,7 @@ from skep.wire.changes import (
     Result,
     name_of,
 )
-from skep.wire.commands import Resume
+from skep.wire.commands import Resume, Share
 from skep.wire.moves import (
     JobMoved,
     MoveFact,
@@ -59,6 +59,8 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             job.changing = Changing(goal=fact.goal, why=fact.why, since=since, round=fact.round,
                                     undoing=fact.undoing, waits_for=fact.nodes,
                                     resumes=isinstance(fact.change, Resume))  # fmt: skip
+            if isinstance(fact.change, Share):
+                job.row.share = fact.change.share or None
         case MemberAnswered():
             if job.changing is not None:
                 left = tuple(one for one in job.changing.waits_for if one != fact.node)
@@ -88,8 +90,8 @@ def _regained(fold: Fold, job: Job, fact: GpusRegained) -> None:
 def _gave_back(fold: Fold, job: Job, fact: JobChanged) -> None:
     """Take over that a suspended attempt has no GPUs again, and waits for those that it had."""
     attempt = job.attempt(fact.attempt)
-    job.released = True
-    job.row.class_in_force = ""
+    job.released, job.packed = True, None
+    job.row.class_in_force, job.row.beside, job.row.share = "", (), None
     for part in attempt.members:
         fold.free(part.node, job.row.job, fact.attempt)
         part.devices = job.stood_on.get(part.node, part.devices)
@@ -113,7 +115,7 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             attempt = job.attempt(fact.attempt)
             attempt.started_at = fact.at
             row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
-            row.why = attempt.why
+            row.why, row.beside, row.share = attempt.why, (), None
             job.released = False
             attempt.suspended_at = fact.at if row.state is State.SUSPENDED else None
             fold.holdings.own(job, fact.attempt)
@@ -158,8 +160,8 @@ def _place(attempt: Attempt) -> str:
 
 
 def _release(fold: Fold, job: Job, attempt: Attempt) -> None:
-    job.released = True
-    job.row.class_in_force = ""
+    job.released, job.packed = True, None
+    job.row.class_in_force, job.row.beside, job.row.share = "", (), None
     for part in attempt.members:
         fold.free(part.node, job.row.job, attempt.attempt)
 

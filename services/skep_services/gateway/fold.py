@@ -57,6 +57,7 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, MemberStepped, NodeJoined
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
@@ -323,6 +324,8 @@ class Fold:
                         changes.move(self, job, fact)
                     elif isinstance(fact, ResizeFact):
                         changes.resize(self, job, fact)
+                    elif isinstance(fact, GpusShared):
+                        job.packed, job.row.share = fact, fact.told
                     else:
                         self._job_fact(job, fact)
                     self.note(fact, at, describe(fact), job)
@@ -413,8 +416,8 @@ class Fold:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices
         attempt.members.sort(key=lambda part: part.first_rank)
-        self.holdings.take(job, fact)
         self.enter(job, State.BOUND)
+        self.holdings.take(job, fact)
 
     def _unclaimed(self, job: Job) -> None:
         """Have a job wait as if nothing had been reserved for it."""
@@ -438,7 +441,7 @@ class Fold:
         parts = [part for part in attempt.members if part.outcome is not None]
         attempt.steps = min((part.steps for part in parts), default=0)
         row.place, row.bound_at, row.started_at = "", None, None
-        row.class_in_force = ""
+        row.class_in_force, row.beside, row.share = "", (), None
         job.released, job.changing = False, None
         row.rate_milli = row.eta_s = row.stalled_since = None
         row.why, row.needs, row.steps = fact.why, "", 0
@@ -450,7 +453,7 @@ class Fold:
         if fact.attempts:
             self._over_attempt(job.attempt(fact.attempts), fact)
         row.ended_at, row.why, row.needs = fact.at, fact.why, ""
-        row.class_in_force = ""
+        row.class_in_force, row.beside, row.share = "", (), None
         job.released, job.changing = False, None
         job.claims = job.victims = ()
         row.steps = fact.steps
@@ -491,12 +494,6 @@ class Fold:
     def free(self, name: str, job: str, attempt: int) -> None:
         """Take from an attempt the GPUs of a node."""
         self.holdings.freed(name, job, attempt)
-        node = self.node(name)
-        node.taken = {
-            index: taken
-            for index, taken in node.taken.items()
-            if taken.job != job or taken.attempt != attempt
-        }
 
     # --- what agents said ----------------------------------------------------------------------
 
@@ -541,6 +538,10 @@ class Fold:
         self._jobs[name] = job
         self.touched.append(name)
         return job
+
+    def touch(self, name: str) -> Job | None:
+        """Return a job to be changed by what another does, if it is known."""
+        return self._job(name) if self.find(name) is not None else None
 
     def node(self, name: str) -> Node:
         """Return a node to be changed, made if it is not known."""

@@ -8,19 +8,19 @@ differ, where several could: that depends on the order in which hardware failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.state import Cells
 from skep.ids import job_sequence
 from skep.wire.facts import CellsSet, JobBound, Member, ReservationDropped
 from skep.wire.reasons import Reason
 from skep_services.gateway.mirror import Mirror
-from skep_services.gateway.rows import PLACED, Job, Node, Taken
+from skep_services.gateway.rows import PLACED, Job, Node, State, Taken
 
 if TYPE_CHECKING:
     from skep_services.gateway.fold import Fold
@@ -29,6 +29,10 @@ GUARANTEED_CLASS, OPPORTUNISTIC_CLASS = "guaranteed", "opportunistic"
 
 Gpu = tuple[str, int]
 """A node and the index of a device."""
+
+
+Name = tuple[str, int]
+"""A job and the number of an attempt."""
 
 
 class Rank(NamedTuple):
@@ -57,33 +61,71 @@ class Holdings:
     def take(self, job: Job, fact: JobBound) -> None:
         """Give a job what it was bound to."""
         self.give(job, fact.attempt, fact.members)
-        self.own(job, fact.attempt)
 
     def give(self, job: Job, attempt: int, members: Sequence[Member]) -> None:
-        """Give an attempt its GPUs."""
-        for member in members:
-            node = self._fold.node(member.node)
-            levels = member.levels or (0,) * len(member.devices)
-            for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
-                rank = member.first_rank + offset
-                taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
-                node.taken.update(dict.fromkeys(devices, taken))
-        name = job.row.job, attempt
-        self.mirror.follow(lambda cells: self._enter(cells, name, _ranks(members)))
+        """Give an attempt its GPUs: a guest those that others have."""
+        ranks = _ranks(members)
+        self._put(job, attempt, ranks)
+        self.mirror.follow(lambda cells: self._enter(cells, job, attempt, ranks))
+
+    def _put(self, job: Job, attempt: int, ranks: dict[int, Rank]) -> None:
+        """Note who is on GPUs; of a guest those that others have as guaranteed ones are as well."""
+        guest = job.packed is not None and job.packed.attempt == attempt
+        for rank, (gpus, level) in ranks.items():
+            for name, device in gpus:
+                node = self._fold.node(name)
+                there = node.on(device) if guest else ()
+                right = level
+                if guest and job.row.service_class == GUARANTEED_CLASS:
+                    right = max((taken.level for taken in there), default=0)
+                taken = Taken(job.row.job, job.row.vc, attempt, rank, right)
+                node.put(device, (*there, taken))
+        if job.row.attempt == attempt:
+            self.own(job, attempt)
+        self._look([gpu for gpus, _ in ranks.values() for gpu in gpus] if guest else ())
 
     def own(self, job: Job, attempt: int) -> None:
         """Have a job hold its GPUs by the right by which its attempt has them."""
-        mine = [taken for part in job.attempt(attempt).members
-                for taken in self._fold.node(part.node).taken.values()
-                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
-        owns = any(taken.level for taken in mine)
+        owns = any(taken.level for _, _, taken in self._mine(job, attempt))
         job.row.class_in_force = GUARANTEED_CLASS if owns else OPPORTUNISTIC_CLASS
 
-    def _enter(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> None:
-        """Give an attempt its GPUs, or what it had claimed."""
-        if _name(*name) in cells.holds:
-            cells.occupy(_name(*name))
-        elif (hold := self._hold(cells, name, ranks)) is not None:
+    def counted(self, job: Job) -> int:
+        """Return how many GPUs a job has, each counted for one of those that share it."""
+        mine = self._mine(job, job.row.attempt)
+        return sum(node.taken[device] == taken for node, device, taken in mine)
+
+    def _mine(self, job: Job, attempt: int) -> list[tuple[Node, int, Taken]]:
+        """Return the GPUs that an attempt is on, with their nodes."""
+        nodes = [self._fold.node(part.node) for part in job.attempt(attempt).members]
+        return [(node, device, taken) for node in nodes for device in list(node.taken)
+                for taken in node.on(device)
+                if (taken.job, taken.attempt) == (job.row.job, attempt)]  # fmt: skip
+
+    def _look(self, gpus: Iterable[Gpu]) -> None:
+        """Tell whoever is on these GPUs who else is, and by which right they are there."""
+        there = (taken for name, device in gpus for taken in self._fold.node(name).on(device))
+        users = dict.fromkeys((taken.job, taken.attempt) for taken in there)
+        for name, attempt in users:
+            job = self._fold.touch(name)
+            if job is None or job.row.attempt != attempt or job.row.state not in PLACED:
+                continue
+            mine = self._mine(job, attempt)
+            job.row.beside = tuple(dict.fromkeys(
+                other.job for node, device, _ in mine for other in node.on(device)
+                if other.job != name))  # fmt: skip
+            if not job.row.beside:
+                job.row.share = None
+            self.own(job, attempt)
+
+    def _enter(self, cells: Cells, job: Job, attempt: int, ranks: dict[int, Rank]) -> None:
+        """Give an attempt its GPUs, or what it had claimed, or what it is to share."""
+        name, packed = _name(job.row.job, attempt), job.packed
+        if packed is not None and packed.attempt == attempt:
+            leaves = _leaves(cells, ranks)
+            cells.share(request_of(job, attempt), _name(*packed.beside[0]), leaves)
+        elif name in cells.holds:
+            cells.occupy(name)
+        elif (hold := self._hold(cells, (job.row.job, attempt), ranks)) is not None:
             cells.enter(hold)
 
     def claimed(self, job: Job) -> None:
@@ -100,9 +142,17 @@ class Holdings:
         name, settle = _name(fact.job, fact.attempt), fact.why is not Reason.PREEMPTED
         self.mirror.follow(lambda cells: cells.release(name, settle=settle))
 
-    def freed(self, node: str, job: str, attempt: int) -> None:
-        """Take over that an attempt has left a node."""
-        self.mirror.follow(lambda cells: cells.release(_name(job, attempt), node))
+    def freed(self, name: str, job: str, attempt: int) -> None:
+        """Take over that an attempt has left a node: who shared its GPUs has them."""
+        self.mirror.follow(lambda cells: cells.release(_name(job, attempt), name))
+        node, shared = self._fold.node(name), []
+        for device in list(node.taken):
+            there = node.on(device)
+            stay = [taken for taken in there if (taken.job, taken.attempt) != (job, attempt)]
+            if len(stay) < len(there):
+                node.put(device, stay)
+                shared += [(name, device)] if stay else []
+        self._look(shared)
 
     def health(self, node: Node) -> None:
         """Take over which GPUs of a node may be given to anybody."""
@@ -110,22 +160,21 @@ class Holdings:
 
     def regain(self, job: Job, number: int) -> None:
         """Give an attempt that had given its GPUs back the same ones again, borrowed."""
-        ranks: dict[int, Rank] = {}
-        for part in job.attempt(number).members:
-            node = self._fold.node(part.node)
-            for offset, devices in enumerate(part.devices if part.outcome is None else ()):
-                taken = Taken(job.row.job, job.row.vc, number, part.first_rank + offset, 0)
-                node.taken.update(dict.fromkeys(devices, taken))
-                ranks[taken.rank] = Rank([(part.node, device) for device in devices], 0)
-        job.row.class_in_force = OPPORTUNISTIC_CLASS
-        self.mirror.follow(lambda cells: self._enter(cells, (job.row.job, number), ranks))
+        ranks = {
+            part.first_rank + offset: Rank([(part.node, device) for device in devices], 0)
+            for part in job.attempt(number).members
+            for offset, devices in enumerate(part.devices if part.outcome is None else ())
+        }
+        self._put(job, number, ranks)
+        self.mirror.follow(lambda cells: self._enter(cells, job, number, ranks))
 
     def widen(self, job: Job, attempt: int, member: Member) -> None:
         """Give an attempt further GPUs, by the right by which it has its own."""
         ranks, node = _ranks((member,)), self._fold.node(member.node)
         for rank, (gpus, level) in ranks.items():
             taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
-            node.taken.update(dict.fromkeys((device for _, device in gpus), taken))
+            for _, device in gpus:
+                node.put(device, (taken,))
         name = job.row.job, attempt
 
         def widen(cells: Cells) -> None:
@@ -139,7 +188,7 @@ class Holdings:
         """Take some of its GPUs of a node from an attempt that keeps others."""
         node = self._fold.node(name)
         for device in devices:
-            node.taken.pop(device, None)
+            node.put(device, ())
         gpus = [(name, device) for device in devices]
         self.mirror.follow(lambda cells: cells.narrow(_name(job.row.job, attempt), gpus))
 
@@ -149,31 +198,71 @@ class Holdings:
         `levels` are those of the ranks it still has, in their order; without any it borrows.
         """
         self.mirror.follow(lambda cells: _regrade(cells, _name(job.row.job, attempt), levels))
-        row = job.row
-        nodes = [self._fold.node(member.node) for member in job.attempt(attempt).members]
-        mine = [(node, device, taken) for node in nodes for device, taken in node.taken.items()
-                if (taken.job, taken.attempt) == (row.job, attempt)]  # fmt: skip
+        mine = self._mine(job, attempt)
         ranks = sorted({taken.rank for _, _, taken in mine})
-        by_rank = dict(zip(ranks, levels or (0,) * len(ranks), strict=True))
-        for node, device, taken in mine:
-            node.taken[device] = msgspec.structs.replace(taken, level=by_rank[taken.rank])
-        if row.attempt == attempt and row.state in PLACED:
-            row.class_in_force = GUARANTEED_CLASS if levels else OPPORTUNISTIC_CLASS
+        if len(levels) != len(ranks):  # It has them from another, whose workers had others each.
+            levels = (max(levels, default=0),) * len(ranks)
+        by_rank, own = dict(zip(ranks, levels, strict=True)), [taken for _, _, taken in mine]
+        at = {(node.node, device): by_rank[taken.rank] for node, device, taken in mine}
+        for name, device in self._set(at):
+            level = at.get((name, device), max(levels, default=0))
+            node = self._fold.node(name)
+            users = [
+                msgspec.structs.replace(
+                    each, level=level if each in own or self._may_own(each) else 0
+                )
+                for each in node.on(device)
+            ]
+            node.put(device, users)
+        if job.row.attempt == attempt and job.row.state in PLACED:
+            self.own(job, attempt)
+        self._look(at)
+
+    def _set(self, gpus: Iterable[Gpu]) -> list[Gpu]:
+        """Return these GPUs, and all that whoever is on them is on together with others."""
+        found, left = dict.fromkeys(gpus), list(gpus)
+        while left:
+            name, device = left.pop()
+            node = self._fold.node(name)
+            users = {(taken.job, taken.attempt) for taken in node.on(device)}
+            for each in node.taken if len(users) > 1 else ():
+                same = any((taken.job, taken.attempt) in users for taken in node.on(each))
+                if same and (name, each) not in found:
+                    found[name, each] = None
+                    left.append((name, each))
+        return list(found)
+
+    def _may_own(self, taken: Taken) -> bool:
+        """Return whether an attempt may have cells of its VC: it is guaranteed, and is to go on."""
+        job = self._fold.find(taken.job)
+        if job is None or job.row.attempt not in (taken.attempt, taken.attempt - 1):
+            return False
+        return job.row.service_class == GUARANTEED_CLASS and _goes_on(job)
 
     def give_back(self, job: Job, attempt: int) -> None:
-        """Free its VC's cells of an attempt that is to end, unless they are claimed already."""
-        if not self._claimed(job.row.job, attempt):
-            self.regrade(job, attempt, ())
+        """Free its VC's cells of an attempt that is to end, unless they are claimed already.
+
+        Where it shares them, the others have them.
+        """
+        name = _name(job.row.job, attempt)
+        if self._claimed(job.row.job, attempt):
+            return
+        self.mirror.follow(lambda cells: cells.stand_back(name))
+        mine = self._mine(job, attempt)
+        for node, device, taken in mine:
+            others = [other for other in node.on(device) if other != taken]
+            node.put(device, [*others, msgspec.structs.replace(taken, level=0)])
+        if job.row.attempt == attempt and job.row.state in PLACED:
+            job.row.class_in_force = OPPORTUNISTIC_CLASS
 
     def _claimed(self, job: str, attempt: int) -> bool:
         """Return whether some of what an attempt uses is reserved for another job."""
         nodes = self._fold.nodes
         for other in self._fold.active.values():
             for member in other.claims:
-                taken = nodes[member.node].taken
+                node = nodes[member.node]
                 for device in (each for devices in member.devices for each in devices):
-                    user = taken.get(device)
-                    if user is not None and (user.job, user.attempt) == (job, attempt):
+                    if any((user.job, user.attempt) == (job, attempt) for user in node.on(device)):
                         return True
         return False
 
@@ -206,9 +295,11 @@ class Holdings:
         """Return what each attempt uses by rank, in the order in which they got it."""
         found: dict[tuple[str, int], dict[int, Rank]] = {}
         for node in self._fold.nodes.values():
-            for device, taken in sorted(node.taken.items()):
-                ranks = found.setdefault((taken.job, taken.attempt), {})
-                ranks.setdefault(taken.rank, Rank([], taken.level)).gpus.append((node.node, device))
+            for device in sorted(node.taken):
+                for taken in node.on(device):
+                    ranks = found.setdefault((taken.job, taken.attempt), {})
+                    rank = ranks.setdefault(taken.rank, Rank([], taken.level))
+                    rank.gpus.append((node.node, device))
         return {name: dict(sorted(found[name].items()))
                 for name in sorted(found, key=self._bound_at)}  # fmt: skip
 
@@ -219,9 +310,9 @@ class Holdings:
         return at or 0, job_sequence(name[0]) or 0
 
     def _made(self) -> Cells:
-        cells = Cells(self._fold.clusters.resolved)
-        holds = [hold for name, ranks in self._held().items()
-                 if (hold := self._hold(cells, name, ranks)) is not None]  # fmt: skip
+        cells, held = Cells(self._fold.clusters.resolved), self._held()
+        holds = [hold for names in _sets(held)
+                 if (hold := self._together(cells, names, held)) is not None]  # fmt: skip
         for chain in cells.chains.values():
             for at, name in enumerate(chain.topology.nodes):
                 node, shape = self._fold.nodes.get(name), chain.topology
@@ -243,6 +334,31 @@ class Holdings:
             state.settle()
         return cells
 
+    def _together(
+        self, cells: Cells, names: list[Name], held: dict[Name, dict[int, Rank]]
+    ) -> Hold | None:
+        """Return what attempts hold together: one alone, or a set that has one hold."""
+        if len(names) == 1:
+            return self._hold(cells, names[0], held[names[0]])
+        ranks = [rank for name in names for rank in held[name].values()]
+        levels = {gpu: max(one.level for one in ranks if gpu in one.gpus)
+                  for rank in ranks for gpu in rank.gpus}  # fmt: skip
+        hold = self._hold(cells, names[0], {at: Rank([gpu], levels[gpu])
+                                            for at, gpu in enumerate(levels)})  # fmt: skip
+        for name in names if hold is not None else ():
+            job = self._fold.find(name[0])
+            assert job is not None, name
+            asked, leaves = request_of(job, name[1]), _leaves(cells, held[name])
+            stays = job.row.attempt == name[1] and _goes_on(job)
+            assert hold is not None
+            hold.partners[_name(*name)] = Partner(
+                asked.priority if stays else OPPORTUNISTIC, asked.lazy, asked.pin, tuple(leaves)
+            )
+        if hold is not None:
+            hold.asked = max(one.asked for one in hold.partners.values())
+            hold.lazy = all(one.lazy for one in hold.partners.values())
+        return hold
+
     def _hold(self, cells: Cells, name: tuple[str, int], ranks: dict[int, Rank]) -> Hold | None:
         """Return what an attempt holds in the chain where most of it is; the rest strays."""
         job = self._fold.find(name[0])
@@ -251,12 +367,12 @@ class Holdings:
         homes = {gpu: cells.find(*gpu) for rank in ranks.values() for gpu in rank.gpus}
         chains = [home[0] for home in homes.values() if home is not None]
         chain = max(dict.fromkeys(chains), key=chains.count, default="")
-        spots = []
+        spots: list[Spot] = []
         for rank in ranks.values():
             inside = [home[1] for gpu in rank.gpus
                       if (home := homes[gpu]) is not None and home[0] == chain]  # fmt: skip
             if inside:
-                spots.append(Spot(tuple(sorted(inside)), rank.level))
+                spots += _spots(cells, chain, sorted(inside), rank.level)
         for gpu, home in homes.items():
             if home is None or home[0] != chain:
                 cells.stray(_name(*name), *gpu)
@@ -296,6 +412,41 @@ def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
             gpus = [(member.node, device) for device in devices]
             ranks[member.first_rank + offset] = Rank(gpus, level)
     return ranks
+
+
+def _goes_on(job: Job) -> bool:
+    return job.row.state in PLACED and job.row.state is not State.STOPPING
+
+
+def _leaves(cells: Cells, ranks: dict[int, Rank]) -> list[int]:
+    homes = [cells.find(*gpu) for gpus, _ in ranks.values() for gpu in gpus]
+    return [home[1] for home in homes if home is not None]
+
+
+def _spots(cells: Cells, chain: str, leaves: list[int], level: int) -> Iterator[Spot]:
+    """Yield what a rank holds: in one cell, unless it has that from several ranks of another."""
+    shape, groups = cells.chains[chain].topology, dict[int, list[int]]()
+    for leaf in leaves:
+        groups.setdefault(shape.up(leaf, level) if level else 0, []).append(leaf)
+    for group in groups.values():
+        yield Spot(tuple(group), level)
+
+
+def _sets(held: dict[Name, dict[int, Rank]]) -> list[list[Name]]:
+    """Return attempts with those that they share GPUs with, those that have cells first."""
+    on: dict[Gpu, list[Name]] = {}
+    for name, ranks in held.items():
+        for gpu in (gpu for rank in ranks.values() for gpu in rank.gpus):
+            on.setdefault(gpu, []).append(name)
+    sets: dict[Name, list[Name]] = {name: [name] for name in held}
+    for names in on.values():
+        merged = list(dict.fromkeys(each for name in names for each in sets[name]))
+        for name in merged:
+            sets[name] = merged
+    firm = {name: not any(rank.level for rank in ranks.values()) for name, ranks in held.items()}
+    return list(
+        {id(names): sorted(names, key=firm.__getitem__) for names in sets.values()}.values()
+    )
 
 
 def _regrade(cells: Cells, name: str, levels: Sequence[int]) -> None:

@@ -56,7 +56,7 @@ def frozen(cells: Cells) -> Cells:
     """
     made = copy.copy(cells)
     made.chains = {name: _chain(chain) for name, chain in cells.chains.items()}
-    made.holds = dict(cells.holds)
+    made.holds, made.sets = dict(cells.holds), dict(cells.sets)
     made.astray = {job: dict(gpus) for job, gpus in cells.astray.items()}
     return made
 

@@ -154,7 +154,7 @@ class _Chain:
             "level": name,
             "address": f"{cell['address']}/{name} {at}",
             "gpus": part,
-            **{key: cell[key] for key in ("job", "vc", "for") if key in cell},
+            **{key: cell[key] for key in ("job", "vc", "for", "beside") if key in cell},
             **{key: part for key in ("idle", "used", "borrowed", "reserved", "bad") if key in cell},
         }
 
@@ -257,7 +257,8 @@ def _title(cell: Plain) -> str:
         words.append(f"of {cell['owner']}{pin}" + (", bad and borne by it" * ("doomed" in cell)))
     if "job" in cell:
         words.append(
-            f"{cell['job']} of {cell.get('vc', '?')}" + ", borrowed" * ("borrowed" in cell)
+            f"{' with '.join([cell['job'], *cell.get('beside', ())])} of {cell.get('vc', '?')}"
+            + ", borrowed" * ("borrowed" in cell)
         )
     words += [f"reserved for {cell['for']}"] if "for" in cell else []
     words += ["bad"] if "bad" in cell and "children" not in cell else []

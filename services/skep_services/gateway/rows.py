@@ -5,6 +5,7 @@ Instants are wall-clock nanoseconds; None where something has not happened.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm, Member
 from skep.wire.node import NodeJoined, RankExit
+from skep.wire.packs import GpusShared
 from skep.wire.spec import Problem
 
 ATTEMPTS_KEPT = 100
@@ -80,6 +82,10 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     why: str | None = None
     needs: str = ""
     stalled_since: int | None = None
+    beside: tuple[str, ...] = ()
+    """Jobs on the same GPUs, by a decision to pack them."""
+    share: float | None = None
+    """The part of each device's memory that it was told to keep to, while it shares its GPUs."""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -197,6 +203,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Whose end it waits for."""
     released: bool = False
     """It is suspended and has given back its GPUs."""
+    packed: GpusShared | None = None
+    """The decision by which an attempt of it is on GPUs that others held."""
     stood_on: dict[str, tuple[tuple[int, ...], ...]] = {}
     """By node: what the attempt had before it was last given GPUs again."""
     begins_with: int = 0
@@ -240,6 +248,8 @@ class Taken(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, kw_only=True):
     """One machine as the allocator uses it. `taken` is keyed by GPU index.
 
+    `guests` are those that share a GPU with the one that has it, which is guaranteed if any is.
+
     `heard_identity` and `heard_incarnation` are from the agent's latest own announcement.
     `clearing`: its name has a new owner that has not confirmed yet that nothing old runs there.
     `number` counts the nodes in the order in which they were first taken into use, from 1 on.
@@ -252,9 +262,25 @@ class Node(msgspec.Struct, kw_only=True):
     heard_identity: str = ""
     heard_incarnation: int = 0
     taken: dict[int, Taken] = {}
+    guests: dict[int, tuple[Taken, ...]] = {}
     clearing: bool = False
     number: int = 0
     quarantined: tuple[int, ...] = ()
+
+    def on(self, device: int) -> tuple[Taken, ...]:
+        """Return who is on a GPU, the one that has it first."""
+        taken = self.taken.get(device)
+        return (*(() if taken is None else (taken,)), *self.guests.get(device, ()))
+
+    def put(self, device: int, users: Iterable[Taken]) -> None:
+        """Have these be on a GPU: of them one that is guaranteed has it, before others."""
+        there = sorted(users, key=lambda taken: not taken.level)
+        self.taken.pop(device, None)
+        self.guests.pop(device, None)
+        if there:
+            self.taken[device] = there[0]
+        if there[1:]:
+            self.guests[device] = tuple(there[1:])
 
     @property
     def usable(self) -> bool:

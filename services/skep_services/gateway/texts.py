@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node, resizes
+from skep.wire import changes, facts, findings, moves, node, packs, resizes
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -99,9 +99,13 @@ def _about_changes(fact: Any) -> Line | None:
         case resizes.GangNarrowed(attempt=attempt, node=on, workers=workers):
             return Line(f"keeps the GPUs of {workers} workers on {on}", attempt, on)
         case changes.GpusRegained(attempt=attempt, members=()):
-            return Line("has the GPUs it ran on again, borrowed", attempt)
+            return Line("has the GPUs it ran on again", attempt)
         case changes.GpusRegained(attempt=attempt, members=members):
             return Line(f"goes on with {_place(members)}, borrowed", attempt)
+        case packs.GpusShared(attempt=attempt, node=on, beside=beside, told=told):
+            named = " ".join(job for job, _ in beside)
+            return Line(f"shares GPUs on {on} with {named}, and has {told:.0%} of their memory",
+                        attempt, on, Reason.PACKED)  # fmt: skip
         case _:
             return None
 
@@ -223,7 +227,8 @@ def describe_finding(finding: findings.Finding) -> Line | None:
 
 def _bound(fact: facts.JobBound) -> Line:
     on = fact.members[0].node if len(fact.members) == 1 else ""
-    borrows = "" if any(member.levels for member in fact.members) else ", borrowed"
+    own = any(member.levels for member in fact.members) or fact.why is Reason.PACKED
+    borrows = "" if own else ", borrowed"
     text = f"placed on {_place(fact.members)}{borrows}: {TEXT[fact.why]}"
     return Line(text, fact.attempt, on, fact.why)
 

@@ -49,6 +49,7 @@ def gpus_view(fold: Fold, live: Live, vc: str) -> list[dict[str, Any]]:
                     "vc": taken.vc if taken is not None and mine else None,
                     "rank": taken.rank if taken is not None and mine else None,
                     "borrowed": taken is not None and not taken.level,
+                    "beside": [one.job for one in node.guests.get(gpu.index, ())] if mine else [],
                     "quarantined": gpu.index in node.quarantined,
                     "utilisation": live.utilisation.get(taken.job)
                     if taken is not None and mine
@@ -77,7 +78,7 @@ def _node(node: Node, live: Live, now: Instant, vc: str) -> dict[str, Any]:
     joined = node.joined
     assert joined is not None
     same_agent = node.heard_identity == joined.identity
-    holders = {taken.job: taken.vc for taken in node.taken.values()}
+    holders = {taken.job: taken.vc for device in node.taken for taken in node.on(device)}
     return {
         "node": node.node,
         "address": joined.address,

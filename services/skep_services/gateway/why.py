@@ -184,8 +184,8 @@ def _cells_in_use(job: Job, fold: Fold) -> list[str]:
 
 def _inside(cell: dict[str, Any]) -> str:
     """Return who is inside a cell and what of it is bad, in brackets."""
-    jobs = [each["job"] + " borrows" * each["borrowed"] + " claims" * each["reserved"]
-            for each in cell["jobs"]]  # fmt: skip
+    jobs = [" with ".join([each["job"], *each["beside"]]) + " borrows" * each["borrowed"]
+            + " claims" * each["reserved"] for each in cell["jobs"]]  # fmt: skip
     bad = [f"{cell['bad']} of {cell['gpus']} GPUs bad"] if cell["bad"] else []
     return f"({', '.join([*jobs, *bad]) or 'idle'})"
 
@@ -283,6 +283,9 @@ def _return_of(node: Node) -> str:
 def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
     reasons = [{**_reason(job.row.why, ""), "needs": ""}]
     reasons[0]["text"] = f"placed on {job.row.place}: {reasons[0]['text']}"
+    if job.row.beside:
+        reasons.append(_reason(Reason.PACKED, ""))
+        reasons[-1]["text"] = f"it shares its GPUs with {_share_text(job.row)}"
     if job.row.class_in_force != GUARANTEED_CLASS:
         reasons.append(_said("borrowed", _borrows(job)))
     attempt = job.attempts[-1]
@@ -316,15 +319,22 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     return reasons, [again, *change] if asked else change
 
 
+def _share_text(row: Row) -> str:
+    named = ", ".join(row.beside[:JOBS_NAMED])
+    named += " and others" if len(row.beside) > JOBS_NAMED else ""
+    share = row.share
+    return named if not share else f"{named}, and has {share:.0%} of each device's memory"
+
+
 def _users_of(job: Job, fold: Fold) -> list[str]:
     """Return the jobs that use what a suspended job ran on."""
     users: dict[str, None] = {}
     for part in job.attempts[-1].members if job.attempts else ():
         node = fold.nodes.get(part.node)
         for device in (device for devices in part.devices for device in devices):
-            taken = node.taken.get(device) if node is not None else None
-            if taken is not None and taken.job != job.row.job:
-                users[taken.job] = None
+            for taken in node.on(device) if node is not None else ():
+                if taken.job != job.row.job:
+                    users[taken.job] = None
     return list(users)
 
 

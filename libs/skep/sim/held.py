@@ -1,0 +1,129 @@
+"""Which attempts hold which GPUs, as the allocator's log has it: a model without cells.
+
+Several hold one only by decisions that name them to one another (I16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from skep.sim.violation import Key, require
+from skep.wire.changes import AskOver, AskUnpack, Result
+from skep.wire.packs import GpusShared
+
+if TYPE_CHECKING:
+    from skep.sim.model import AllocatorModel, ModelJob
+
+
+class Gpus:
+    """Who is on every GPU."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.held: dict[Key, dict[Key, None]] = {}
+        """By GPU: the attempts on it."""
+        self.decisions: dict[Key, GpusShared] = {}
+        """By attempt: the decision by which it is on GPUs that others held."""
+
+    def decide(self, fact: GpusShared) -> None:
+        """Take over a decision: all who are on those GPUs are named in it, and run there."""
+        name = fact.job, fact.attempt
+        require(bool(fact.beside) and name not in fact.beside, "I16", f"{fact} names nobody")
+        require(0.0 <= fact.share < 1.0 and 0.0 < fact.told <= 1.0, "I16", f"{fact}")
+        self.decisions[name] = fact
+
+    def take(self, gpus: Sequence[Key], attempt: Key, text: str) -> None:
+        """Have an attempt hold GPUs that nobody holds, or (by its decision) those it names."""
+        for gpu in gpus:
+            there = self.held.setdefault(gpu, {})
+            fact = self.decisions.get(attempt)
+            listed = fact is not None and gpu[1] in fact.devices and set(there) <= set(fact.beside)
+            invariant = "I2" if fact is None else "I16"
+            require(not there or listed, invariant, f"{text} {gpu} of {list(there)}")
+            there[attempt] = None
+            total = sum(self.said(each) for each in there)
+            require(total <= 1.0, "I16", f"{gpu}: shares of {total} were said")
+
+    def said(self, attempt: Key) -> float:
+        """Return the share that was asked for an attempt, 0.0 if none was."""
+        fact = self.decisions.get(attempt)
+        return fact.share if fact is not None else 0.0
+
+    def drop(self, gpus: Iterable[Key], attempt: Key) -> None:
+        """Take GPUs from an attempt; those that share them with it keep them."""
+        for gpu in gpus:
+            there = self.held.get(gpu, {})
+            require(attempt in there, "I2", f"{gpu} was not {attempt[0]}'s but {list(there)}")
+            del there[attempt]
+            if not there:
+                del self.held[gpu]
+        if not any(attempt in there for there in self.held.values()):
+            self.decisions.pop(attempt, None)
+
+    def has(self, identity: str, devices: Iterable[int], attempt: Key) -> bool:
+        """Return whether an attempt holds these GPUs of a machine."""
+        return all(attempt in self.held.get((identity, device), {}) for device in devices)
+
+    def together(self, one: Key, other: Key) -> bool:
+        """Return whether a decision names two attempts together."""
+        return any(name in fact.beside for name, fact in (
+            (other, self.decisions.get(one)), (one, self.decisions.get(other)))
+            if fact is not None)  # fmt: skip
+
+    def partners(self, attempt: Key) -> list[Key]:
+        """Return the attempts that hold some GPU together with one, or with such a one."""
+        found, left = {attempt: None}, [attempt]
+        while left:
+            name = left.pop()
+            for there in self.held.values():
+                for each in there if name in there else ():
+                    if each not in found:
+                        found[each] = None
+                        left.append(each)
+        del found[attempt]
+        return list(found)
+
+
+# --- what the log says of jobs that share -----------------------------------------------------
+
+
+def share(model: AllocatorModel, fact: GpusShared) -> None:
+    """Require that a job is packed with attempts of its VC that run, and has no GPUs yet."""
+    job, name = model.jobs.get(fact.job), (fact.job, fact.attempt)
+    waits = job is not None and (job.queued or name in model.released)
+    require(waits, "I16", f"{fact.job} is packed and has GPUs of its own")
+    model.gpus.decide(fact)
+    for beside, attempt in fact.beside:
+        other = model.jobs.get(beside)
+        runs = other is not None and other.attempt == attempt and not other.queued
+        runs = runs and other is not None and other.stopping is None and not other.suspended
+        require(runs, "I16", f"{fact.job} beside {beside}, which does not run")
+        same = job is not None and other is not None and job.spec.vc == other.spec.vc
+        require(same, "I16", f"{fact.job} beside {beside}, which is another tenant's")
+
+
+def left(model: AllocatorModel, facts: Sequence[Any]) -> None:
+    """Require of a record that whoever is said to have been unpacked shares nothing, or ends."""
+    for fact in facts:
+        if isinstance(fact, AskOver) and isinstance(fact.ask, AskUnpack):
+            job = model.jobs.get(fact.job)
+            if fact.result is not Result.DONE or job is None or job.queued:
+                continue
+            stays = job.stopping is None and model.gpus.partners((fact.job, job.attempt))
+            require(not stays, "I16", f"{fact.job} is said to have left, and shares with {stays}")
+
+
+def inherits(model: AllocatorModel, name: str, attempt: int) -> bool:
+    """Return whether a guest is guaranteed by who is there: what they hold passes to it."""
+    fact = model.gpus.decisions.get((name, attempt))
+    if fact is None or model.jobs[name].spec.opportunistic:
+        return False
+    return any(model.jobs[other].guaranteed for other, _ in fact.beside)
+
+
+def set_of(model: AllocatorModel, name: str, attempt: int) -> list[ModelJob]:
+    """Return the jobs of an attempt and of all that share GPUs with it."""
+    keys = [(name, attempt), *model.gpus.partners((name, attempt))]
+    return [model.jobs[job] for job, number in keys
+            if job in model.jobs and model.jobs[job].attempt == number]  # fmt: skip

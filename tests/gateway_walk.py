@@ -1,0 +1,205 @@
+"""Random events of a small cluster, after each of which the gateway shows what is so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from skep.cells.check import check
+from skep.cells.state import Cells
+from skep.machines.allocator import packs
+from skep.machines.allocator.jobs import Part
+from skep.wire.admin import DrainNode, QuarantineGpu
+from skep.wire.changes import AskPack, AskUnpack
+from skep.wire.node import Manner, MemberChanged, MemberKnown, Outcome, Tier
+from skep_services.gateway.cells import cells_view, vcs_view
+from skep_services.gateway.fold import Fold
+from skep_services.gateway.mirror import frozen
+from skep_services.gateway.rows import PLACED
+from tests.gateway_kit import Cluster, job_of
+from tests.kit import at, heartbeat, joined, spec
+from tests.unit.test_allocator_changes import ask
+
+
+def agrees(cluster: Cluster) -> None:
+    """Assert that the fold shows what the allocator knows."""
+    machine, fold = cluster.allocator.machine, cluster.fold
+    # A job with a reservation still waits.
+    states = {name: job.state.value.replace("reserved", "queued")
+              for name, job in machine.jobs.items()}  # fmt: skip
+    assert {name: job.row.state.value for name, job in fold.active.items()} == states
+    for name, node in machine.nodes.items():
+        held: dict[int, set[tuple[str, int]]] = {}
+        for attempt, holding in node.holdings.items():
+            for device in holding.devices:
+                held.setdefault(device, set()).add(attempt)
+        there = fold.nodes[name]
+        shown = {index: {(one.job, one.attempt) for one in there.on(index)}
+                 for index in (*there.taken, *there.guests)}  # fmt: skip
+        assert shown == held
+        assert (fold.nodes[name].lost, fold.nodes[name].drained) == (node.lost, node.drained)
+        assert sorted(fold.nodes[name].quarantined) == sorted(node.quarantined)
+    for name, job in machine.jobs.items():
+        row = job_of(fold, name).row
+        assert sorted(row.beside) == sorted(packs.due(machine, job).beside), name
+    counted = sum(one["used"] + one["borrowed"] for one in vcs_view(fold, ""))
+    assert counted <= sum(len(node.taken) for node in fold.nodes.values()), "counted once"
+    agree_on_cells(machine.cells, fold)
+
+
+def agree_on_cells(told: Cells, fold: Fold) -> None:
+    """Assert that the cells made of the fold's rows are the allocator's."""
+    made = fold.holdings.cells()
+    check(made)
+    assert fold.holdings.mirror.misfits == 0
+    anew = fold.holdings._made()
+    assert (by_gpu(anew), sorted(anew.ill()), anew.astray) == (
+        by_gpu(made), sorted(made.ill()), made.astray)  # fmt: skip
+    shown = [cells_view(each, "") for each in (made, frozen(made))]
+    assert shown[0] == shown[1]
+    assert fold.clusters.resolved == told.cluster
+    assert held(made) == held(told)
+    assert sorted(made.ill()) == sorted(told.ill())
+    assert made.astray == told.astray
+    for name, hold in told.holds.items():
+        job, _, attempt = name.rpartition(".")
+        row = job_of(fold, job).row
+        if not hold.claims and row.attempt == int(attempt) and row.state in PLACED:
+            assert row.class_in_force == ("guaranteed" if hold.guaranteed else "opportunistic")
+
+
+def held(cells: Cells) -> dict[str, Any]:
+    """Return who holds what, by which right."""
+    return {name: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
+                   hold.pin, hold.lazy, hold.partners)
+            for name, hold in cells.holds.items()}  # fmt: skip
+
+
+def by_gpu(cells: Cells) -> dict[str, Any]:
+    """Return who holds what, by which right: of a set not who leads it, nor whose workers did."""
+    return {"+".join(sorted(hold.partners)) or name:
+            (hold.vc, hold.asked, hold.priority, hold.chain, hold.claims, hold.lazy,
+             sorted((leaf, spot.level) for spot in hold.spots for leaf in spot.leaves),
+             {job: sorted(each.leaves) for job, each in hold.partners.items()})
+            for name, hold in cells.holds.items()}  # fmt: skip
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "submit",
+                "start",
+                "exit",
+                "fail",
+                "cancel",
+                "lose",
+                "beat",
+                "drain",
+                "borrow",
+                "cells",
+                "quarantine",
+                "join",
+                "pack",
+                "pack",
+                "unpack",
+                "answer",
+            ]
+        ),
+        st.integers(0, 5),
+        st.integers(1, 3),
+    ),
+    max_size=25,
+)
+
+
+def walk(steps: list[tuple[str, int, int]]) -> Cluster:
+    """Return a cluster after random events, each possible one of them carried out."""
+    cluster = Cluster()
+    cluster.set_vcs(nlp=3, vision=2)
+    cluster.join(joined("node-1", 2))
+    cluster.join(joined("node-2", 2))
+    second = 2.0
+    for verb, which, size in steps:
+        second += 1
+        machine = cluster.allocator.machine
+        placed = sorted(machine.placed)
+        job = placed[which % len(placed)] if placed else ""
+        node = f"node-{1 + which % 2}"
+        match verb:
+            case "submit":
+                wanted = spec(workers=size, opportunistic=which == 0, priority=which, retries=1,
+                              demotable=which % 2 == 1)  # fmt: skip
+                cluster.submit(wanted, second)
+            case "borrow":
+                cluster.submit(spec(vc="vision", workers=size, over_quota="opportunistic"), second)
+            case "cells":
+                cluster.set_vcs(second, nlp=which, vision=size)
+            case "quarantine":
+                bad = QuarantineGpu(node=node, device=size % 2, quarantine=which > 2)
+                cluster.tell("ADMIN", bad)
+                cluster.heard(bad, second)
+            case "join":
+                cluster.join(joined("node-3", 2), second)
+            case "start" | "exit" | "fail" | "cancel" | "pack" | "unpack" if machine.jobs:
+                of_jobs(cluster, verb, job, second, which, size)
+            case "lose":
+                second += 41
+                cluster.heard(heartbeat("node-2"), second)
+                if machine.wake_at() is not None:
+                    cluster.tick(second)
+            case "beat":
+                cluster.heard(heartbeat(node), second)
+            case "drain":
+                asked = DrainNode(node=node, drain=size > 1)
+                cluster.tell("ADMIN", asked)
+                cluster.heard(asked, second)
+            case "answer":
+                answer_all(cluster, second)
+            case _:
+                pass  # There is nothing to do it to.
+        agrees(cluster)
+    return cluster
+
+
+def answer_all(cluster: Cluster, second: float) -> None:
+    """Have every node take the changes that it is told."""
+    for job in list(cluster.allocator.machine.jobs.values()):
+        change = job.change
+        for node in list(change.answers) if change is not None else ():
+            identity = cluster.allocator.machine.nodes[node].joined.identity
+            assert change is not None
+            cluster.heard(MemberChanged(node=node, identity=identity, job=job.job,
+                                        attempt=job.attempt, order=change.order, at=at(second),
+                                        manner=Manner.BOUNDARY, released=True), second)  # fmt: skip
+
+
+def of_jobs(cluster: Cluster, verb: str, job: str, second: float, which: int, size: int) -> None:
+    """Carry out what is about one of the jobs, if there is one; `job` is one that has GPUs."""
+    machine = cluster.allocator.machine
+    match verb:
+        case "start" if job:
+            cluster.runs(job, machine.jobs[job].attempt, second)
+        case "exit" | "fail" if job:
+            live = [n for n, p in machine.jobs[job].parts.items() if p is not Part.GONE]
+            outcome = Outcome.SUCCEEDED if verb == "exit" else Outcome.EXITED
+            if live:
+                cluster.exits(job, machine.jobs[job].attempt, second, outcome)
+        case "cancel" if machine.jobs:
+            cluster.cancel(sorted(machine.jobs)[which % len(machine.jobs)], second)
+        case "pack" if job and machine.jobs:
+            waits = [name for name in sorted(machine.jobs) if name not in machine.placed]
+            wish = AskPack(job=(waits or [job])[size % len(waits or [job])], beside=job)
+            cluster.heard(ask(int(second * 10), wish), second)
+        case "unpack" if job:
+            can = ("suspend", "release") if size > 1 else ()
+            for each in machine.jobs[job].live:
+                identity = machine.nodes[each].joined.identity
+                known = MemberKnown(node=each, identity=identity, job=job, at=at(second),
+                                    attempt=machine.jobs[job].attempt, tier=Tier.OBSERVED,
+                                    can=can)  # fmt: skip
+                cluster.heard(known, second)
+            cluster.heard(ask(int(second * 10), AskUnpack(job=job)), second)
+        case _:
+            pass  # There is nothing to do it to.
