@@ -185,6 +185,7 @@ def restarted_while_it_grew() -> Driver[AgentMachine]:
     for token in (ONE, TWO, THREE):
         decide(RunThawed(token))
     undo = order(decide.machine.serial, UNDO)
+    effects: list[Effect] = []
     for rank in range(3):
         effects = decide(said(talk.Failed, rank, order=undo, what="resume"))
     assert told(effects) == [], "it may still make ready, and the others would stand meanwhile"
@@ -204,6 +205,7 @@ def test_after_a_restart_who_trains_has_joined_and_need_not_be_ready() -> None:
         asked = told(decide(RankStats("j1", 1, stats)))
         assert [one.rank for one in asked] == ([0, 1, 2] if steps else [])
     number = order(decide.machine.serial, WORK)
+    effects: list[Effect] = []
     for rank in range(3):
         effects = decide(said(talk.Rescaled, rank, order=number, generation=1, step=4))
     assert answer(effects).manner is Manner.BOUNDARY
