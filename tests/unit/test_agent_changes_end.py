@@ -173,11 +173,11 @@ def test_newcomers_are_ended_when_their_gang_has() -> None:
     assert published(effects)[-1].outcome is Outcome.SUCCEEDED
 
 
-def test_after_a_restart_who_has_joined_is_not_asked_whether_it_is_ready() -> None:
+def restarted_while_it_grew() -> Driver[AgentMachine]:
+    """Return an agent that came back when a newcomer had been started, all ranks connected."""
     decide = running()
     decide(change(GROWN))
     decide(up(THREE))
-    decide(said(talk.Ready, 2, port=9))
     decide.restart(3)
     decide(RunsListed(tuple(up(token) for token in (ONE, TWO, THREE))))
     for rank, token in enumerate((ONE, TWO, THREE)):
@@ -188,8 +188,24 @@ def test_after_a_restart_who_has_joined_is_not_asked_whether_it_is_ready() -> No
     effects: list[Effect] = []
     for rank in range(3):
         effects = decide(said(talk.Failed, rank, order=undo, what="resume"))
-    assert [one.rank for one in told(effects)] == [0, 1, 2]
+    assert told(effects) == [], "it may still make ready, and the others would stand meanwhile"
+    return decide
+
+
+def test_after_a_restart_a_newcomer_that_makes_ready_is_waited_for() -> None:
+    decide = restarted_while_it_grew()
+    asked = told(decide(said(talk.Ready, 2, port=9)))
+    assert [one.rank for one in asked] == [0, 1, 2]
+
+
+def test_after_a_restart_who_trains_has_joined_and_need_not_be_ready() -> None:
+    decide = restarted_while_it_grew()
+    for steps in (0, 4):
+        stats = RankProgress(rank=2, steps=steps, step_ns=10**9, last_step_at=at(3))
+        asked = told(decide(RankStats("j1", 1, stats)))
+        assert [one.rank for one in asked] == ([0, 1, 2] if steps else [])
     number = order(decide.machine.serial, WORK)
+    effects: list[Effect] = []
     for rank in range(3):
         effects = decide(said(talk.Rescaled, rank, order=number, generation=1, step=4))
     assert answer(effects).manner is Manner.BOUNDARY

@@ -186,9 +186,9 @@ class Changes:
                 assert isinstance(drive.command.change, Resize)
                 self._expect_newcomers(key, drive.command.change)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {
-                    each: None for each in joining if not joins(self.soft, part, drive, each)
-                }
+                told = self._agent.progress.get(key, {})
+                drive.waits = {each: None for each in joining
+                               if not joins(self.soft, part, drive, each, told)}  # fmt: skip
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
@@ -514,7 +514,7 @@ class Changes:
         drive = self.soft.drives.get(key)
         if drive is None or drive.phase is not Phase.START or token not in drive.waits:
             return
-        if joins(self.soft, self._part(key), drive, token):
+        if joins(self.soft, self._part(key), drive, token, self._agent.progress.get(key, {})):
             del drive.waits[token]
             if not drive.waits:
                 self._next(key, now)

@@ -383,13 +383,17 @@ STAND_AFTER: Mapping[Manner, Stand] = {
 }
 
 
-def joins(soft: Soft, part: PartState, drive: Drive, token: str) -> bool:
+def joins(
+    soft: Soft, part: PartState, drive: Drive, token: str, told: Mapping[int, RankProgress]
+) -> bool:
     """Tell whether a newcomer is there and has made everything ready, in whatever order.
 
-    One that an earlier try had started may have joined since, and does not say it is ready again;
-    one that has not takes the order as soon as it is.
+    One that an earlier try had started may have joined since: it does not say it is ready again,
+    but trains. One that still makes ready is waited for, as the gang would stand meanwhile.
     """
-    return part.ranks[token].up and (drive.again or token in soft.doors)
+    rank = part.ranks[token]
+    trains = rank.plan.rank in told and told[rank.plan.rank].steps > 0
+    return rank.up and (token in soft.doors or (drive.again and trains))
 
 
 def deserted(part: PartState, drive: Drive) -> bool:

@@ -415,6 +415,7 @@ class AgentMachine:
         if token not in part.ranks:
             return
         self.progress.setdefault(key, {})[event.progress.rank] = event.progress
+        self.changes.rank_up(key, token, now)
         if event.progress.steps and part.stepped is None and part.stand is not Stand.AWAITING:
             at = event.progress.last_step_at or now
             stepped = PartStepped(job=key[0], attempt=key[1], event=self.event + 1, at=at)
