@@ -233,7 +233,8 @@ def test_secrets_differ_with_the_key_of_the_process() -> None:
 
 
 def rank_door(bind: BindJob) -> MemberReady:
-    door = Door(rank=bind.ranks[0].rank, host="10.0.0.2", port=31_000)
+    rank = bind.ranks[0].rank
+    door = Door(rank=rank, host="10.0.0.2", port=31_000 + rank)
     return MemberReady(node=bind.node, identity=bind.identity, job=bind.job, attempt=bind.attempt,
                        doors=(door,), at=T0)  # fmt: skip
 
