@@ -125,6 +125,15 @@ def test_a_successor_that_ends_costs_nothing_before_the_source_stops() -> None:
     assert bind.attempt == 3
 
 
+def test_what_was_asked_meanwhile_follows_when_a_move_is_given_up() -> None:
+    decide, _ = asked()
+    assert not told(decide(ask(3, AskSuspend(job="j1")), 11))
+    effects = decide(exited("j1", attempt=2, node="node-2", outcome=Outcome.EXITED), 12)
+    put_back(effects)
+    (suspend,) = told(effects)
+    assert (suspend.node, suspend.change) == ("node-1", Suspend())
+
+
 def test_a_successor_that_ends_while_it_is_sent_to_has_the_source_go_on() -> None:
     decide, _, move = moving()
     effects = decide(exited("j1", attempt=2, node="node-2", outcome=Outcome.EXITED), 21)

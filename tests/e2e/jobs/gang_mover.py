@@ -17,7 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import skep_job
 
-PAUSE_S = 0.02
+PAUSE_S = 0.1
+"""Long, so that another gang can soon do the same mini-batches without it."""
 
 
 def main() -> None:

@@ -242,6 +242,7 @@ class AllocatorMachine:
         if job is None or job.attempt != event.attempt:
             if job is not None:
                 moving.exited(self, job, event, now)
+                changing.follow(self, job, now)
             return
         if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
             return
