@@ -244,7 +244,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
         if spec.script is None:
             yield Problem(path="$.ps", reason=Reason.BAD_VALUE,
                           text="a job on parameter servers is started by Skep from a `script`",
-                          suggestion="name the Python file as `script`, the rest as `args`")  # fmt: skip
+                          suggestion="name the Python file as `script`, the rest as `args`",
+                          )  # fmt: skip
     yield from _limits(spec.limits)
     yield from _size(spec.size)
 

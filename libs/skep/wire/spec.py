@@ -21,7 +21,7 @@ longest) and GPU (8 bytes), and may also hold a spec and what else the same deci
 PRIORITY_MAX = 1000
 RETRIES_MAX = 100
 SERVERS_MAX = 64
-"""Parameter servers of one job: on the node of its first worker, each a processor and its memory."""
+"""Parameter servers of one job: on its first worker's node, each a processor and its memory."""
 TIME_S_MAX = 365 * 24 * 3600
 ENV_MAX = 1024
 IMAGE_CHARS_MAX = 512

@@ -521,8 +521,7 @@ class Changes:
 
     def started(self, key: PartKey, now: Instant) -> None:
         """Note that a part runs: its ranks are to say what they can do, or have already."""
-        self.abilities.expect(key, now)
-        self.abilities.review(key, self._part(key), now)
+        self.abilities.started(key, self._part(key), now)
 
     def forget(self, key: PartKey) -> None:
         """Give up what is under way for a part that ends."""

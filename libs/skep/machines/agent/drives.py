@@ -45,7 +45,7 @@ from skep.wire.talk import (
     Told,
 )
 
-ORDERS_PER_SERIAL = 16
+ORDERS_PER_SERIAL = 8
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -91,17 +91,18 @@ class Phase(StrEnum):
     RESTORE = "restore"
 
 
-TOLD_IN = (
-    Phase.UNDO,
-    Phase.STOP,
-    Phase.RELEASE,
-    Phase.RESUME,
-    Phase.WORK,
-    Phase.SHARE,
-    Phase.STAY,
-)
-"""Phases in which ranks are told something; its place here numbers the order."""
-assert len(TOLD_IN) < STRAY
+TOLD_IN = {
+    Phase.UNDO: 0,
+    Phase.STOP: 1,
+    Phase.STAY: 1,
+    Phase.RELEASE: 2,
+    Phase.RESUME: 3,
+    Phase.WORK: 4,
+    Phase.SHARE: 5,
+}
+"""Phases in which ranks are told something, and the numbers of these orders within a try. One that
+is not above the last begins another try."""
+assert max(TOLD_IN.values()) < STRAY
 
 TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK, Phase.SHARE)
 """Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
@@ -172,7 +173,7 @@ class Drive(msgspec.Struct):
 
 def order_of(serial: int, phase: Phase) -> int:
     """Return the number of what ranks are told in a phase of a try."""
-    return serial * ORDERS_PER_SERIAL + TOLD_IN.index(phase)
+    return serial * ORDERS_PER_SERIAL + TOLD_IN[phase]
 
 
 def common_step(
