@@ -6,10 +6,11 @@ from skep.machines.agent import AgentMachine, FreezeRun, RunFrozen, RunsListed, 
 from skep.machines.base import Effect, Tick
 from skep.wire import talk
 from skep.wire.commands import Hold, Resume
-from skep.wire.node import Manner, MemberChanged
-from skep.wire.part_facts import Stand
+from skep.wire.node import Manner, MemberChanged, Tier
+from skep.wire.part_facts import PartKnown, Stand
 from tests.change_kit import (
     EVERYTHING,
+    GANG,
     ONE,
     RESUME,
     TWO,
@@ -27,7 +28,7 @@ from tests.change_kit import (
     told,
     up,
 )
-from tests.kit import Driver, plans
+from tests.kit import Driver, facts_of, joined, plans
 
 ABLE = (*EVERYTHING, "rebind")
 SWAPPED = Resume(ranks=plans((1,), (3,)))
@@ -124,3 +125,19 @@ def test_a_rank_that_says_nothing_may_be_anywhere() -> None:
     decide(Tick(), 60)
     done = answer(both(decide, RunFrozen))
     assert (done.manner, done.released) == (Manner.UNCHANGED, False)
+
+
+def test_what_ranks_say_before_their_part_has_started_counts() -> None:
+    """A rank may connect, and say all it can, before its agent hears that the other one runs."""
+    decide = Driver(lambda: AgentMachine(joined()))
+    decide.restart(0)
+    decide(RunsListed(()), 0)
+    decide(GANG)
+    for rank, token in enumerate((ONE, TWO)):
+        assert not facts_of(decide(said(talk.Hello, rank, pid=10, token=token)))
+        assert not facts_of(decide(said(talk.Can, rank, tier="observed", can=ABLE)))
+    decide(up(ONE), 1)
+    known = [one for one in facts_of(decide(up(TWO), 1)) if isinstance(one, PartKnown)]
+    assert [(one.known.tier, one.known.can) for one in known] == [
+        (Tier.OBSERVED, tuple(sorted(ABLE)))
+    ]
