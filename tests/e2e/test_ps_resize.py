@@ -49,11 +49,10 @@ class Job:
         })  # fmt: skip
         until(self._can_resize, f"{self.name} to be able to resize", DEADLINE_S)
 
-    def resize(self, *sizes: str, code: int = 0) -> dict[str, Any]:
+    def resize(self, *options: str, code: int = 0) -> dict[str, Any]:
         """Ask for a size on the command line, and return what came of it."""
         done = subprocess.run(
-            [sys.executable, "-m", "skep_services", "resize", self.name, *sizes,
-             "--wait", "--json"],
+            [sys.executable, "-m", "skep_services", "resize", self.name, *options, "--json"],
             env=self.cluster.environment, capture_output=True, text=True, timeout=DEADLINE_S,
             check=False,
         )  # fmt: skip
@@ -93,13 +92,14 @@ def test_workers_and_servers_come_and_go_while_a_job_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
     job = Job(cluster, nlp, tmp_path / "steps")
-    assert job.resize("--servers", "4", code=1)["error"]["reason"] == "bad-value"
+    wrong = job.resize("--servers", "4", "--wait", code=1)
+    assert wrong["error"]["reason"] == "bad-value"
     sizes = [(1, 2), (3, 1), (1, 2)]
     for workers, servers in sizes:
         before = job.steps(0)[-1][2:]
         asked = [*(("--workers", str(workers)) if workers != before[0] else ()),
                  *(("--servers", str(servers)) if servers != before[1] else ())]  # fmt: skip
-        assert job.resize(*asked)["state"] == "running"
+        assert job.resize(*asked, "--wait")["state"] == "running"
         assert job.holds() == workers
         job.trains_with(workers, servers)
     job.end()
@@ -111,3 +111,24 @@ def test_workers_and_servers_come_and_go_while_a_job_trains(
     assert seen == [(1, 1), (1, 2), (2, 2), (3, 2), (3, 1), (3, 2), (2, 2), (1, 2)]
     row = cluster.get(f"/v1/jobs/{job.name}")
     assert (row["workers"], row["attempt"]) == (1, 1)
+
+
+@pytest.mark.parametrize("victim", ["agent", "allocator"])
+def test_a_change_that_a_crash_cuts_short_ends_in_one_size(
+    cluster: Embedded, nlp: Tenant, tmp_path: Path, victim: str
+) -> None:
+    job = Job(cluster, nlp, tmp_path / "steps")
+    job.resize("--workers", "2", "--servers", "2")
+    until(lambda: "generation 2: add" in cluster.log(job.name, 0), "half of it", DEADLINE_S)
+    (member,) = cluster.get(f"/v1/jobs/{job.name}")["attempts"][-1]["members"]
+    cluster.kill(member["node"] if victim == "agent" else victim)
+
+    def result() -> str:
+        return cluster.get(f"/v1/jobs/{job.name}")["asks"][-1]["result"] or ""
+
+    size = (2, 2) if until(result, "what came of it", DEADLINE_S) == "done" else (1, 1)
+    job.trains_with(*size)
+    until(lambda: job.holds() == size[0], "the GPUs of that size", DEADLINE_S)
+    assert cluster.get(f"/v1/jobs/{job.name}")["workers"] == size[0]
+    job.end()
+    assert len({step.pid for step in job.steps(0)}) == 1

@@ -46,7 +46,7 @@ from tests.change_kit import (
 )
 from tests.kit import Driver, at, bind, joined, plans
 
-SHARE = TOLD_IN.index(Phase.SHARE)
+SHARE = TOLD_IN[Phase.SHARE]
 CAN = (*EVERYTHING, "share")
 HALF = Share(share=0.5, beside=("j2",))
 

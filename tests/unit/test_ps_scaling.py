@@ -12,7 +12,7 @@ from skep_job.control import Control
 from skep_job.ps import scaling
 from skep_job.ps.errors import Broken
 from skep_job.ps.scaling import Scaling, Servers, Step, Wanted, following
-from skep_job.ps.wire import Late, Message, Patience
+from skep_job.ps.wire import Message, Patience
 from tests.ps_kit import WITHIN_S, Place
 
 
@@ -62,7 +62,8 @@ class Job(Servers):
         self.control.wake = self.hear
         self.resumed: list[Message] = []
         self.control.at_once("resume", self.resumed.append)
-        threading.Thread(target=self._answer, daemon=True).start()
+        self.thread = threading.Thread(target=self._answer, daemon=True)
+        self.thread.start()
 
     def start(self) -> None:
         with self.changed:
@@ -90,29 +91,30 @@ class Job(Servers):
             assert self.changed.wait_for(condition, WITHIN_S), self.heard
 
     def _answer(self) -> None:
-        while True:
-            side = self.place.side()
-            try:
+        try:
+            while True:
+                side = self.place.side()
                 message = side.channel.receive(Patience(WITHIN_S, "a question"))
-            except (Broken, Late):
-                continue
-            with self.changed:
-                if message["type"] == "remove":
-                    assert message == {"type": "remove", "role": "server", "id": self.servers}
-                    self.servers -= 1
-                    self.running -= 1
-                    side.say("outcome", done=True)
-                else:
-                    side.say("status", **status(self.servers, self.workers))
-                self.changed.notify_all()
+                with self.changed:
+                    if message["type"] == "remove":
+                        assert message == {"type": "remove", "role": "server", "id": self.servers}
+                        self.servers -= 1
+                        self.running -= 1
+                        side.say("outcome", done=True)
+                    else:
+                        side.say("status", **status(self.servers, self.workers))
+                    self.changed.notify_all()
+        except Broken:
+            pass  # The test is over.
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(scaling, "LOOK_S", 0.001)
-    place = Place()
-    yield Job(place)
-    place.close()
+    job = Job(Place())
+    yield job
+    job.place.close()
+    job.thread.join(WITHIN_S)
 
 
 def test_the_first_rank_has_servers_come_and_go(job: Job) -> None:

@@ -16,6 +16,8 @@
         request for one comes to one end; who is suspended without GPUs does not train
     I13 a moved job trains at one place at a time: its successor once it was recorded to be the
         job, with the whole state, and what it succeeds never again
+    I15 a suspended attempt returns to the GPUs it had; to others of its nodes only if it said that
+        it can, and it trains on no others than the log gives it
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

@@ -17,6 +17,7 @@ import msgspec
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire.commands import Change
+from skep.wire.member import Member
 from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import nearest, shape_problems
@@ -292,12 +293,17 @@ class JobChanged(ChangeMessage, frozen=True, tag="job-changed"):
 
 
 class GpusRegained(ChangeMessage, frozen=True, tag="gpus-regained"):
-    """A suspended attempt that had given its GPUs back has them again, opportunistically."""
+    """A suspended attempt that had given its GPUs back has GPUs again, opportunistically.
+
+    They are the very same; or `members` tells which GPUs of the same nodes its parts have from here
+    on, as its ranks can go on with others.
+    """
 
     job: str
     attempt: int
     chain: str
     at: Instant
+    members: tuple[Member, ...] = ()
 
 
 ChangeFact = (

@@ -189,10 +189,14 @@ class ReleaseRank(Speech, frozen=True, tag="release"):
 
 
 class ResumeRank(Speech, frozen=True, tag="resume"):
-    """Take the state back, on `devices` if they are others than before, and go on."""
+    """Take the state back, on `devices` if they are others than the rank has, and go on.
+
+    `cpus`: the processors on which the processes of a rank with these devices are kept; none: any.
+    """
 
     order: int
     devices: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
 
 
 class CheckpointRank(Speech, frozen=True, tag="checkpoint"):

@@ -61,6 +61,7 @@ from skep.machines.agent.parts import (
 from skep.machines.agent.planning import (
     back_again,
     clock,
+    holds_none,
     phases_of,
     refusal_of,
     settle,
@@ -139,7 +140,7 @@ class Changes:
         part = self._part(key)
         assert part.change is not None, key
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [])
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), [], again=again)
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
@@ -150,7 +151,6 @@ class Changes:
             return
         self.soft.drives[key] = drive
         address = getattr(command.change, "master_address", "")
-        drive.again = again
         drive.meets_here = bool(address) and address == self._agent.joined.address
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
@@ -333,7 +333,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
-            released=drive.given_back,
+            released=holds_none(part, drive),
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -469,10 +469,8 @@ class Changes:
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 drive.changed_ranks += message.partly
-                # One that stands nowhere, as it says after its hello, goes on already.
-                if token in self.soft.standing:
-                    self._fail(key, failure_text(message), now)
-                    return
+                if token in self.soft.standing:  # Else it goes on already, as its hello says.
+                    drive.stay[token], drive.detail = None, failure_text(message)
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
@@ -481,7 +479,9 @@ class Changes:
                     devices = self._part(key).ranks[token].plan.devices
                     more = excess(message, devices, self._agent.joined.gpus)
                     drive.detail = drive.detail or more
-        if not drive.waits:
+        if drive.stay and not drive.waits:
+            self._fail(key, drive.detail, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def rank_down(self, key: PartKey, token: str, now: Instant, *, joining: bool) -> None:
@@ -521,8 +521,7 @@ class Changes:
 
     def started(self, key: PartKey, now: Instant) -> None:
         """Note that a part runs: its ranks are to say what they can do, or have already."""
-        self.abilities.expect(key, now)
-        self.abilities.review(key, self._part(key), now)
+        self.abilities.started(key, self._part(key), now)
 
     def forget(self, key: PartKey) -> None:
         """Give up what is under way for a part that ends."""

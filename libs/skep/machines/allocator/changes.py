@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+import msgspec
+
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, packs
+from skep.machines.allocator import cellwork, packs, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -56,12 +57,15 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
         return None
     if job.parts.get(name) is not Part.RAN:
         return None
+    wanted = change.change
+    if isinstance(wanted, Resume) and job.rebound:
+        wanted = msgspec.structs.replace(wanted, ranks=returns.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(change.change)]
     if change.why is Reason.PREEMPTED:
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
                      node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
-                     change=change.change, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
+                     change=wanted, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
 
 
 def close(
@@ -123,13 +127,14 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
         case JobChanged():
             _apply_changed(machine, job, fact)
         case GpusRegained():
-            _apply_regained(machine, job, fact)
+            returns.apply_regained(machine, job, fact)
 
 
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
     job.released, job.held, job.resized, job.served_by = False, None, 0, 0
+    job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
@@ -196,6 +201,9 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     job.change = None
     machine.soft.changes += 1
     if fact.result is not Result.DONE:
+        if fact.goal is Goal.RESUME and fact.released and not job.released:
+            returns.apply_refused(machine, job)
+            _release(machine, job)
         return
     if fact.goal is Goal.SUSPEND:
         if job.state is State.RUNNING:
@@ -207,7 +215,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
-        job.held = None
+        job.held, job.stood_on = None, {}
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(machine, job)
     elif isinstance(change.change, Resize):
@@ -228,21 +236,3 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.note_borrowed(job)
     packs.parted(machine, others)
     machine.soft.changes += 1
-
-
-def _apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
-    live = [job.members[name] for name in job.live]
-    if packs.decided(job, fact.attempt) is not None:
-        packs.enter(machine, job, fact.attempt, fact.chain, live)
-    else:
-        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-        spots = cellwork.spots(machine, fact.chain, live)
-        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-        hold = Hold(asked, where)
-        hold.priority = OPPORTUNISTIC
-        machine.cells.enter(hold)
-    for name in job.live:
-        machine.nodes[name].suspend((job.job, job.attempt), suspended=False)
-    job.released, job.chain = False, fact.chain
-    del machine.away[job.job]
-    machine.note_borrowed(job)

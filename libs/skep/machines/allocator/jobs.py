@@ -142,6 +142,13 @@ class JobState(msgspec.Struct):
     successor: Successor | None = None
     resized: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+    rebound: bool = False
+    """The attempt is not, or was not always, on the GPUs that its nodes were told to start it on:
+    whoever is to go on is told on which."""
+    stood_on: dict[str, Member] = {}
+    """By node: what the attempt had before it was given other GPUs to go on with, until it does."""
+    tied: bool = False
+    """Its ranks could not go on with other GPUs, though they had said so."""
     served_by: int = 0
     """Parameter servers of the attempt since their number was changed; 0: it was not."""
     secret: str = ""
