@@ -225,8 +225,9 @@ def test_secrets_differ_with_the_key_of_the_process() -> None:
 
 def rank_door(bind: BindJob) -> MemberReady:
     rank = bind.ranks[0].rank
+    door = Door(rank=rank, host="10.0.0.2", port=31_000 + rank)
     return MemberReady(node=bind.node, identity=bind.identity, job=bind.job, attempt=bind.attempt,
-                       doors=(Door(rank=rank, host="10.0.0.2", port=31_000 + rank),), at=T0)  # fmt: skip
+                       doors=(door,), at=T0)  # fmt: skip
 
 
 def gang(to: str = "") -> tuple[Driver[AllocatorMachine], list[BindJob]]:
