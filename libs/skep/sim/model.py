@@ -215,6 +215,8 @@ class AllocatorModel:
         """By job that moves: the nodes where its state has arrived."""
         self.order = 0
         self.attempts = 0
+        self._yielded: dict[str, None] = {}
+        """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""
         self._freed = freed
         self._cleared = cleared
         self._stands = stands
@@ -222,6 +224,7 @@ class AllocatorModel:
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
+        self._yielded.clear()
         for index, fact in enumerate(facts):
             match fact:
                 case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean():
@@ -251,6 +254,10 @@ class AllocatorModel:
                 case CellsReserved() | ReservationDropped():
                     require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
                     self._job(fact.job).claims = isinstance(fact, CellsReserved)
+                    if isinstance(fact, CellsReserved):
+                        self._yielded.clear()
+                    elif fact.why is Reason.PREEMPTED:
+                        self._yielded[fact.job] = None
                 case JobQueued():
                     known = fact.job in self.jobs or fact.job in self.ended
                     require(not known, "I1", f"{fact.job} is queued twice")
@@ -361,6 +368,7 @@ class AllocatorModel:
         packed = (name, fact.attempt) in self.gpus.decisions
         if not (job.claims or packed):  # Who has claimed its cells had its turn then.
             self._in_turn(job, fact)
+        self._yielded.clear()
         job.queued, job.attempt, job.order = False, fact.attempt, fact.order
         job.claims = False
         job.guaranteed = any(level for member in fact.members for level in member.levels)
@@ -380,11 +388,16 @@ class AllocatorModel:
         self._within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
-        """Require that nobody in the job's queue is more important, or earlier without advice."""
+        """Require that nobody in the job's queue is more important, or earlier without advice.
+
+        Whose claim on idle GPUs gives way to a job of its VC's own cells has had its turn: alone,
+        its VC would not have had those GPUs.
+        """
+        cells = any(level for member in fact.members for level in member.levels)
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         for name, other in self.jobs.items():
             theirs = other.spec
-            aside = other.claims or name in self.hopeless
+            aside = other.claims or name in self.hopeless or (cells and name in self._yielded)
             if not other.queued or aside or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:
