@@ -104,16 +104,15 @@ class Job:
     def is_in(self, state: str) -> None:
         until(lambda: self.row["state"] == state, f"{self.job} to be {state}", DEADLINE_S)
 
-    def ask(self, what: str, **more: Any) -> None:
-        """Ask for a change on the bus."""
-        payload = json.dumps({"ask": what, "job": self.job, **more}).encode()
-
-        async def ask() -> dict[str, Any]:
-            async with bare_client(self.cluster.about, "vc-nlp") as client:
-                return (await client.ask("skep.v1.ask.nlp", payload)).verdict
-
-        verdict = asyncio.run(ask())
-        assert verdict["accepted"], verdict
+    def ask(self, *words: str) -> None:
+        """Have something done on the command line."""
+        command = [sys.executable, "-m", "skep_services", words[0], "--wait", "--json"]
+        done = subprocess.run(
+            [*command, *words[1:], self.job], env=self.cluster.environment, capture_output=True,
+            text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+        answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
+        assert answer["result"] == "done", (answer, done.stderr)
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_two_jobs_share_a_device_and_part_again(cluster: Embedded, tmp_path: Pat
     gentle = Job(cluster, tmp_path, "gentle", seed=2)
     until(lambda: gentle.row["state"] == "queued", "gentle to wait", DEADLINE_S)
 
-    gentle.ask("pack", beside=rough.job)
+    gentle.ask("pack", "--with", rough.job)
     gentle.trains(2)
     assert {note.allowed for note in gentle.notes()} == {MEMORY // 2}, "it began with its share"
     rough.may_use(MEMORY // 2)
