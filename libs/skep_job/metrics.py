@@ -60,6 +60,14 @@ class Metrics:
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._say("metrics", step=self._step, values=finite)
 
+    def sums(self) -> dict[str, float]:
+        """Return what counts in sum, so far."""
+        return dict(self._sums)
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Count on from what another rank has counted, so that it can leave."""
+        self._sums = dict(sums)
+
     def _count(self) -> int:
         return len(self._latest) + len(self._sums)
 

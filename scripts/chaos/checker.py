@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from scripts.chaos.evidence import Evidence, Run, Told
 from skep.ids import job_id
-from skep.sim.model import AdmissionModel, AllocatorModel, ViolationError
+from skep.sim.model import AdmissionModel, AllocatorModel
+from skep.sim.violation import ViolationError
 from skep.wire.facts import (
     Admitted,
     EpochBegan,
@@ -278,7 +279,7 @@ def replay(admission: Sequence[LogRecord], allocator: Sequence[LogRecord]) -> No
 
     Raises ViolationError.
     """
-    allocated = AllocatorModel(_nothing, _nothing, _nothing, _nothing)
+    allocated = AllocatorModel(_nothing, _nothing, _nothing, _nothing, _nothing)
     admitted = AdmissionModel(allocated)
     allocated.admission = admitted
     taken = {"ADMISSION": 0, "ALLOC": 0}

@@ -156,7 +156,7 @@ def test_a_step_that_others_agreed_on_is_kept_to() -> None:
     undo = decide(said(talk.Past, 0, order=order(1, STOP), step=16))
     assert calls(undo) == [ThawRun(ONE), ThawRun(TWO)]
     both(decide, RunThawed)
-    done = answer(all_say(decide, talk.Resumed, order=order(1, UNDO)))
+    done = answer(all_say(decide, talk.Resumed, order=order(2, UNDO)))
     assert (done.manner, done.detail) == (Manner.UNCHANGED, "a rank was past step 15")
     assert state(decide) == (Stand.RUNNING, ())
 
@@ -296,8 +296,8 @@ def test_one_failed_checkpoint_is_none() -> None:
     decide(change(Checkpoint()))
     undo = decide(said(talk.Failed, 1, order=order(1, WORK), what="checkpoint", error="disk full"))
     assert [type(one) for one in told(undo)] == [talk.ResumeRank] * 2
-    decide(said(talk.Failed, 0, order=order(1, UNDO), what="resume"))
-    done = answer(decide(said(talk.Failed, 1, order=order(1, UNDO), what="resume")))
+    decide(said(talk.Failed, 0, order=order(2, UNDO), what="resume"))
+    done = answer(decide(said(talk.Failed, 1, order=order(2, UNDO), what="resume")))
     assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 1: disk full")
 
 
@@ -337,7 +337,7 @@ def test_a_move_that_fails_leaves_all_going_on() -> None:
     decide(change(MOVE))
     decide(said(talk.Sent, 0, order=order(1, WORK), step=2, bytes=50))
     decide.tick(6)
-    done = answer(all_say(decide, talk.Resumed, order=order(1, UNDO), step=2))
+    done = answer(all_say(decide, talk.Resumed, order=order(2, UNDO), step=2))
     assert done.manner is Manner.UNCHANGED
     assert "j1.1.1" in done.detail
 

@@ -23,6 +23,8 @@ class Holding(msgspec.Struct, frozen=True):
     """It has given its GPUs to others, and is there all the same."""
     meets: int = 0
     """The port on which its ranks meet when they change how many they are; 0: they never did."""
+    came: int = 0
+    """The order by which its gang came here while it grew; 0: it was here from the beginning."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -135,6 +137,11 @@ class NodeState:
         """Note that an attempt has given back its GPUs, or has them again; the rest stays its."""
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
+
+    def means(self, attempt: Attempt, order: int) -> bool:
+        """Return whether what was said of a part that began by this order is of the present one."""
+        held = self.holdings.get(attempt)
+        return held is None or held.came in (0, order)
 
     def settled(self, order: int) -> int:
         """Return the highest order up to which this node has answered all, given the latest."""

@@ -7,7 +7,7 @@ import traceback
 import msgspec
 
 from skep.sim.faults import CHAOS_S_MAX, HEAL_S_MAX, Chaos
-from skep.sim.model import ViolationError
+from skep.sim.violation import ViolationError
 from skep.sim.world import Settings, World
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.sim import sizes
 from skep.sim.processes import Run
+from skep.sim.sizes import gpus_of
+from skep.sim.violation import ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -64,21 +66,6 @@ from skep.wire.spec import JobSpec
 
 Key = tuple[str, int]
 """A job and an attempt; or a machine's identity and a device."""
-
-
-class ViolationError(Exception):
-    """Something happened that must not."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        """Say which invariant broke, and how."""
-        super().__init__(f"{invariant}: {text}")
-        self.invariant = invariant
-
-
-def require(holds: bool, invariant: str, text: str) -> None:
-    """Raise ViolationError unless `holds`."""
-    if not holds:
-        raise ViolationError(invariant, text)
 
 
 class AdmissionModel:
@@ -186,7 +173,7 @@ class AllocatorModel:
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
     are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
     before the GPUs of a suspended attempt count as free; `left` before some GPUs of one do whose
-    gang has become smaller.
+    gang has become smaller; `together` when one has changed its size, or has not after all.
     """
 
     admission: AdmissionModel
@@ -198,6 +185,7 @@ class AllocatorModel:
         cleared: Callable[[str], None],
         stands: Callable[[Member, str, int], None],
         left: Callable[[list[Key], str, int], None],
+        together: Callable[[list[Member], str, int], None],
     ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
@@ -224,7 +212,8 @@ class AllocatorModel:
         self._freed = freed
         self._cleared = cleared
         self._stands = stands
-        self._left = left
+        self.left = left
+        self._together = together
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
@@ -246,11 +235,11 @@ class AllocatorModel:
                 case JobDemoted():
                     # What a lost node may still run can lose its cells as well.
                     if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
-                        self._attempt(fact.job, fact.attempt).guaranteed = False
+                        self.attempt_of(fact.job, fact.attempt).guaranteed = False
                 case JobPromoted():
-                    job = self._attempt(fact.job, fact.attempt)
+                    job = self.attempt_of(fact.job, fact.attempt)
                     job.guaranteed = True
-                    self._within_quota(job.spec.vc)
+                    self.within_quota(job.spec.vc)
                 case CellsReserved() | ReservationDropped():
                     require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
                     self._job(fact.job).claims = isinstance(fact, CellsReserved)
@@ -285,7 +274,7 @@ class AllocatorModel:
             case SuccessorBound() | JobMoved() | SuccessorDropped():
                 self._move(fact)
             case GangWidened() | GangNarrowed():
-                self._resize(fact)
+                sizes.resize(self, fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -296,7 +285,7 @@ class AllocatorModel:
             if fate.fate == "demoted" and fate.job in self.jobs:
                 self.jobs[fate.job].guaranteed = False
         for vc in self.quotas:
-            self._within_quota(vc)
+            self.within_quota(vc)
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
@@ -329,13 +318,13 @@ class AllocatorModel:
             raise ViolationError(invariant, f"{name} is not an unfinished job")
         return job
 
-    def _attempt(self, name: str, attempt: int) -> ModelJob:
+    def attempt_of(self, name: str, attempt: int) -> ModelJob:
         job = self._job(name)
         live = not job.queued and job.attempt == attempt
         require(live, "I1", f"{name} is not in attempt {attempt}")
         return job
 
-    def _next_order(self, order: int) -> None:
+    def next_order(self, order: int) -> None:
         require(order == self.order + 1, "I5", f"order {order} after {self.order}")
         self.order = order
 
@@ -344,12 +333,11 @@ class AllocatorModel:
         require(job.queued, "I1", f"{name} is bound twice")
         require(fact.attempt > job.spent, "I1", f"{name}: attempt {fact.attempt} again")
         job.spent = fact.attempt
-        self._next_order(fact.order)
+        self.next_order(fact.order)
         self.attempts += 1
         wanted = job.spec.resources
-        ranks = [(member.first_rank + i, devices)
-                 for member in fact.members
-                 for i, devices in enumerate(member.devices)]  # fmt: skip
+        ranks = [pair for member in fact.members
+                 for pair in zip(member.numbers, member.devices, strict=True)]  # fmt: skip
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
@@ -368,10 +356,10 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            for gpu in _gpus(member):
+            for gpu in gpus_of(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = fact.job, fact.attempt
-        self._within_quota(job.spec.vc)
+        self.within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
         """Require that nobody in the job's queue is more important, or earlier without advice."""
@@ -387,16 +375,16 @@ class AllocatorModel:
                     first = first or (job_sequence(name) or 0) < sequence
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
-    def _within_quota(self, vc: str) -> None:
+    def within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = sum(len(_gpus(member)) for job in holders for member in job.members.values()
+        used = sum(len(gpus_of(member)) for job in holders for member in job.members.values()
                    if member.node not in job.gone)  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
     def _ran(self, fact: MemberRan | JobRan) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         if isinstance(fact, MemberRan):
             require(fact.node not in job.gone, "I3", f"{fact.node} ran after it was gone")
             job.ran[fact.node] = None
@@ -406,9 +394,9 @@ class AllocatorModel:
             require(not missing, "I3", f"{fact.job} ran without {missing}")
 
     def _stopping(self, fact: JobStopping) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
-        self._next_order(fact.order)
+        self.next_order(fact.order)
         require(job.changing is None, "I12", f"{fact.job} is stopped in the middle of a change")
         job.stopping = fact.why
         job.guaranteed = False  # Its cells are its VC's again; whoever gets them waits for it.
@@ -416,7 +404,7 @@ class AllocatorModel:
             require(job.spec.limits.time is not None, "I1", f"{fact.job} has no time limit")
 
     def _member_gone(self, fact: MemberGone) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         require(fact.node in job.members, "I3", f"{fact.node} has no part of {fact.job}")
         require(fact.node not in job.gone, "I1", f"{fact.node} is gone twice")
         job.gone[fact.node] = fact
@@ -437,7 +425,7 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in () if (job, attempt) in self.released else _gpus(member):
+        for gpu in () if (job, attempt) in self.released else gpus_of(member):
             require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
             del self.gpus[gpu]
         if member.identity not in self.disowned:
@@ -453,7 +441,9 @@ class AllocatorModel:
 
     def _ended(self, fact: JobEnded) -> None:
         job = self._over(fact)
-        outcomes = [gone.outcome for gone in job.gone.values()]
+        # Who was only to join the gang is none of it.
+        outcomes = [gone.outcome for node, gone in job.gone.items()
+                    if job.members[node].first_rank < job.workers]  # fmt: skip
         if fact.end is End.SUCCEEDED:
             whole = not job.queued and all(each is Outcome.SUCCEEDED for each in outcomes)
             require(whole, "I3", f"{fact.job} succeeded with {outcomes}")
@@ -463,7 +453,7 @@ class AllocatorModel:
         self.hopeless.pop(fact.job, None)
 
     def _change(self, fact: JobChanging | MemberAnswered | JobChanged | GpusRegained) -> None:
-        job, name = self._attempt(fact.job, fact.attempt), fact.job
+        job, name = self.attempt_of(fact.job, fact.attempt), fact.job
         require(job.stopping is None, "I12", f"{name} is changed while it is stopped")
         members = [member for node, member in job.members.items() if node not in job.gone]
         match fact:
@@ -476,7 +466,7 @@ class AllocatorModel:
                 require(not held, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
-                self._next_order(fact.order)
+                self.next_order(fact.order)
                 job.changing, job.answers = fact, {}
             case MemberAnswered(node=node):
                 open_change = job.changing is not None and job.changing.order == fact.order
@@ -486,24 +476,27 @@ class AllocatorModel:
                 require(job.changing is not None, "I12", f"{name}: no change was open")
                 if fact.result is Result.DONE:
                     self._changed(job, fact, members)
+                resized = fact.goal is Goal.RESIZE and fact.result is Result.DONE
+                if resized or (fact.result is Result.UNDONE and _spans(job)):
+                    self._together(members, name, fact.attempt)
                 job.changing = None
             case GpusRegained():
                 require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
                 del self.released[name, fact.attempt]
-                for gpu in (gpu for member in members for gpu in _gpus(member)):
+                for gpu in (gpu for member in members for gpu in gpus_of(member)):
                     require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
                     self.gpus[gpu] = name, fact.attempt
 
     def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
         name, job = fact.job, self._job(fact.job)
-        self._next_order(fact.order)
+        self.next_order(fact.order)
         if isinstance(fact, SuccessorBound):
             free = not job.queued and job.stopping is None and name not in self.successors
             require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
             job.spent = fact.attempt
             self.successors[name] = fact
             for member in fact.members:
-                for gpu in _gpus(member):
+                for gpu in gpus_of(member):
                     require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
                     self.gpus[gpu] = name, fact.attempt
             return
@@ -524,34 +517,6 @@ class AllocatorModel:
         for member in left:
             self.ghosts[member.node, name, attempt] = member
 
-    def _resize(self, fact: GangWidened | GangNarrowed) -> None:
-        """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
-        job, name = self._attempt(fact.job, fact.attempt), fact.job
-        still = job.changing is None and job.stopping is None and not job.suspended
-        require(still, "I14", f"{name}: {fact} in the middle of something else")
-        if isinstance(fact, GangWidened):
-            more, mine = fact.member, job.members[fact.member.node]
-            require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
-            cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
-            require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            for gpu in _gpus(more):
-                require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
-                self.gpus[gpu] = name, fact.attempt
-            levels = mine.levels + more.levels
-            job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
-                                             levels=levels)  # fmt: skip
-            self._within_quota(job.spec.vc)
-            return
-        before = job.members[fact.node]
-        after = replace(before, devices=before.devices[: fact.workers])
-        job.members[fact.node] = after
-        require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
-        freed = [gpu for gpu in _gpus(before) if gpu not in _gpus(after)]
-        self._left(freed, name, fact.attempt)
-        for gpu in freed:
-            require(self.gpus.get(gpu) == (name, fact.attempt), "I2", f"{gpu} was not {name}'s")
-            del self.gpus[gpu]
-
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
         require(fact.number not in known, "I12", f"{fact} was said before")
@@ -561,6 +526,7 @@ class AllocatorModel:
         told = [job.answers.get(member.node) for member in members]
         whole = all(one is not None and one.manner is not Manner.UNCHANGED for one in told)
         undone = job.changing is not None and job.changing.undoing
+        undone = undone and fact.goal is not Goal.RESIZE  # It may have come to the smaller size.
         require(whole and not undone, "I12", f"{fact.job}: {fact.goal} is done without {told}")
         if fact.goal is Goal.SUSPEND:
             steps = {one.step for one in told if one is not None and one.manner is Manner.BOUNDARY}
@@ -570,7 +536,7 @@ class AllocatorModel:
             if fact.released:
                 for member in members:
                     self._stands(member, fact.job, fact.attempt)
-                    for gpu in _gpus(member):
+                    for gpu in gpus_of(member):
                         del self.gpus[gpu]
                 self.released[fact.job, fact.attempt] = None
                 job.guaranteed = False
@@ -579,6 +545,7 @@ class AllocatorModel:
         elif job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
+            allowed = allowed and not job.changing.change.prepare
             require(allowed and job.size <= job.ranks, "I14", f"{fact.job}: {job.size} workers")
 
     def has(self, identity: str, run: Run) -> bool:
@@ -592,5 +559,7 @@ class AllocatorModel:
         return all(self.gpus.get((identity, device)) == key for device in devices)
 
 
-def _gpus(member: Member) -> list[Key]:
-    return [(member.identity, device) for devices in member.devices for device in devices]
+def _spans(job: ModelJob) -> bool:
+    """Return whether the change that is open is one of the size of a gang on several nodes."""
+    change = job.changing.change if job.changing is not None else None
+    return isinstance(change, Resize) and (change.prepare or change.agree)

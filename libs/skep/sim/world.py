@@ -19,13 +19,14 @@ from skep.machines.allocator import AllocatorMachine, dispatch
 from skep.sim.check import Watch
 from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
-from skep.sim.model import ModelJob, require
+from skep.sim.model import ModelJob
 from skep.sim.network import Network
 from skep.sim.processes import Host
 from skep.sim.ranks import greet, serve
 from skep.sim.services import LOGGED, SERVICES, Patience, Role
 from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
+from skep.sim.violation import require
 from skep.sim.workload import People, Shown
 from skep.units import seconds
 from skep.wire.facts import Admitted, Repeated
@@ -131,7 +132,7 @@ class World:
     def _running(self) -> list[Shown]:
         jobs = self.watch.allocator.jobs.items()
         return [Shown(name, job.spec.vc, job.suspended, _movable(job),
-                      job.spec.elastic is not None and len(job.members) < 2) for name, job in jobs
+                      job.spec.elastic is not None) for name, job in jobs
                 if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 
     # --- processes -------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
 
     With `awaits` they are successors of ranks that run elsewhere: they make everything ready, say
     where they listen, and train only once they have the state and are resumed. It is the secret
-    that whoever sends the state has to know.
+    that whoever sends the state has to know. With `joins` they are to join a gang that trains on
+    other nodes: they make everything ready, and wait for a Resize that names them. Such an order
+    may come again for an attempt whose ranks here have left it: it counts by its number.
     """
 
     order: int
@@ -52,10 +54,14 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     trace: str = ""
     image: str = ""
     awaits: str = ""
+    joins: int = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
-    """End this node's part of an attempt, or never begin it, and say when it is gone."""
+    """End this node's part of an attempt, or never begin it, and say when it is gone.
+
+    `joins` is the order of the BindJob that the part began with if it joined, or was to.
+    """
 
     order: int
     epoch: int
@@ -65,6 +71,7 @@ class StopJob(Message, frozen=True, tag="stop-job"):
     job: str
     attempt: int
     grace_s: float
+    joins: int = 0
 
 
 class RefuseNode(Message, frozen=True, tag="refuse-node"):
@@ -154,6 +161,11 @@ class Resize(Message, frozen=True, tag="resize"):
 
     `ranks` are this node's from then on: those it has and that are not among them leave, those it
     has not are started. 0 as `step`: agree on one.
+
+    A gang on several nodes is told in two rounds. `prepare`: only start those that join, and open
+    the meeting place on the node `at`; say (MemberReady) once they are ready, and hold them so.
+    Those that an earlier round started and that are not among `ranks` end. Then `agree`: the ranks
+    agree on the mini-batch where they meet, as no node knows how far the others are.
     """
 
     generation: int
@@ -162,6 +174,9 @@ class Resize(Message, frozen=True, tag="resize"):
     master_address: str
     master_port: int
     step: int = 0
+    prepare: bool = False
+    agree: bool = False
+    at: str = ""
 
 
 Change = Suspend | Resume | Checkpoint | Move | Resize

@@ -194,7 +194,10 @@ class MoveRank(Speech, frozen=True, tag="move"):
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
-    """Be one of `world` from after mini-batch `step` on, or leave."""
+    """Be one of `world` from after mini-batch `step` on, or leave.
+
+    `agree`: from after the mini-batch that all agree on where they meet, once everybody is there.
+    """
 
     order: int
     generation: int
@@ -203,6 +206,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    agree: bool = False
 
 
 Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank

@@ -64,8 +64,7 @@ class Holdings:
         for member in members:
             node = self._fold.node(member.node)
             levels = member.levels or (0,) * len(member.devices)
-            for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
-                rank = member.first_rank + offset
+            for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
                 taken = Taken(job.row.job, job.row.vc, attempt, rank, level)
                 node.taken.update(dict.fromkeys(devices, taken))
         name = job.row.job, attempt
@@ -113,8 +112,9 @@ class Holdings:
         ranks: dict[int, Rank] = {}
         for part in job.attempt(number).members:
             node = self._fold.node(part.node)
-            for offset, devices in enumerate(part.devices if part.outcome is None else ()):
-                taken = Taken(job.row.job, job.row.vc, number, part.first_rank + offset, 0)
+            there = zip(part.numbers, part.devices, strict=True) if part.outcome is None else ()
+            for rank, devices in there:
+                taken = Taken(job.row.job, job.row.vc, number, rank, 0)
                 node.taken.update(dict.fromkeys(devices, taken))
                 ranks[taken.rank] = Rank([(part.node, device) for device in devices], 0)
         job.row.class_in_force = OPPORTUNISTIC_CLASS
@@ -292,9 +292,8 @@ def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
     ranks: dict[int, Rank] = {}
     for member in members:
         levels = member.levels or (0,) * len(member.devices)
-        for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
-            gpus = [(member.node, device) for device in devices]
-            ranks[member.first_rank + offset] = Rank(gpus, level)
+        for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
+            ranks[rank] = Rank([(member.node, device) for device in devices], level)
     return ranks
 
 

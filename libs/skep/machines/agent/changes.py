@@ -6,7 +6,7 @@
     resume      thaw · resume
     checkpoint  work
     move        work                            (the ranks then wait for what becomes of it)
-    resize      meet · start · work
+    resize      meet · start · work         (on several nodes first: meet · start · hold)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -30,9 +30,12 @@ from skep.machines.agent.drives import (
     Drive,
     Phase,
     Soft,
+    add,
+    failure_of,
     is_answer,
     message_for,
     newcomers,
+    strangers,
     within,
 )
 from skep.machines.agent.known import Abilities
@@ -50,6 +53,7 @@ from skep.machines.agent.parts import (
 )
 from skep.machines.agent.planning import (
     clock,
+    meets_here,
     phases_of,
     refusal_of,
     settle,
@@ -83,10 +87,11 @@ if TYPE_CHECKING:
     from skep.machines.agent.machine import AgentMachine
 
 MEETING = "the meeting place"
+NEXT = "the next command"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
 
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK)
+TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.HOLD, Phase.WORK)
 """Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
@@ -112,7 +117,9 @@ class Changes:
             return
         if command.order <= part.order or part.grace_s is not None:
             return
-        again = self.soft.drives.pop(key, None) is not None or part.changing is not None
+        earlier = self.soft.drives.pop(key, None)
+        # What only held has told the ranks nothing.
+        again = part.changing is not None if earlier is None else earlier.phase is not Phase.HOLD
         self._agent.record(ChangeTaken(command=command, serial=self._agent.serial + 1))
         self._begin(key, now, again=again)
         self._agent.raise_floor(command.settled)
@@ -132,6 +139,7 @@ class Changes:
         assert part.change is not None, key
         command = part.change.command
         drive = Drive(command, part.serial, within(now, command.deadline_ms), [])
+        self._call(*(StopRun(token, 0.0) for token in strangers(part, command.change)))
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
@@ -141,9 +149,8 @@ class Changes:
             self._answer(key, drive, now)
             return
         self.soft.drives[key] = drive
-        address = getattr(command.change, "master_address", "")
         drive.again = again
-        drive.meets_here = bool(address) and address == self._agent.joined.address
+        drive.meets_here = meets_here(command.change, self._agent.joined)
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
 
@@ -182,6 +189,9 @@ class Changes:
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
+            case Phase.HOLD:
+                drive.waits = {NEXT: None}
+                self.abilities.prepared(key, part, drive.command.order, now)
             case Phase.RELEASE if not self._room(key, drive):
                 drive.waits = {}
             case _:
@@ -225,7 +235,7 @@ class Changes:
 
     def _again(self, key: PartKey, now: Instant) -> None:
         """Agree on a later step, as a rank is past the one that was named."""
-        drive, part = self.soft.drives[key], self._part(key)
+        drive = self.soft.drives[key]
         assert drive.phase is not None
         asked = getattr(drive.command.change, "step", 0)
         if asked:
@@ -234,8 +244,7 @@ class Changes:
         if drive.tries >= TRIES_MAX:
             self._missed(key, f"no common step was found in {drive.tries} tries", now)
             return
-        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1))
-        drive.serial = part.serial
+        self._number_anew(key, drive)
         drive.tries += 1
         drive.phases = [Phase.UNDO, drive.phase, *drive.phases]
         self._next(key, now)
@@ -273,10 +282,19 @@ class Changes:
             case Resize():
                 for token in newcomers(part, drive.command.change):
                     self._call(StopRun(token, 0.0))
-                drive.phases = [] if drive.changed_ranks else [Phase.UNDO]
+                untold = drive.command.change.prepare or drive.changed_ranks
+                drive.phases = [] if untold else [Phase.UNDO]
             case _:
                 drive.phases = [Phase.UNDO]
+        if Phase.UNDO in drive.phases and drive.phase in TOLD_IN:
+            # Ranks pass over what is numbered below the order that it is to withdraw.
+            self._number_anew(key, drive)
         self._next(key, now)
+
+    def _number_anew(self, key: PartKey, drive: Drive) -> None:
+        serial = self._agent.serial + 1
+        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=serial))
+        drive.serial = self._part(key).serial
 
     def _answer(self, key: PartKey, drive: Drive, now: Instant) -> None:
         """Record and tell how the change ended."""
@@ -307,6 +325,7 @@ class Changes:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
+            self.started(key, now)  # Whoever has joined is asked what it can.
 
     def _forget_leavers(self, key: PartKey) -> None:
         """Take no rank that has left its gang for the slowest one."""
@@ -420,22 +439,22 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, _failure(message), now)
+                self._missed(key, failure_of(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = _failure(message), True
+                drive.detail, drive.kept = failure_of(message), True
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, _failure(message), now)
+                self._fail(key, failure_of(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, _failure(message), now)
+                    self._fail(key, failure_of(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
-                _add(drive, message)
+                add(drive, message)
         if not drive.waits:
             self._next(key, now)
 
@@ -466,9 +485,11 @@ class Changes:
     @staticmethod
     def _deserted(part: PartState, drive: Drive) -> bool:
         """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+        change = drive.command.change
+        if not isinstance(change, Resize) or not change.ranks or part.joins:
+            return False  # Nobody is to stay here, or nobody was here.
         gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
-        resizes = isinstance(drive.command.change, Resize)
-        return resizes and not gang and drive.manner is not Manner.UNCHANGED
+        return not gang and drive.manner is not Manner.UNCHANGED
 
     def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
         """Tell whether a newcomer is there and has made everything ready, in whatever order.
@@ -565,29 +586,3 @@ class Changes:
 
     def _call(self, *commands: msgspec.Struct) -> None:
         self._agent.add(*(Call(command) for command in commands))
-
-
-def _failure(message: Failed) -> str:
-    return f"rank {message.rank}: {message.error or message.what}"
-
-
-def _add(drive: Drive, message: Answer) -> None:
-    """Add one rank's answer to what the change comes to."""
-    step = getattr(message, "step", 0)
-    if drive.phase is not Phase.UNDO and step:
-        drive.done_step = min(drive.done_step or step, step)
-    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
-    match message:
-        case Released():
-            known = drive.residue >= 0 or not drive.released
-            drive.residue = (
-                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
-            )
-            drive.released = True
-            drive.moved += message.moved
-        case Checkpointed() | Sent():
-            drive.moved += message.bytes
-        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
-            drive.changed_ranks += 1
-        case _:
-            pass

@@ -69,6 +69,8 @@ class Phase(StrEnum):
     """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
+    HOLD = "hold"
+    """All is ready for a resize on several nodes, and waits for the next command."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
 
@@ -183,7 +185,7 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
             return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
                                generation=change.generation, world=change.world,
                                host=change.master_address, port=change.master_port,
-                               leaves=not stays)  # fmt: skip
+                               leaves=not stays, agree=change.agree)  # fmt: skip
         case Phase.WORK:
             return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
                                   step=drive.step)  # fmt: skip
@@ -215,6 +217,33 @@ def is_answer(drive: Drive, message: Answer) -> bool:
             return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
 
 
+def failure_of(message: Failed) -> str:
+    """Return what a rank says went wrong."""
+    return f"rank {message.rank}: {message.error or message.what}"
+
+
+def add(drive: Drive, message: Answer) -> None:
+    """Add one rank's answer to what the change comes to."""
+    step = getattr(message, "step", 0)
+    if drive.phase is not Phase.UNDO and step:
+        drive.done_step = min(drive.done_step or step, step)
+    drive.pause_ns = max(drive.pause_ns, getattr(message, "pause_ns", 0))
+    match message:
+        case Released():
+            known = drive.residue >= 0 or not drive.released
+            drive.residue = (
+                max(drive.residue, 0) + message.residue if known and message.residue >= 0 else -1
+            )
+            drive.released = True
+            drive.moved += message.moved
+        case Checkpointed() | Sent():
+            drive.moved += message.bytes
+        case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
+            drive.changed_ranks += 1
+        case _:
+            pass
+
+
 def newcomers(part: PartState, resize: Resize) -> list[str]:
     """Return the tokens of the ranks that a resize starts here."""
     wanted = {plan.rank for plan in resize.ranks}
@@ -222,10 +251,18 @@ def newcomers(part: PartState, resize: Resize) -> list[str]:
             if rank.out and rank.down is None and rank.plan.rank in wanted]  # fmt: skip
 
 
+def strangers(part: PartState, change: object) -> list[str]:
+    """Return the tokens of ranks that were to join, and are not to by what is wanted instead."""
+    wanted = [plan.rank for plan in change.ranks] if isinstance(change, Resize) else []
+    return [token for token, rank in part.ranks.items()
+            if rank.out and rank.down is None and rank.plan.rank not in wanted]  # fmt: skip
+
+
 def resized(command: BindJob, resize: Resize) -> BindJob:
     """Return the command as it is for ranks of the resized gang."""
     return msgspec.structs.replace(
         command,
+        awaits="",
         world=resize.world,
         ranks=resize.ranks,
         master_address=resize.master_address,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, resizes
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -55,12 +55,15 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
         return None
     if job.parts.get(name) is not Part.RAN:
         return None
-    patience_ms = DEADLINES_MS[type(change.change)]
+    told = change.change
+    if isinstance(told, Resize) and not told.ranks:
+        told = resizes.told_to(job.members[name], told)
+    patience_ms = DEADLINES_MS[type(told)]
     if change.why is Reason.PREEMPTED:
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
                      node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
-                     change=change.change, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
+                     change=told, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
 
 
 def close(
@@ -75,6 +78,8 @@ def close(
                               why=why, at=now, released=released, detail=detail, trace=job.trace,
                               step=min((one.step for one in told), default=0),
                               pause_ns=max((one.pause_ns for one in told), default=0)))  # fmt: skip
+    for claimer in machine.cells.claimers(cellwork.holder(job.job, job.attempt)):
+        machine.soft.ripe[cellwork.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
         over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
 
@@ -163,10 +168,24 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
     )
     machine.order = fact.order
     if isinstance(fact.change, Resize):
-        for name in fact.nodes:
+        at = fact.change.at
+        for name in (at,) if at else () if fact.change.prepare else fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     for name in fact.nodes:
-        machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+        if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
+            machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+
+
+def ran(machine: AllocatorMachine, job: JobState, name: str) -> None:
+    """Note that a part runs: what began it is answered, and a change that awaited it is not."""
+    orders, change = machine.nodes[name].open_orders, job.change
+    if job.state is State.BOUND:
+        orders.pop((job.job, job.attempt), None)
+    elif job.state is State.RUNNING and resizes.came(machine, job, name):
+        if change is not None and change.answers.get(name, change) is None:
+            orders[job.job, job.attempt] = change.order
+        else:
+            orders.pop((job.job, job.attempt), None)
 
 
 def _apply_answered(machine: AllocatorMachine, job: JobState, fact: MemberAnswered) -> None:

@@ -30,6 +30,7 @@ from skep.machines.allocator import (
     moving,
     resizes,
     schedule,
+    spanning,
     suspects,
     watch,
 )
@@ -222,6 +223,8 @@ class AllocatorMachine:
             return
         if job.parts.get(event.node) is not Part.BOUND or not _speaks(job, event):
             return
+        if not self.nodes[event.node].means((event.job, event.attempt), event.order):
+            return
         # The node's clock may be wrong, and the time limit counts from here.
         at = min(max(event.at, job.bound_at), now)
         self.record(MemberRan(job=job.job, attempt=job.attempt, node=event.node, at=at))
@@ -229,10 +232,14 @@ class AllocatorMachine:
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
             changing.follow(self, job, now)
+        elif job.state is State.RUNNING:
+            dispatch.command(self, event.node, job.job, job.attempt, now)
 
     def _member_exited(self, event: MemberExited, now: Instant) -> None:
         attempt = event.job, event.attempt
         node = self.nodes.get(event.node)
+        if node is not None and not node.means(attempt, event.order):
+            return  # Of an earlier part of the attempt: its gang has come back here since.
         if node is not None and attempt in node.ghosts and event.identity == node.joined.identity:
             self.record(GhostGone(job=event.job, attempt=event.attempt, node=event.node))
             return
@@ -242,6 +249,9 @@ class AllocatorMachine:
                 moving.exited(self, job, event, now)
             return
         if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
+            return
+        if spanning.exited(self, job, event, now):
+            changing.after_change(self, job, now)
             return
         self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
                                outcome=event.outcome, detail=event.detail, steps=event.steps,
@@ -263,6 +273,8 @@ class AllocatorMachine:
             failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
             if failed and job.state is not State.STOPPING:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
+            elif job.deserted and job.state is not State.STOPPING:
+                dispatch.stop(self, job, Reason.PEER_FAILED, now, "its gang has ended")
             changing.conclude(self, job, now)
             return
         dispatch.abandon(self, job, now)
@@ -323,8 +335,7 @@ class AllocatorMachine:
             case MemberRan():
                 job = self.jobs[fact.job]
                 job.parts[fact.node] = Part.RAN
-                if job.state is State.BOUND:
-                    self.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
+                changes.ran(self, job, fact.node)
             case JobRan():
                 job = self.jobs[fact.job]
                 job.move("JobRan")

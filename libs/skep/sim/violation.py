@@ -1,0 +1,16 @@
+"""That something happened which must not."""
+
+
+class ViolationError(Exception):
+    """Something happened that must not."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        """Say which invariant broke, and how."""
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+def require(holds: bool, invariant: str, text: str) -> None:
+    """Raise ViolationError unless `holds`."""
+    if not holds:
+        raise ViolationError(invariant, text)
