@@ -12,7 +12,8 @@ With `--rounds`, six jobs share four slots: `sliced` has two of the four give wa
 in turns, with release; `control` has the same four run as long undisturbed. Both are counted in
 mini-batches, alternate, and are compared pair by pair; 95 % interval by Student's t. On a machine
 with fewer cores than slots, or with neighbours, `cost_percent_of_cpu` (the jobs' own processor time
-per mini-batch) says more than `cost_percent` (mini-batches in equal time).
+per mini-batch) says more than `cost_percent` (mini-batches in equal time). `switch` compares each
+switch with the seconds around it (`switch_loss`), which a machine's drifting pace does not touch.
 
 `--svg PATH` draws the phases as bars.
 """
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts import svg
+from scripts.switch_loss import NS, Window, lost_s
 from tests.job_agent import Message
 from tests.suspend_kit import Driver, driver
 
@@ -220,8 +222,10 @@ class Sharing:
 
     def __init__(self, jobs: list[Driver]) -> None:
         self.jobs = jobs
+        self.told = [Steps(job) for job in jobs]
         self.steps = [0] * len(jobs)
         self.switch_ms: list[float] = []
+        self.switched_at: list[int] = []
         self._pool = ThreadPoolExecutor(JOBS)
 
     def stop(self, which: Sequence[int]) -> None:
@@ -259,6 +263,13 @@ class Sharing:
             ticks += sum(map(int, stat.split()[11:13]))
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def lost_s(self, quantum_s: float) -> list[float]:
+        """Return what each switch cost, in seconds of all slots' work."""
+        ends = sorted(end for steps in self.told for end in steps.ends)
+        felt = min(Window().felt, quantum_s / 4)
+        window = Window(felt, min(Window().pace, quantum_s - 2 * felt))
+        return [lost_s(ends, at, window) for at in self.switched_at]
+
     def _quanta(self, shifts: Sequence[Sequence[int]], quantum_s: float) -> None:
         # The time of the switches is within the quanta: both kinds of round last as long.
         end = time.monotonic()
@@ -269,6 +280,7 @@ class Sharing:
             self.go([number for number in shift if number not in running])
             if running:
                 self.switch_ms.append((time.monotonic() - begin) * 1e3)
+                self.switched_at.append(round(begin * NS))
             running = shift
             end += quantum_s
             time.sleep(max(0.0, end - time.monotonic()))
@@ -305,8 +317,19 @@ def sharing(script: Path, options: argparse.Namespace) -> dict[str, object]:
         "quantum_s": options.quantum,
         "rounds": [{kind: one._asdict() for kind, one in pair.items()} for pair in rounds],
         "switch_of_two_jobs_ms": summary(both.switch_ms),
+        "switch": cost_of_switches(both.lost_s(options.quantum), options.quantum),
         "cost_percent": interval(costs),
         "cost_percent_of_cpu": interval(cpu),
+    }
+
+
+def cost_of_switches(lost: Sequence[float], quantum_s: float) -> dict[str, object]:
+    """Return what a switch costs: seconds of all slots' work, and percent of quanta."""
+    return {
+        "switches": len(lost),
+        "lost_s": interval(lost),
+        "percent_of_quantum": interval([100 * each / quantum_s for each in lost]),
+        "percent_of_60_s": interval([100 * each / QUANTUM_S for each in lost]),
     }
 
 
@@ -321,7 +344,7 @@ def six(script: Path, size_mb: int) -> Iterator[list[Driver]]:
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(driver()) for _ in range(JOBS)]
         for job in jobs:
-            job.start([script, size_mb])
+            job.start([script, size_mb, "tell"])
         for job in jobs:
             job.wait_for_boundaries()
         yield jobs

@@ -16,6 +16,7 @@ from skep.wire import (
     findings,
     moves,
     node,
+    packs,
     part_facts,
     reports,
     resizes,
@@ -166,19 +167,30 @@ NODE_EVENTS: tuple[msgspec.Struct, ...] = (
     node.NodeCleared(node="node-1", identity=IDENTITY, order=43),
 )
 REPORTS: tuple[msgspec.Struct, ...] = (
-    reports.Heartbeat(node="node-1", identity=IDENTITY, at=AT),
+    reports.Heartbeat(
+        node="node-1",
+        identity=IDENTITY,
+        at=AT,
+        trouble=(reports.DeviceTrouble(index=2, text="XID 79"),),
+    ),
     reports.NodeReport(
         node="node-1",
         at=AT,
         jobs=(
             reports.JobProgress(
-                job="j17", attempt=1, world=2, trace=TRACE,
-                ranks=(reports.RankProgress(rank=0, steps=90, step_ns=11_000_000, last_step_at=AT,
-                                            memory=300_000_000),),
+                job="j17",
+                attempt=1,
+                world=2,
+                trace=TRACE,
+                ranks=(
+                    reports.RankProgress(
+                        rank=0, steps=90, step_ns=11_000_000, last_step_at=AT, memory=300_000_000
+                    ),
+                ),
             ),
         ),
     ),
-)  # fmt: skip
+)
 FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
                                                  rate_milli=90_909),)),
@@ -213,6 +225,8 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskCheckpoint(job="j17"),
     changes.AskMigrate(job="j17", to="node-2"),
     changes.AskResize(job="j17", workers=4),
+    changes.AskPack(job="j17", beside="j12", share=0.5),
+    changes.AskUnpack(job="j17"),
 )
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.EpochBegan(epoch=2, owner="host-1f2e"),
@@ -283,6 +297,9 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
                            detail="the successor took too long"),
     changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
     resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
+    packs.GpusShared(mode=packs.Mode.PACK, job="j17", attempt=1, beside=(("j12", 2),),
+                     node="node-1", devices=(0,), why=Reason.REQUESTED, at=AT, told=0.5,
+                     trace=TRACE),
     resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
@@ -331,6 +348,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Ready(**_RANK, port=31_000),
     talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),
+    talk.Shared(**_RANK, order=73, share=0.5, used=6_000_000_000),
     talk.Rescaled(**_RANK, order=73, generation=2, step=150, pause_ns=40_000_000),
     talk.Failed(**_RANK, order=81, what="checkpoint", error="OSError: no space left"),
     talk.Measured(**_RANK, step=120, values={"loss": 0.25, "tokens": 61_440.0}),
@@ -343,6 +361,7 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.ResumeRank(**_RANK, order=51),
     talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
+    talk.ShareRank(**_RANK, order=73, share=0.5),
     talk.RescaleRank(**_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001,
                      step=150),
 )  # fmt: skip

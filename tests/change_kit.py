@@ -24,9 +24,7 @@ from skep.wire.commands import (
     Suspend,
     Target,
 )
-from skep.wire.node import (
-    MemberChanged,
-)
+from skep.wire.node import MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunStarted
@@ -52,11 +50,12 @@ def said(kind: type[Any], rank: int = 0, **fields: Any) -> RankSaid:
 
 
 def running(command: BindJob = GANG, can: tuple[str, ...] | None = EVERYTHING,
-            steps: int = 0, budget: int = 0) -> Driver[AgentMachine]:  # fmt: skip
+            steps: int = 0, budget: int = 0, node: NodeJoined | None = None,
+            ) -> Driver[AgentMachine]:  # fmt: skip
     """Return an agent whose part runs, and whose ranks have said what they can."""
 
     def make() -> AgentMachine:
-        machine = AgentMachine(joined())
+        machine = AgentMachine(node or joined())
         machine.host_budget = budget or machine.host_budget
         return machine
 

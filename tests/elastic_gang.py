@@ -205,7 +205,7 @@ class ElasticGang:
             "SKEP_GEN": str(self.attempt),
         }
         if awaits:
-            env["SKEP_AWAITS"] = "secret"
+            env["SKEP_AWAITS"] = "generation-1"
         member = Member(self._script, folder, env, {**self._options, **options})
         self.members.append(member)
         return member

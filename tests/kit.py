@@ -201,6 +201,8 @@ SOFT: dict[type, tuple[str, ...]] = {
         "unsure",
         "clearing",
         "report_at",
+        "used",
+        "trouble",
         "changes",
         "_effects",
     ),

@@ -3,6 +3,7 @@
 The ranks answer as the job's side does: orders fence, what stands stays standing, a connection that
 is gone comes back with hello, can and how the rank stands. They are a gang: none begins a
 mini-batch before all have ended the one before, so that one which stands alone stops the others.
+A rank may be several processes, with a connection each and frozen together.
 Everything happens one thing at a time, in an order drawn from a generator; time passes only while
 nothing else can happen.
 """
@@ -51,8 +52,12 @@ TURNS_MAX = 20_000
 class Rank:
     """One training process: the job's side of the protocol, without the training."""
 
-    def __init__(self, token: str, command: BindJob, rank: int, can: tuple[str, ...]) -> None:
+    def __init__(
+        self, token: str, command: BindJob, rank: int, can: tuple[str, ...],
+        part: int = 0, parts: int = 1,
+    ) -> None:  # fmt: skip
         self.token, self.rank, self.can = token, rank, can
+        self.part, self.parts = part, parts
         self.job, self.attempt = command.job, command.attempt
         self.steps = 0
         self.order = -1
@@ -64,17 +69,19 @@ class Rank:
         self.inbox: list[Any] = []
         self.connected = False
         self.frozen = False
+        self.share = command.share
         self.joining = bool(command.awaits)
         if self.joining:
             self.stands = self.made(talk.Ready, port=9)
             self.outbox.append(self.stands)
 
     def made(self, kind: type[Any], **fields: Any) -> Any:
-        return kind(job=self.job, attempt=self.attempt, rank=self.rank, **fields)
+        who = {"job": self.job, "attempt": self.attempt, "rank": self.rank, "part": self.part}
+        return kind(**who, **fields)
 
     def connect(self) -> None:
         self.connected = True
-        first = [self.made(talk.Hello, pid=1, token=self.token)]
+        first = [self.made(talk.Hello, pid=1, token=self.token, parts=self.parts)]
         if self.can:
             first.append(self.made(talk.Can, tier="cooperative", can=self.can))
         if self.stands is not None:
@@ -106,6 +113,9 @@ class Rank:
                 self.say(talk.Released, order=message.order, moved=10, residue=1)
             case talk.ResumeRank() | talk.ReleaseRank():
                 self.say(talk.Failed, order=message.order, what=kind, error="not now")
+            case talk.ShareRank():
+                self.share = message.share
+                self.say(talk.Shared, order=message.order, share=message.share, used=10)
             case talk.RescaleRank() if self.joining:
                 self.joining, self.stands = False, None
                 self.steps = message.step
@@ -142,10 +152,10 @@ class Rank:
 
 
 class World:
-    """The node; `story` is what happened, for whoever reads a failure."""
+    """The node, `parts` processes in each rank; `story` is what happened, to read of a failure."""
 
-    def __init__(self, command: BindJob, can: tuple[str, ...], seed: int) -> None:
-        self.command, self.can, self.rng = command, can, Random(seed)
+    def __init__(self, command: BindJob, can: tuple[str, ...], seed: int, parts: int = 1) -> None:
+        self.command, self.can, self.rng, self.parts = command, can, Random(seed), parts
         self.decide: Driver[AgentMachine] = agent()
         self.decide.thorough = False
         self.ranks: dict[str, Rank] = {}
@@ -207,11 +217,20 @@ class World:
 
     def kill(self, token: str, code: int = -9) -> None:
         """A rank's process tree dies."""
-        if token in self.ranks:
+        if self.of(token):
             self.story.append(f"{token} ends with {code}")
-            del self.ranks[token]
+            self.ranks = {key: rank for key, rank in self.ranks.items() if rank.token != token}
             self.ended[token] = RunExited(token, code, T0, asked=code == -15)
             self.answers.append(self.ended[token])
+
+    def cut(self) -> None:
+        """One process loses its connection; the agent has yet to hear what was on its way."""
+        rank = self.rng.choice(list(self.ranks.values()))
+        self.story.append(f"{rank.token}, process {rank.part}, is cut off")
+        rank.connected, rank.inbox = False, []
+
+    def of(self, token: str) -> list[Rank]:
+        return [rank for rank in self.ranks.values() if rank.token == token]
 
     def training(self) -> bool:
         """Tell whether every rank makes progress."""
@@ -284,34 +303,36 @@ class World:
         self.story.append(f"agent asks for {call}")
         match call:
             case StartRank():
-                if call.token not in self.ranks and call.token not in self.ended:
-                    rank = Rank(call.token, call.command, call.plan.rank, self.can)
-                    self.ranks[call.token] = rank
+                if not self.of(call.token) and call.token not in self.ended:
+                    for part in range(self.parts):
+                        rank = Rank(call.token, call.command, call.plan.rank, self.can, part,
+                                    self.parts)  # fmt: skip
+                        self.ranks[f"{call.token}/{part}" if part else call.token] = rank
                 self.answers.append(RunStarted(call.token, 10, 1, T0))
             case StopRun():
-                if call.token in self.ranks:
-                    self.ranks[call.token].frozen = False
-                    self.kill(call.token, -15)
+                for rank in self.of(call.token):
+                    rank.frozen = False
+                self.kill(call.token, -15)
             case ForgetRun():
                 self.ended.pop(call.token, None)
             case ListRuns():
-                alive = [RunStarted(token, 10, 1, T0, rank.frozen)
-                         for token, rank in self.ranks.items()]  # fmt: skip
+                alive = [RunStarted(rank.token, 10, 1, T0, rank.frozen)
+                         for rank in self.ranks.values() if not rank.part]  # fmt: skip
                 self.answers.append(RunsListed((*alive, *self.ended.values())))
             case FreezeRun():
-                if call.token in self.ranks:
-                    self.ranks[call.token].frozen = True
+                for rank in self.of(call.token):
+                    rank.frozen = True
                 self.answers.append(RunFrozen(call.token))
             case ThawRun():
-                if call.token in self.ranks:
-                    self.ranks[call.token].frozen = False
+                for rank in self.of(call.token):
+                    rank.frozen = False
                 self.answers.append(RunThawed(call.token))
             case OpenStore():
                 self.answers.append(StoreOpened(call.job, call.attempt))
             case TellRank(message=message):
-                token = f"{message.job}.{message.attempt}.{message.rank}"
-                if token in self.ranks and self.ranks[token].connected:
-                    self.ranks[token].inbox.append(message)
+                for rank in self.of(f"{message.job}.{message.attempt}.{message.rank}"):
+                    if rank.connected:
+                        rank.inbox.append(message)
             case PublishEvent():
                 assert self.stream.setdefault(call.event, call.message) == call.message
                 if isinstance(call.message, MemberChanged):

@@ -16,11 +16,11 @@ MARGIN = 5
 
 
 class Driver:
-    """Some ranks of one job under one agent."""
+    """Some ranks of one job under one agent, each of them of so many processes."""
 
-    def __init__(self, agent: JobAgent, ranks: int = 1) -> None:
+    def __init__(self, agent: JobAgent, ranks: int = 1, parts: int = 1) -> None:
         self.agent = agent
-        self.ranks = ranks
+        self.ranks, self.voices = ranks, ranks * parts
         self.processes: list[subprocess.Popen[str]] = []
         self._order = 0
 
@@ -47,26 +47,26 @@ class Driver:
         self.processes.append(process)
 
     def ask(self, kind: str, **fields: object) -> list[Message]:
-        """Send an order, and return every rank's answer to it."""
+        """Send an order, and return every process's answer to it."""
         self._order += 1
         self.agent.order(kind, self._order, **fields)
         return self.answers()
 
     def answers(self, kind: str | None = None) -> list[Message]:
-        """Return the first answer of every rank to the latest order, once all have come."""
+        """Return the first answer of every process to the latest order, once all have come."""
 
-        def found(agent: JobAgent) -> dict[int, Message]:
-            mine: dict[int, Message] = {}
+        def found(agent: JobAgent) -> dict[tuple[int, int], Message]:
+            mine: dict[tuple[int, int], Message] = {}
             for message in list(agent.received):
                 if message.get("order") == self._order and kind in (None, message["type"]):
-                    mine.setdefault(message["rank"], message)
+                    mine.setdefault((message["rank"], message.get("part", 0)), message)
             return mine
 
         def over(agent: JobAgent) -> bool:
-            return len(found(agent)) == self.ranks or self._died(agent)
+            return len(found(agent)) == self.voices or self._died(agent)
 
         self.agent.wait_until(over)
-        if len(found(self.agent)) < self.ranks:
+        if len(found(self.agent)) < self.voices:
             said = [process.communicate()[1] for process in self.processes]
             raise AssertionError(f"a rank ended instead of answering: {said}")
         return [answer for _, answer in sorted(found(self.agent).items())]
@@ -75,7 +75,7 @@ class Driver:
         """Return whether a rank has ended: then its last connection has, too."""
         return (
             agent.accepted > 0
-            and agent.open_connections < self.ranks
+            and agent.open_connections < self.voices
             and any(process.poll() is not None for process in self.processes)
         )
 
@@ -90,12 +90,12 @@ class Driver:
                 return answers
             assert {answer["type"] for answer in answers} <= {"suspended", "past"}, answers
             margin *= 2
-            step = max(answer["step"] for answer in answers) + margin if self.ranks > 1 else 0
+            step = max(answer["step"] for answer in answers) + margin if self.voices > 1 else 0
             self.ask("resume")
 
     def wait_for_boundaries(self) -> None:
-        """Return once every rank has said that it can be suspended."""
-        self.agent.wait_for(self.ranks, "can")
+        """Return once every process has said that it can be suspended."""
+        self.agent.wait_for(self.voices, "can")
 
     def ends(self) -> list[str]:
         """Wait for every rank to succeed; return what each printed."""
@@ -115,10 +115,10 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driver(ranks: int = 1) -> Iterator[Driver]:
+def driver(ranks: int = 1, parts: int = 1) -> Iterator[Driver]:
     """Yield a driver with an agent of its own; what it started is gone afterwards."""
     with job_agent() as agent:
-        it = Driver(agent, ranks)
+        it = Driver(agent, ranks, parts)
         try:
             yield it
         finally:

@@ -9,7 +9,7 @@ def _leave_working_directory() -> None:
 
     Otherwise a `json.py` of the user would replace the standard one for this package too.
     """
-    if sys.flags.safe_path:
+    if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return  # -P or -I: the interpreter has put nothing there.
     try:
         directory = os.getcwd()

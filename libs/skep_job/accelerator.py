@@ -4,11 +4,13 @@ The processes that share a device keep a slot each in one file, `<folder>/gpu<N>
 takes as long as the job's load says, times what its present partners cost it (the sum that
 `skep.perf.interference` explains), and its kernels count as the device's busy time. The process
 really waits; what it computes meanwhile on the CPU is part of the mini-batch. Memory is a number
-with a limit, as large allocations are what a GPU refuses.
+with a limit, as large allocations are what a GPU refuses; a process that shares the device may have
+a lower one of its own (`Limit`).
 
 Environment: SKEP_FAKE_GPUS is the folder, SKEP_DEVICES the devices, SKEP_FAKE_LOAD a JSON object
 with `step_ms` (alone) and any of `utilisation`, `demand`, `sensitivity`, `pressure` and `memory`
-(bytes). `attach` then makes every optimizer step of an unchanged script end a mini-batch.
+(bytes). `attach` then makes every optimizer step of an unchanged script end a mini-batch; a script
+that wants more memory, or to see what it has, asks `mine`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import math
 import mmap
 import os
 import struct
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -39,6 +42,8 @@ work (monotonic ns)."""
 _MAGIC = b"skepgpu1"
 _BYTES = _HEAD.size + SLOTS * _SLOT.size
 
+TROUBLE_CHARACTERS_MAX = 200
+
 LATE = 4.0
 """A job counts as at work for this many times its mini-batch after it began one: beyond, it is
 suspended, or does something else than training."""
@@ -46,6 +51,13 @@ suspended, or does something else than training."""
 
 class OutOfMemoryError(RuntimeError):
     """The device has not that much memory left, as torch's error of that name."""
+
+
+class Limit:
+    """Which part of a device's memory a process may use; 0.0: all of it."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self.share = share
 
 
 class FakeLoad(NamedTuple):
@@ -156,13 +168,29 @@ def view(folder: str, device: int) -> DeviceView:
                                              for slot in slots if slot.alive))  # fmt: skip
 
 
+def trouble(folder: str, device: int) -> str:
+    """Return what is wrong with a device: what somebody wrote into `gpu<N>.trouble`, to play it."""
+    try:
+        with open(f"{_path(folder, device)}.trouble", encoding="utf-8") as file:
+            return file.read().strip()[:TROUBLE_CHARACTERS_MAX]
+    except OSError:
+        return ""
+
+
 class Accelerator:
     """One process's hold on one device, for one training thread."""
 
-    def __init__(self, folder: str, device: int, load: FakeLoad) -> None:
-        """Take a slot, and the load's memory. Raises OSError, ValueError, OutOfMemoryError."""
+    def __init__(
+        self, folder: str, device: int, load: FakeLoad, limit: Limit | None = None
+    ) -> None:
+        """Take a slot, and the load's memory. Raises OSError, ValueError, OutOfMemoryError.
+
+        `limit` may be changed at any time, by any thread.
+        """
         self._file = _File(_path(folder, device))
         self._load = load
+        self._limit = limit or Limit()
+        self._away = 0
         self._index = -1
         self._pid = os.getpid()
         self._memory = 0
@@ -195,13 +223,22 @@ class Accelerator:
 
     def allocate(self, size: int) -> None:
         """Take `size` bytes of the device's memory. Raises OutOfMemoryError."""
+        total, share = self._total(), self._limit.share
+        most = int(total * share)
+        if share and self._memory + size > most:
+            reason = (f"fake GPU out of memory: tried to allocate {size} bytes; the share of this "
+                      f"job are {most} of {total} bytes, and it has {self._memory}")  # fmt: skip
+            raise out_of_memory(reason)
+        self._take(size)
+
+    def _take(self, size: int) -> None:
         with self._file.locked():
             total, _ = self._file.head()
             used = sum(slot.memory for slot in self._file.slots() if slot.alive)
             if used + size > total:
                 reason = (f"fake GPU out of memory: tried to allocate {size} bytes, of {total} "
                           f"are {total - used} free")  # fmt: skip
-                raise OutOfMemoryError(reason)
+                raise out_of_memory(reason)
             self._memory += size
             self._note(0)
 
@@ -212,10 +249,31 @@ class Accelerator:
             self._memory -= size
             self._note(0)
 
+    def away(self) -> None:
+        """Have nothing on the device until `back`: its state is in the host's memory."""
+        with self._file.locked():
+            self._away, self._memory = self._away + self._memory, 0
+            self._note(0)
+
+    def back(self) -> None:
+        """Have on the device again what is away, above the limit too. Raises OutOfMemoryError."""
+        self._take(self._away)
+        self._away = 0
+
     @property
     def memory(self) -> int:
         """Return the bytes this process has on the device."""
         return self._memory
+
+    @property
+    def allowed(self) -> int:
+        """Return the bytes this process may have on the device."""
+        total = self._total()
+        return int(total * self._limit.share) or total
+
+    def _total(self) -> int:
+        total, _ = self._file.head()  # It never changes.
+        return total
 
     def close(self) -> None:
         """Leave the device."""
@@ -230,7 +288,7 @@ class Accelerator:
             if not slot.alive:
                 return index
         reason = f"{SLOTS} processes are on the device, and no more can be"
-        raise OutOfMemoryError(reason)
+        raise out_of_memory(reason)
 
     def _note(self, at_work_until: int) -> None:
         load = self._load
@@ -250,30 +308,81 @@ class Accelerator:
 _NOBODY = _Slot(0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
-def attach(environ: Mapping[str, str]) -> None:
+class Attachment:
+    """The fake devices of a process; each fork of it has places of its own on them."""
+
+    def __init__(self, folder: str, devices: Sequence[int], load: FakeLoad) -> None:
+        """Take no place yet."""
+        self._folder, self._devices, self._load = folder, devices, load
+        self._held: dict[int, list[Accelerator]] = {}
+        self.limit = Limit()
+
+    def here(self) -> Sequence[Accelerator]:
+        """Return this process's places, taken at first use: raises what Accelerator does."""
+        process = os.getpid()
+        if process not in self._held:  # The first step, or the first in a fork.
+            self._held[process] = [Accelerator(self._folder, device, self._load, self.limit)
+                                   for device in self._devices]  # fmt: skip
+        return self._held[process]
+
+    def used(self) -> int:
+        """Return the bytes this process has on the device where it has most."""
+        return max((one.memory for one in self._held.get(os.getpid(), ())), default=0)
+
+    def away(self) -> None:
+        """Have nothing on the devices."""
+        for one in self._held.get(os.getpid(), ()):
+            one.away()
+
+    def back(self) -> None:
+        """Have on all devices what is away; raises OutOfMemoryError, and it is away on all."""
+        try:
+            for one in self._held.get(os.getpid(), ()):
+                one.back()
+        except OutOfMemoryError:
+            self.away()
+            raise
+
+
+_attached: Attachment | None = None
+
+
+def mine() -> Sequence[Accelerator]:
+    """Return the fake devices of this process, if it has any. Raises what Accelerator does."""
+    return _attached.here() if _attached is not None else ()
+
+
+def attach(environ: Mapping[str, str]) -> Attachment | None:
     """Have optimizer steps end mini-batches on the fake devices this process was given, if any.
 
     A process takes its place on them at its first step, which raises what Accelerator does: as a
     script hears from a GPU that is full. Raises ValueError for a load that cannot be read.
     """
+    global _attached  # noqa: PLW0603  a process has its devices once
     folder, text = environ.get("SKEP_FAKE_GPUS", ""), environ.get("SKEP_FAKE_LOAD", "")
     devices = [int(each) for each in environ.get("SKEP_DEVICES", "").split(",") if each]
     if not folder or not text or not devices:
-        return
-    load = read_load(text)
-    held: dict[int, list[Accelerator]] = {}
+        return None
+    attachment = _attached = Attachment(folder, devices, read_load(text))
 
     def end_mini_batch(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        process = os.getpid()
-        if process not in held:  # The first step, or the first in a fork.
-            held[process] = [Accelerator(folder, device, load) for device in devices]
-        for one in held[process]:
+        for one in attachment.here():
             one.mini_batch()
 
     def hook(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(end_mini_batch)
 
     ImportWatcher({OPTIMIZERS: hook}).install()
+    return attachment
+
+
+def out_of_memory(reason: str) -> OutOfMemoryError:
+    """Return the error that a script catches: PyTorch's own, too, where that is imported."""
+    theirs = vars(sys.modules["torch"]).get("OutOfMemoryError") if "torch" in sys.modules else None
+    if theirs is None:
+        return OutOfMemoryError(reason)
+    kind: type[OutOfMemoryError] = type("OutOfMemoryError", (OutOfMemoryError, theirs), {})
+    return kind(reason)
 
 
 def read_load(text: str) -> FakeLoad:

@@ -26,7 +26,7 @@ Handler = Callable[[Message], object]
 AtOnce = Callable[[Message], object]
 """Runs on the reporter's thread; returning False leaves the message to the training thread."""
 
-KINDS = frozenset({"suspend", "release", "resume", "checkpoint", "move", "rescale"})
+KINDS = frozenset({"suspend", "release", "resume", "checkpoint", "move", "rescale", "share"})
 """What agents send. One of these that this job cannot do is refused; all else is passed over."""
 STANDS = frozenset({"suspended", "released", "ready", "sent", "loaded"})
 """Answers that stay true until another follows: said again on every new connection."""
@@ -62,6 +62,8 @@ class Control:
         """Called when an order withdraws those before it. Must not raise, must not block."""
         self.held: Message | None = None
         """An order that waits until every rank of the gang has it (`skep_job.together`)."""
+        self.peek: Callable[[object], object] | None = None
+        """While state is in the host's memory: returns the bytes of a storage that is there."""
         self.step = 0
         """The mini-batches completed at the boundary where the training stands, or stood last."""
         self._reached = reached

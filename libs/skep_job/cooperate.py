@@ -67,6 +67,10 @@ class Elastic(Protocol):
         """Return whether this rank is the one that writes checkpoints."""
         ...
 
+    def world(self) -> int:
+        """Return of how many ranks the gang is now."""
+        ...
+
 
 class Cooperation:
     """What `skep_job.plain.Under` asks for, done for one process of a job."""
@@ -85,9 +89,10 @@ class Cooperation:
         self._next_at: float | None = None
         self._told_to_end = False
         self._owns = False  # The state: a successor has yet to get it, a source has sent it away.
+        self._successor: Successor | None = None  # While this process is one, and does not train.
         settings = self._settings
         self._checkpoints = self._open(options.folder)
-        self._whose = Whose(settings.job, settings.attempt, settings.rank, settings.world)
+        self._whose = Whose(settings.job, settings.attempt, settings.process, settings.processes)
         self._elastic = options.elastic
 
     # --- what a run calls ---------------------------------------------------------------------
@@ -100,6 +105,7 @@ class Cooperation:
         control.move_clock()
         control.on("checkpoint", self._on_checkpoint)
         control.on("move", self._on_move)
+        control.at_once("suspend", self._is_the_job)
         self._together.begin()
         if self._elastic is not None:
             self._elastic.regroup(self._together.leave, self._together.begin)
@@ -152,7 +158,7 @@ class Cooperation:
             complain(f"a report was left out: {describe(error)}")
 
     def sums(self) -> dict[str, float]:
-        return self._metrics.sums()
+        return self._metrics.sums
 
     def go_on_from(self, sums: dict[str, float]) -> None:
         self._metrics.go_on_from(sums)
@@ -201,23 +207,26 @@ class Cooperation:
         if self._elastic is not None and not self._elastic.writes():
             return checkpoints.folder, 0
         state = self._snapshot()
+        self._require_memory(state)
         return checkpoints.save(state, self._steps(), folder)
 
     def _snapshot(self) -> Snapshot:
         assert self._run is not None
-        place = self._run.place() | {"chance": chance.capture()}
-        state = snapshot.take(self._run.tracked, place)
-        if snapshot.is_released(state.tensors):
+        arrived = self._arrived()
+        place = arrived or self._run.place() | {"chance": chance.capture()}
+        return snapshot.take(self._run.tracked, place)
+
+    def _require_memory(self, state: Snapshot) -> None:
+        if state.peek is None and snapshot.is_released(state.tensors):
             reason = "the job's memory is released: resume it first"
             raise transfer.Broken(reason)
-        return state
 
     def _open(self, folder: Path | None) -> Checkpoints | None:
         if folder is None:
             return None
         whose = self._settings
         # What one rank of an elastic gang has written, any rank of any later size can read.
-        rank, world = (whose.rank, whose.world) if self._options.elastic is None else (0, 1)
+        rank, world = (whose.process, whose.processes) if self._options.elastic is None else (0, 1)
         return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
 
     # --- beginning where an earlier process was ---------------------------------------------------
@@ -252,12 +261,22 @@ class Cooperation:
     def _succeed(self, run: Run, token: str) -> dict[str, Any]:
         warm_up(run.tracked, self._options.warm_up)
         successor = Successor(self._control, self._whose, token, run.tracked, self._options.host)
+        self._successor = successor
         place, message, pause_ns = successor.wait()
+        self._successor = None
         self._raise_fence()
-        step = place["steps"]
+        step, about = place["steps"], successor.about
+        self._tally.go_on_from(about.get("counted") or 0)
+        self._metrics.go_on_from(about.get("sums") or {})
         self._control.say("resumed", order=message["order"], step=step, pause_ns=pause_ns)
         complain(f"going on after mini-batch {step}, from the process before this one")
         return place
+
+    def _is_the_job(self, _message: Message) -> object:
+        """Take it that a successor which is suspended has taken over; on the reporter's thread."""
+        if self._successor is not None and self._successor.place is not None:
+            self._owns = True
+        return False  # The suspension itself is done where the training stands.
 
     def _raise_fence(self) -> None:
         if self._checkpoints is None:
@@ -274,13 +293,16 @@ class Cooperation:
 
     def _on_move(self, message: Message) -> None:
         since_ns = time.monotonic_ns()
-        state = self._snapshot()
+        # What was given back is in the host's memory, and goes from there.
+        state = self._snapshot()._replace(peek=self._control.peek)
+        self._require_memory(state)
         about = {
             "job": self._whose.job,
             "attempt": self._whose.attempt,
             "rank": self._whose.rank,
-            "world": self._whose.world,
+            "world": self._whose.world if self._elastic is None else self._elastic.world(),
             "step": self._steps(),
+            **self._counts(),
             "stopped_at": time.time_ns(),
         }
         host, port, token = message.get("host"), message.get("port"), message.get("token")
@@ -296,7 +318,7 @@ class Cooperation:
     def _stay_until_resumed(self, since_ns: int) -> None:
         while True:
             try:
-                message = self._control.wait("resume")
+                message = self._control.wait("resume", "suspend")
             except Lost:
                 # Whether the successor trains is not known here, so this process must not.
                 complain("the agent cannot be heard any more; the successor has the state")
@@ -308,7 +330,11 @@ class Cooperation:
             except Superseded as error:
                 self._control.fail(message, error)
                 continue
-            break
+            if message["type"] == "resume" or self._control.stands_already:
+                break  # Whoever suspended the job before goes on, or says that it stands.
+            # The move came to nothing, and the job is to stand all the same.
+            self._owns = True
+            self._control.say("suspended", order=message["order"], step=self._control.step)
         self._owns = True
         if not self._control.stands_already:  # Else whoever suspended the job goes on, and says so.
             step, pause_ns = self._control.step, self._pause(since_ns)
@@ -342,12 +368,25 @@ class Cooperation:
     # --- small things -----------------------------------------------------------------------------
 
     def _can(self) -> list[str]:
-        more = "migrate" if self._elastic is None else "resize"
-        return [*self._hooks.can(), "checkpoint", more]
+        if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
+            return [*self._hooks.can(), "checkpoint"]
+        more = ["migrate"] if self._elastic is None else ["migrate", "resize"]
+        return [*self._hooks.can(), "checkpoint", *more]
+
+    def _arrived(self) -> dict[str, Any] | None:
+        """Return the place of a successor that has its state, and has not trained yet."""
+        return self._successor.place if self._successor is not None else None
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what the tenant has been told of, which goes on in a successor."""
+        if self._successor is not None:
+            return {name: self._successor.about.get(name) for name in ("counted", "sums")}
+        return {"counted": self._tally.reached(), "sums": self._metrics.sums}
 
     def _steps(self) -> int:
         assert self._run is not None
-        return self._run.done
+        arrived = self._arrived()
+        return self._run.done if arrived is None else int(arrived["steps"])
 
     def _pause(self, since_ns: int) -> int:
         """Return how long training stood still, and keep that out of mini-batches' durations."""

@@ -52,6 +52,8 @@ from skep_job.elastic_round import (
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
+NEWCOMER = "generation-"
+"""How SKEP_AWAITS begins in a process that joins a gang, and does not succeed a rank."""
 COPY_BYTES_PER_S_MIN = 50e6
 """Half of what a network of 1 Gbit/s brings; slower ones are not for gangs."""
 
@@ -100,6 +102,7 @@ class Gang:
     def open(self, environ: Mapping[str, str], orders: Orders | None) -> None:
         """Form the gang of generation 0, or stay outside as a newcomer (SKEP_AWAITS).
 
+        Successors of a whole gang, which moves, form a gang of its size.
         RANK and WORLD_SIZE say which place; SKEP_STORE (host:port) is the gang's store. Without it
         the first group is formed as `torchrun`'s ranks do it.
         """
@@ -111,7 +114,7 @@ class Gang:
             self._orders.at_once("rescale", self._announced)
             self._orders.on("rescale", self._reached)
             self._orders.withdrawn = self._withdrawn
-        if environ.get("SKEP_AWAITS"):
+        if environ.get("SKEP_AWAITS", "").startswith(NEWCOMER):
             self.is_member = False
             return
         plan = Plan(0, 0, world, rank, "", 0, 0)

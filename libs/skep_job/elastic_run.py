@@ -173,6 +173,9 @@ class _Membership:
         self._run.gang.settle()
         return self._run._aim_of_newcomer
 
+    def world(self) -> int:
+        return self._run.seat.world
+
     def writes(self) -> bool:
         return self._run.seat.rank == 0
 

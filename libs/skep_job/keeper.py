@@ -59,7 +59,7 @@ class Keeper:
         control.on("checkpoint", self._take)
         self._together.begin()
         self._fence = Checkpoints(
-            self.folder, settings.job, settings.attempt, settings.rank, settings.world
+            self.folder, settings.job, settings.attempt, settings.process, settings.processes
         )
         try:
             self._fence.raise_fence()

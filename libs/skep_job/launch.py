@@ -23,6 +23,9 @@ USAGE = """\
 usage: python -m skep_job script.py [argument ...]
        python -m skep_job -m module [argument ...]"""
 
+PYTHON_MIN = (3, 10)
+"""Of processes that are observed; on an older Python scripts run as they would without Skep."""
+
 EXIT_USAGE = 2
 """What the interpreter returns for a wrong command line and for a script it cannot open."""
 
@@ -48,7 +51,16 @@ def main(arguments: list[str]) -> None:
         _run_path(arguments[0], arguments[1:])
 
 
+def is_safe_path() -> bool:
+    """Return whether the interpreter was told to put nothing on the import path (-P, -I)."""
+    return getattr(sys.flags, "safe_path", bool(sys.flags.isolated))  # New in Python 3.11.
+
+
 def _observe() -> None:
+    if sys.version_info < PYTHON_MIN:  # An image has any Python.
+        has, needed = (".".join(map(str, each[:2])) for each in (sys.version_info, PYTHON_MIN))
+        print(f"skep_job: not observed: this is Python {has}, older than {needed}", file=sys.stderr)
+        return
     # Imported here, so that outside Skep the script finds no module loaded but what runs it.
     from skep_job.observe import boot
     from skep_job.reporter import complain
@@ -65,7 +77,7 @@ def _observe() -> None:
 
 def _run_module(name: str, arguments: list[str]) -> None:
     sys.argv = ["-m", *arguments]  # runpy puts the module's file in the first place.
-    if not sys.flags.safe_path:
+    if not is_safe_path():
         try:
             sys.path.insert(0, os.getcwd())
         except OSError:
@@ -90,7 +102,7 @@ def _run_path(script: str, arguments: list[str]) -> None:
         reason = f"[Errno {error.errno}] {error.strerror}"
         print(f"{sys.executable}: can't open file {path!r}: {reason}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
-    if not sys.flags.safe_path:
+    if not is_safe_path():
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     is_bytecode = content.startswith(MAGIC_NUMBER)
     loader = (SourcelessFileLoader if is_bytecode else SourceFileLoader)("__main__", path)

@@ -50,6 +50,15 @@ class Metrics:
         if self._clock() >= self._next:
             self.send()
 
+    @property
+    def sums(self) -> dict[str, float]:
+        """What counts in sum so far, of this process and of those it succeeded."""
+        return dict(self._sums)
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Go on from another process's sums."""
+        self._sums.update(sums)
+
     def send(self) -> None:
         """Send what is known, if any of it has changed since."""
         if not self._changed:
@@ -59,14 +68,6 @@ class Metrics:
         values = {name: _number(value) for name, value in self._latest.items()} | self._sums
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._say("metrics", step=self._step, values=finite)
-
-    def sums(self) -> dict[str, float]:
-        """Return what counts in sum, so far."""
-        return dict(self._sums)
-
-    def go_on_from(self, sums: dict[str, float]) -> None:
-        """Count on from what another rank has counted, so that it can leave."""
-        self._sums = dict(sums)
 
     def _count(self) -> int:
         return len(self._latest) + len(self._sums)

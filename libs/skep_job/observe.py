@@ -13,6 +13,7 @@ from skep_job.control import Control
 from skep_job.memory import memory_bytes
 from skep_job.reporter import Reporter
 from skep_job.settings import Settings, Unobserved, read
+from skep_job.share import MemoryShare
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally
 from skep_job.torch_hooks import TorchHooks
@@ -42,18 +43,11 @@ def boot(environ: Mapping[str, str]) -> Observation | Unobserved:
     settings = read(environ)
     if isinstance(settings, Unobserved):
         return settings
-    _, count = parts(environ)
-    if count > 1:
-        boot_at_first_step(environ)
-        return Unobserved(
-            f"{count} processes share one of Skep's ranks, and the first reports for all; to take "
-            "part in more, give each a rank of its own (workers, without a launcher)"
-        )
     waiting = _Waiting.latest
     if waiting is None:
         waiting = _Waiting(environ)
         waiting.hooks.install()
-    return waiting.begin(settings, alone=True)
+    return waiting.begin(settings)
 
 
 def boot_at_first_step(environ: Mapping[str, str]) -> Unobserved | None:
@@ -85,29 +79,33 @@ class _Waiting:
         self._suspender: Suspender | None = None
         self.hooks = TorchHooks(self.tally, self.control, self._can)
         try:
-            accelerator.attach(environ)
+            fake = accelerator.attach(environ)
         except ValueError as error:
             sys.exit(f"skep_job: {error}")
+        self._share = MemoryShare(environ, fake)
 
     def begin_once(self) -> None:
-        """Begin, if this process reports for its rank. Called at the first mini-batch."""
+        """Begin to report. Called at the first mini-batch."""
         self.tally.wake = _nothing
         settings = read(self._environ)  # A launcher's child has set its own rank by now.
-        part, count = parts(self._environ)
-        if not isinstance(settings, Unobserved) and part == 0:
-            self.begin(settings, alone=count == 1)
+        if not isinstance(settings, Unobserved):
+            self.begin(settings)
 
-    def begin(self, settings: Settings, *, alone: bool) -> Observation:
-        """Start to report; take orders if this process is all there is of its rank."""
+    def begin(self, settings: Settings) -> Observation:
+        """Start to report and to take orders, beside the other processes of this rank."""
         global _active  # noqa: PLW0603  a process is observed once
+        part, count = parts(self._environ)
+        settings = settings._replace(part=part, parts=count)
         tally, control = self.tally, self.control
         control.adopt()
         reporter = Reporter(settings, tally, memory_bytes, control)
         tally.wake = reporter.wake
         control.wake = reporter.wake_to_send
-        if alone:
-            self._suspender = Suspender(tally, control, settings.host_bytes)
-            self._suspender.install()
+        room = None if settings.host_bytes is None else settings.host_bytes // count
+        self._suspender = Suspender(tally, control, room, share=self._share)
+        self._suspender.install()
+        self._share.divide(count)
+        self._share.install(control)
         _active = Observation(tally, self.hooks, reporter, control, settings)
         os.register_at_fork(after_in_child=reporter.abandon)
         os.register_at_fork(after_in_child=control.abandon)
@@ -117,7 +115,9 @@ class _Waiting:
         return _active
 
     def _can(self) -> list[str]:
-        return self._suspender.can() if self._suspender is not None else []
+        if self._suspender is None:
+            return []
+        return [*self._suspender.can(), *self._share.can()]
 
 
 def current() -> Observation | None:

@@ -38,6 +38,8 @@ IO_BYTES_MAX = 1024 * 1024 * 1024
 
 Storage = Any  # torch.UntypedStorage
 
+_NOT_AWAY = "this storage is not away"
+
 
 class Refused(Exception):  # noqa: N818  a name for what happened
     """The state stays where it is; the text says why."""
@@ -57,6 +59,9 @@ class Store(Protocol):
 
     def take_back(self) -> None:
         """Put everything back. If that raises, what is not back can be asked for again."""
+
+    def peek(self, storage: Storage) -> Any:
+        """Return the bytes of a storage that is away, as a tensor in the host's memory."""
 
     def residue(self) -> int:
         """Return the bytes that stayed on the devices; -1 if that is not known."""
@@ -234,6 +239,19 @@ class SharedMemory:
             os.close(descriptor)
             del self._pieces[-1]
 
+    def peek(self, storage: Storage) -> Any:
+        import torch
+
+        for descriptor, kept in self._pieces:
+            offset = 0
+            for each, size in kept:
+                if each._cdata == storage._cdata:
+                    data = torch.empty(size, dtype=torch.uint8)
+                    _transfer(os.preadv, descriptor, data.untyped_storage(), size, offset)
+                    return data
+                offset += size
+        raise LookupError(_NOT_AWAY)
+
     def residue(self) -> int:
         return memory_bytes()
 
@@ -296,6 +314,25 @@ class PinnedMemory:
             there.copy_(here, non_blocking=self._pinned)
         self._synchronize(self._kept)
         self._kept = []
+
+    def peek(self, storage: Storage) -> Any:
+        torch, offset = self._torch, 0
+        for each, size in self._kept:
+            if each._cdata == storage._cdata:
+                data = torch.empty(size, dtype=torch.uint8)
+                self._read(data, offset)
+                return data
+            offset += size
+        raise LookupError(_NOT_AWAY)
+
+    def _read(self, data: Any, offset: int) -> None:
+        """Fill a tensor of bytes with what is kept at an offset of the pieces."""
+        done, size = 0, data.numel()
+        while done < size:
+            piece, begin = divmod(offset + done, PIECE_BYTES)
+            length = min(size - done, PIECE_BYTES - begin)
+            data[done : done + length] = self._reused[piece][begin : begin + length]
+            done += length
 
     def residue(self) -> int:
         """Return what PyTorch still holds; the CUDA context, which it cannot see, comes on top."""

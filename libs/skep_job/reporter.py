@@ -3,9 +3,10 @@
     away --connected, hello sent--> reporting --link lost--> away
     away | reporting --interpreter exits--> bye (within FAREWELL_S) --> over
 
-Messages to the agent, each with `type`, `job`, `attempt` and `rank`:
+Messages to the agent, each with `type`, `job`, `attempt` and `rank`, and with `part` where several
+processes share a rank (`parts` of them):
 
-    hello  pid, world, token                     first on every connection
+    hello  pid, world, token, parts              first on every connection
     error  error                                 after hello, once counting has failed
     stats  steps, step_ns, monotonic_ns, last_step_monotonic_ns, source, memory_bytes
            at hello, then every `report_every_s`, and at once when the first mini-batch is done
@@ -182,6 +183,7 @@ class Reporter:
                     pid=self._pid,
                     world=self._settings.world,
                     token=self._settings.token,
+                    **({"parts": self._settings.parts} if self._settings.parts > 1 else {}),
                 )
             )
             self._control.greet()
@@ -276,6 +278,7 @@ class Reporter:
             "job": settings.job,
             "attempt": settings.attempt,
             "rank": settings.rank,
+            **({"part": settings.part} if settings.part else {}),
             **fields,
         }
 

@@ -34,6 +34,18 @@ class Settings(NamedTuple):
     token: str
     report_every_s: float
     host_bytes: int | None = None  # what `release` may put into the host's memory; None: no bound
+    part: int = 0  # which process of its rank this one is ...
+    parts: int = 1  # ... and of how many that train together
+
+    @property
+    def process(self) -> int:
+        """Return which of all processes that train together this one is."""
+        return self.rank * self.parts + self.part
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes train together."""
+        return self.world * self.parts
 
 
 class Unobserved(NamedTuple):

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from skep_job.tree import DTYPES, Encoder, Tensors, decode
+
+Peek = Callable[[Any], Any]
+"""Returns the bytes of a storage whose memory was given back, as a tensor in host memory."""
 
 VERSION = 1
 """Of the plain values' form. What another version wrote is not read."""
@@ -21,6 +25,8 @@ class Snapshot(NamedTuple):
 
     plain: Any  # a node of skep_job.tree
     tensors: Tensors
+    peek: Peek | None = None
+    """Where the bytes of tensors are whose memory was given back while the job is suspended."""
 
     @property
     def bytes(self) -> int:
@@ -131,12 +137,14 @@ def is_released(tensors: Tensors) -> bool:
     return any(tensor.numel() and not _has_storage(tensor) for tensor in tensors.values())
 
 
-def host_bytes(tensor: Any) -> tuple[memoryview, Any]:
+def host_bytes(tensor: Any, peek: Peek | None = None) -> tuple[memoryview, Any]:
     """Return a tensor's bytes in order, and what has to stay alive while they are used.
 
     They are the tensor's own if it is dense in host memory, and then writing them writes it.
     """
     tensor = tensor.detach()
+    if peek is not None and not _has_storage(tensor):
+        tensor = _lent(tensor, peek(tensor.untyped_storage()))
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     tensor = tensor.contiguous()
@@ -145,6 +153,15 @@ def host_bytes(tensor: Any) -> tuple[memoryview, Any]:
         return memoryview(b""), tensor
     buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
     return memoryview(buffer).cast("B"), tensor
+
+
+def _lent(tensor: Any, data: Any) -> Any:
+    """Return a tensor like one whose memory was given back, on a copy of what was in that."""
+    import torch
+
+    there = torch.empty(0, dtype=tensor.dtype)
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return there.set_(data.untyped_storage(), *place)
 
 
 def _is_loaded(part: Any, name: str, node: Any, tensors: Tensors) -> bool:

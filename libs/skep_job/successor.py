@@ -42,8 +42,15 @@ class Successor:
         self._place: dict[str, Any] | None = None
         self._stopped_at = 0
         self._trains = False
+        self.about: dict[str, Any] = {}
+        """What the source says of itself, beside its state."""
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def place(self) -> dict[str, Any] | None:
+        """Where the training is to go on, or None while the state has not arrived."""
+        return self._place
 
     def wait(self) -> tuple[dict[str, Any], Any, int]:
         """Return the place to go on from, the order to resume, and the pause in nanoseconds.
@@ -102,7 +109,7 @@ class Successor:
         wire.prove(self._token, "successor", "source")
         self._place = None
         try:
-            place, step, stopped_at, moved = self._load(wire)
+            place, about, moved = self._load(wire)
         except OSError:
             raise
         except Exception as error:
@@ -112,11 +119,12 @@ class Successor:
         if not wire.receive().get("taken"):
             reason = "the source did not take note"
             raise transfer.Broken(reason)
-        self._stopped_at = stopped_at
+        self._stopped_at, self.about = about["stopped_at"], about
+        self._control.step = about.get("counted") or 0
         self._place = place
-        return step, moved
+        return about["step"], moved
 
-    def _load(self, wire: transfer.Wire) -> tuple[dict[str, Any], int, int, int]:
+    def _load(self, wire: transfer.Wire) -> tuple[dict[str, Any], dict[str, Any], int]:
         header = wire.receive()
         whose = self._whose
         why = transfer.is_ours(header, job=whose.job, rank=whose.rank, world=whose.world)
@@ -129,5 +137,4 @@ class Successor:
         tensors = snapshot.destinations(self._tracked, layout)
         moved = wire.receive_tensors(tensors)
         snapshot.load(self._tracked, plain, tensors)
-        about = header["about"]
-        return place_of(plain, tensors), about["step"], about["stopped_at"], moved
+        return place_of(plain, tensors), header["about"], moved

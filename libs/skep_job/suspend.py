@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from skep_job.control import Control, Lost, Message
+from skep_job.share import MemoryShare
 from skep_job.tally import Tally
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class Suspender:
         control: Control,
         host_bytes: int | None = None,
         release: Callable[[int | None], Store] = _release,
+        share: MemoryShare | None = None,
     ) -> None:
         """`host_bytes` bounds what `release` may put into the host's memory; None: no bound."""
+        self._share = share or MemoryShare({})
         self._tally = tally
         self._control = control
         self._host_bytes = host_bytes
@@ -59,6 +62,7 @@ class Suspender:
     def install(self) -> None:
         """Take the agent's orders from here on."""
         self._control.on("suspend", self._suspend)
+        self._control.peek = self._peek
         self._control.at_once("resume", self._resume_running)
         self._control.at_once("release", self._refuse_running)
 
@@ -132,6 +136,7 @@ class Suspender:
             try:
                 with self._guard.moving():
                     self._store = self._move_away(self._limit)
+                    self._share.away()
             except Exception as error:
                 self._control.fail(message, error)
                 self._guard.run_deferred()
@@ -141,9 +146,16 @@ class Suspender:
         self._control.say("released", order=order, moved=store.moved, residue=store.residue())
         self._guard.run_deferred()
 
+    def _peek(self, storage: object) -> object:
+        if self._store is None:
+            reason = "the state is where the script has it"
+            raise RuntimeError(reason)
+        return self._store.peek(storage)
+
     def _take_back(self) -> None:
         if self._store is not None:
-            self._store.take_back()
+            with self._share.taking_back():
+                self._store.take_back()
             self._store = None
 
     def _bring_back(self) -> Callable[[], None]:
@@ -156,6 +168,7 @@ class Suspender:
     def _release_again(self) -> None:
         try:
             self._store = self._move_away(self._limit)
+            self._share.away()
         except Exception:  # noqa: S110
             pass  # It stays where it is usable.
 

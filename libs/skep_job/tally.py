@@ -107,6 +107,10 @@ class Tally:
         self.batches = 0
         self.batch_open = False
 
+    def go_on_from(self, steps: int) -> None:
+        """Go on from another process's count, before the first mini-batch here."""
+        self.steps = steps
+
     def tick(self) -> None:
         """Count a mini-batch that the script says is done."""
         self.steps += 1

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from skep_job.snapshot import VERSION, Snapshot, host_bytes, layout_of
+from skep_job.snapshot import VERSION, Peek, Snapshot, host_bytes, layout_of
 from skep_job.tree import Tensors
 
 CONNECT_S = 5.0
@@ -115,12 +115,12 @@ class Wire:
         if not leads:
             self._send_all(_proof(token, mine, nonces))
 
-    def send_tensors(self, tensors: Tensors) -> int:
+    def send_tensors(self, tensors: Tensors, peek: Peek | None = None) -> int:
         """Send all bytes in order, a CRC behind each chunk; return their number. Raises OSError."""
         total = 0
         with ThreadPoolExecutor(1, "skep-crc") as pool:
             waiting: deque[tuple[memoryview, Any, Future[int]]] = deque()
-            for chunk, keep in _chunks(tensors):
+            for chunk, keep in _chunks(tensors, peek):
                 waiting.append((chunk, keep, pool.submit(zlib.crc32, chunk)))
                 if len(waiting) > AHEAD:
                     total += self._send_chunk(*waiting.popleft())
@@ -176,7 +176,7 @@ def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[s
         wire.prove(token, "source", "successor")
         layout = layout_of(snapshot.tensors)
         wire.send({"version": VERSION, "about": about, "plain": snapshot.plain, "layout": layout})
-        moved = wire.send_tensors(snapshot.tensors)
+        moved = wire.send_tensors(snapshot.tensors, snapshot.peek)
         answer = wire.receive()
         if not answer.get("loaded"):
             reason = f"the successor could not load it: {str(answer.get('error'))[:500]}"
@@ -198,9 +198,9 @@ def is_ours(header: dict[str, Any], **expected: Any) -> str:
     return ""
 
 
-def _chunks(tensors: Tensors) -> Iterator[tuple[memoryview, Any]]:
+def _chunks(tensors: Tensors, peek: Peek | None = None) -> Iterator[tuple[memoryview, Any]]:
     for tensor in tensors.values():
-        data, keep = host_bytes(tensor)
+        data, keep = host_bytes(tensor, peek)
         for begin in range(0, len(data), CHUNK_BYTES):
             yield data[begin : begin + CHUNK_BYTES], keep
 

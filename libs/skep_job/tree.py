@@ -112,7 +112,10 @@ class Encoder:
             raise Unsaveable(reason)
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
-        key = (tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+        storage = tensor.untyped_storage()
+        # Memory that was given back is nowhere; whose it was is known still.
+        where = tensor.data_ptr() if storage.size() else (storage._cdata, tensor.storage_offset())
+        key = (where, kind, tuple(tensor.shape), tensor.stride(), str(tensor.device))
         name = self._names.get(key) if tensor.numel() else None
         if name is None:
             name = path

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -223,6 +224,22 @@ async def test_container_has_the_agents_user_and_no_way_to_more(
     assert (await node.end_of("a")).code == 0
     words = node.log("a").split()
     assert words == ["65534", "65534", "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("theirs", ["", "/mine"])
+async def test_python_path_comes_before_that_of_image_and_job(node: Node, theirs: str) -> None:
+    runtime = await node.open()
+    plan = node.plan(
+        "a", "sh", "-c", "echo $PYTHONPATH", env={"PYTHONPATH": theirs} if theirs else {}
+    )
+    await started(runtime, RunPlan(**{**_fields(plan), "python_path": "/ours"}))
+    await started(
+        runtime, msgspec.structs.replace(plan, token="b", log_path=str(node.log_path("b")))
+    )
+    assert (await node.end_of("a")).code == (await node.end_of("b")).code == 0
+    assert node.log("a").strip() == ":".join(filter(None, ("/ours", theirs)))
+    assert node.log("b").strip() == theirs
 
 
 # --- no engine ------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import pytest_asyncio
 
 from skep_services.ports import NodeRuntime, RunExited, RunStarted
 from tests.node_runtimes import (
+    NODE_VARIABLE,
+    PATH,
     Node,
     alive,
     docker_node,
@@ -437,6 +439,42 @@ async def test_daemon_of_one_run_does_not_end_with_another(node: Node) -> None:
     await runtime.stop("a", 10.0)
     await node.end_of("a")
     assert not node.sleeps(1)
+
+
+PARTNER = """echo "$SKEP_DEVICES $SKEP_MEMORY_SHARE"
+({sleeper} &)
+while sleep 0.02; do echo >> {counts}; done"""
+
+
+@pytest.mark.asyncio
+async def test_partners_on_a_device_stand_still_and_end_without_each_other(node: Node) -> None:
+    runtime = await node.open()
+    env = {"PATH": PATH, NODE_VARIABLE: str(node.number), "SKEP_DEVICES": "0",
+           "SKEP_MEMORY_SHARE": "0.5"}  # fmt: skip
+    counts = {token: node.folder / f"{token}.counts" for token in "ab"}
+    for number, token in enumerate(counts):
+        script = PARTNER.format(sleeper=node.sleeper(number), counts=counts[token])
+        await started(runtime, node.plan(token, "sh", "-c", script, env=env))
+        assert (await node.words(token))[:2] == ["0", "0.5"]
+
+    async def count(token: str) -> None:
+        before = counts[token].stat().st_size if counts[token].exists() else 0
+        await until(lambda: counts[token].exists() and counts[token].stat().st_size > before + 2)
+
+    await count("a")
+    assert await runtime.freeze("a") == ""
+    stands = counts["a"].stat().st_size
+    await count("b")
+    await runtime.stop("b", 0.0)
+    await node.end_of("b")
+    assert counts["a"].stat().st_size == stands, "frozen it was, and is"
+    await until(lambda: not node.sleeps(1))
+    assert node.sleeps(0), "what the other had started is the other's"
+    assert [run.token for run in await runtime.runs() if isinstance(run, RunStarted)] == ["a"]
+    assert await runtime.thaw("a") == ""
+    await count("a")
+    await runtime.stop("a", 0.0)
+    await node.end_of("a")
 
 
 # --- the agent's life -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 from scripts.bare_client import Answer, bare_client
 from scripts.embedded import Embedded, until
 
+JOBS = Path(__file__).parent / "jobs"
+SITE_PACKAGES = sysconfig.get_path("purelib")
+"""What containers of the shared cluster see beside their own folders: the image has no PyTorch."""
+
 LOG_BYTES_MAX = 256 * 1024
 """Of each job's log on the shared cluster: soon reached by a job that floods it."""
 
@@ -20,7 +25,11 @@ LOG_BYTES_MAX = 256 * 1024
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """Two nodes with four slots each; virtual clusters nlp and vision with four GPUs each."""
     home = tmp_path_factory.mktemp("cluster")
-    cluster = Embedded(home, {"SKEP_LOG_BYTES_MAX": str(LOG_BYTES_MAX)})
+    settings = {
+        "SKEP_LOG_BYTES_MAX": str(LOG_BYTES_MAX),
+        "SKEP_CONTAINER_FOLDERS": f"{SITE_PACKAGES}:{JOBS}",
+    }
+    cluster = Embedded(home, settings)
     try:
         cluster.up(
             "--nodes", "2", "--gpus", "4", "--vc", "nlp=4", "--vc", "vision=4", "--port", "0"

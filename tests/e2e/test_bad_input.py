@@ -291,6 +291,7 @@ def test_a_second_agent_of_a_taken_name_ends_and_the_first_goes_on(
         ({"SKEP_GPUS": "many"}, "SKEP_GPUS"),
         ({"SKEP_PORTS": "5-1"}, "SKEP_PORTS is '5-1'"),
         ({"SKEP_LOG_BYTES_MAX": "64M"}, "SKEP_LOG_BYTES_MAX is '64M'"),
+        ({"SKEP_CONTAINER_FOLDERS": "/data:data"}, "SKEP_CONTAINER_FOLDERS has 'data'"),
         ({"SKEP_NATS_URL": ""}, "SKEP_NATS_URL is not set"),
     ],
 )

@@ -1,8 +1,10 @@
-"""Jobs whose spec names an image, on a real engine: submitted, run as containers, and adopted."""
+"""Jobs whose spec names an image, on a real engine: run as containers, adopted, and changed."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from scripts.embedded import Embedded, until
-from tests.e2e.conftest import Gate, Tenant
+from tests.e2e.conftest import SITE_PACKAGES, Gate, Tenant
+from tests.e2e.test_suspend import Job
 from tests.node_runtimes import skip_without_engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.docker]
@@ -134,3 +137,50 @@ def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
     gate.open()
     document = cluster.ended(job)
     assert (document["state"], len(document["attempts"])) == ("succeeded", 1)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is not installed: pip install 'skep[train]'",
+)
+def test_what_trains_in_a_container_is_changed_as_processes_are(
+    cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
+) -> None:
+    command = ["docker", "run", "--rm", image, "python3", "-c", "import sys; print(sys.version)"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if not version.startswith(f"3.{sys.version_info.minor}."):
+        pytest.skip(f"the machine's PyTorch is for another Python than the image's {version}")
+    inside = {
+        "runtime": {"image": image},
+        "workdir": str(tmp_path),
+        "env": {"PYTHONPATH": SITE_PACKAGES},
+    }
+    observed = Job(nlp, tmp_path, "observed", plain="python3", **inside)
+    mover = Job(nlp, tmp_path, "mover", cooperative=True, **inside)
+
+    # Nothing of Skep is in the command, and nothing of it in the image.
+    observed.can("release")
+    observed.trains()
+    assert observed.ask("suspend", "--release")["state"] == "suspended"
+    (name,) = containers_of(observed.job)
+    state = ["docker", "inspect", "--format", "{{.State.Status}}", name]
+    assert subprocess.run(state, capture_output=True, text=True, check=True).stdout == "paused\n"
+    assert observed.ask("resume")["state"] == "running"
+    observed.trains()
+
+    mover.can("migrate")
+    assert mover.ask("suspend")["state"] == "suspended"
+    assert mover.ask("resume")["state"] == "running"
+    assert mover.ask("checkpoint")["result"] == "done"
+    before = mover.row["place"].partition(":")[0]
+    other = next(node for node in ("node-1", "node-2") if node != before)
+    assert mover.ask("migrate", "--to", other)["state"] == "running"
+    mover.trains()
+    assert [one["outcome"] for one in mover.row["attempts"]] == ["moved", None]
+
+    for job in (observed, mover):
+        job.end.touch()
+        assert cluster.ended(job.job)["state"] == "succeeded"
+    attempts = [attempt for attempt, *_ in mover.steps()]
+    assert attempts == sorted(attempts), "one trained after the other"

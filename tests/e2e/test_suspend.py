@@ -28,7 +28,11 @@ class Job:
         arguments = [str(self.notes), "--until", str(self.end)]
         if more.pop("cooperative", False):
             arguments.append("--cooperative")
-        spec = {"name": name, "vc": tenant.vc, "script": str(SCRIPT), "args": arguments, **more}
+        plain = more.pop("plain", "")
+        what = {"script": str(SCRIPT), "args": arguments}
+        if plain:
+            what = {"command": [plain, str(SCRIPT), *arguments]}
+        spec = {"name": name, "vc": tenant.vc, **what, **more}
         self.job = tenant.accepted(spec)
 
     @property

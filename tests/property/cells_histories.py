@@ -179,8 +179,8 @@ class History:
         kinds = (
             (self.submit, 46), (self.flood, 1), (self.finish, 12), (self.part, 3),
             (self.break_something, 9), (self.heal_something, 9), (self.victims_go, 10),
-            (self.cancel_a_claim, 3), (self.promote, 6), (self.demote, 1), (self.share, 3),
-            (self.restart, 3), (self.reconfigure, 1),
+            (self.cancel_a_claim, 3), (self.promote, 6), (self.demote, 1), (self.share, 4),
+            (self.stand_back, 1), (self.restart, 3), (self.reconfigure, 1),
         )  # fmt: skip
         acts, weights = zip(*kinds, strict=True)
         for _ in range(events):
@@ -309,16 +309,22 @@ class History:
     def gone(self, job: str) -> None:
         """End a job, and check that nobody else's guarantee was touched by that."""
         before = guaranteed(self.cells)
+        shared = self.cells.sets.get(job)
+        mates = dict(shared.partners) if shared is not None else {}
+        theirs = {other: list(devices_of(self.cells, other)) for other in mates}
         self.cells.release(job)
         self.forget(job)
         for other, held in guaranteed(self.cells).items():
-            assert other == job or before.get(other) == held or job in before, other
+            mine = other == job or job in before or other in mates
+            assert mine or before.get(other) == held, other
+        for other, gpus in theirs.items():
+            assert other == job or sorted(devices_of(self.cells, other)) == sorted(gpus), other
         self.stats["ended"] += 1
 
     def forget(self, job: str) -> None:
         """Drop a job that has nothing any more."""
         cells = self.cells
-        if job not in cells.holds and job not in cells.sharing and job not in cells.astray:
+        if cells.hold_of(job) is None and job not in cells.astray:
             self.requests.pop(job, None)
 
     def victims_go(self) -> None:
@@ -329,7 +335,9 @@ class History:
                 for leaf in spot.leaves:
                     holder = user[leaf]
                     if holder is not None and self.rng.random() < 0.7:
-                        for job in (*holder.sharers, holder.job):
+                        partners = list(holder.partners)
+                        self.rng.shuffle(partners)
+                        for job in partners or [holder.job]:
                             self.gone(job)
                         self.stats["victims gone"] += 1
         self.occupy()
@@ -371,14 +379,49 @@ class History:
             self.stats["demoted by hand"] += 1
 
     def share(self) -> None:
-        """Let one more job use what another holds."""
-        hosts = [job for job, hold in self.cells.holds.items() if not hold.claims]
-        if hosts:
-            self.jobs += 1
-            host = self.rng.choice(hosts)
-            self.cells.share(f"j{self.jobs}", host, "d1")
-            self.requests[f"j{self.jobs}"] = self.requests[host]._replace(job=f"j{self.jobs}")
-            self.stats["shared"] += 1
+        """Let one more job use some of what another holds on one node: nothing else changes."""
+        hosts = [job for job in self.requests
+                 if (hold := self.cells.hold_of(job)) is not None and not hold.claims
+                 and job not in self.cells.astray and self._on_one_node(hold)]  # fmt: skip
+        if not hosts:
+            return
+        self.jobs += 1
+        host, name = self.rng.choice(hosts), f"j{self.jobs}"
+        hold = self.cells.hold_of(host)
+        assert hold is not None
+        idle = {each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+                for each, chain in self.cells.chains.items()}  # fmt: skip
+        spots, borrowed = hold.spots, dict(self.cells.borrowed)
+        leaves = self.cells.leaves_of(host)
+        mine = sorted(self.rng.sample(leaves, self.rng.randint(1, len(leaves))))
+        request = self.request(name)._replace(vc=hold.vc, pin="")
+        self.cells.share(request, host, mine)
+        self.requests[name] = request
+        assert self.cells.hold_of(name) is self.cells.hold_of(host) is hold
+        assert (hold.spots, self.cells.borrowed) == (spots, borrowed), "a set is counted once"
+        assert idle == {each: [chain.idle(leaf) for leaf in range(chain.topology.leaves)]
+                        for each, chain in self.cells.chains.items()}  # fmt: skip
+        self.stats["shared"] += 1
+
+    def stand_back(self) -> None:
+        """Have a job that shares with others be about to end: the others hold what it brought."""
+        if not self.cells.sets:
+            return
+        job = self.rng.choice(list(self.cells.sets))
+        hold = self.cells.sets[job]
+        before = hold.guaranteed
+        self.cells.stand_back(job)
+        left = any(each.asked > OPPORTUNISTIC for each in hold.partners.values())
+        assert hold.guaranteed is (before and (left or self._claimed(hold)))
+        self.stats["stood back"] += 1
+
+    def _on_one_node(self, hold: Hold) -> bool:
+        shape = self.cells.chains[hold.chain].topology
+        return len({shape.node(leaf) for spot in hold.spots for leaf in spot.leaves}) == 1
+
+    def _claimed(self, hold: Hold) -> bool:
+        claim = self.cells.chains[hold.chain].claim
+        return any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
 
     @staticmethod
     def loss(job: str) -> float:
@@ -429,8 +472,9 @@ class History:
         self.cells, changes = reconfigure(before, cluster)
         told = {change.job: change for change in changes}
         assert list(before.holds) == [job for job in before.holds if job in told]
-        for job, hold in before.holds.items():
-            change, now = told[job], self.cells.holds.get(job)
+        for job in dict.fromkeys((*before.holds, *before.sets)):
+            hold, change, now = before.hold_of(job), told[job], self.cells.hold_of(job)
+            assert hold is not None
             if hold.claims:
                 assert change.fate == "released", change
                 self.waiting.append(self.requests.pop(job))
@@ -451,7 +495,7 @@ class History:
 
     def end(self) -> None:
         """Give everything back: what is left is the cluster as it was at the beginning."""
-        jobs = [*self.cells.sharing, *self.cells.holds, *self.cells.astray]
+        jobs = [*dict.fromkeys([*self.cells.sets, *self.cells.holds, *self.cells.astray])]
         self.rng.shuffle(jobs)
         for job in jobs:
             self.cells.release(job)
@@ -469,7 +513,7 @@ class History:
             assert chain.forest.owed == other.forest.owed, name
             for key, pool in chain.pools.items():
                 assert pool.left == other.pools[key].left, key
-        assert not self.cells.sharing
+        assert not self.cells.sets
         assert not any(self.cells._priorities.values()), "priorities are counted to zero"
 
 
@@ -513,12 +557,11 @@ def guaranteed(cells: Cells) -> dict[str, tuple[object, ...]]:
 
 def devices_of(cells: Cells, job: str) -> Iterator[tuple[str, int]]:
     """Return the GPUs a job uses, also outside its chain, as (node, device)."""
-    hold = cells.holds.get(job)
+    hold = cells.hold_of(job)
     if hold is not None:
         shape = cells.chains[hold.chain].topology
-        for spot in hold.spots:
-            for leaf in spot.leaves:
-                yield shape.node(leaf), shape.device(leaf)
+        for leaf in cells.leaves_of(job):
+            yield shape.node(leaf), shape.device(leaf)
     yield from cells.astray.get(job, ())
 
 

@@ -19,6 +19,7 @@ from skep.wire.commands import (
     RankPlan,
     Resize,
     Resume,
+    Share,
     Suspend,
     Target,
 )
@@ -27,7 +28,7 @@ from skep.wire.part_facts import Stand
 from tests.kit import bind, plans, stop
 from tests.rank_world import World
 
-CAN = ("checkpoint", "migrate", "release", "resize", "suspend")
+CAN = ("checkpoint", "migrate", "release", "resize", "share", "suspend")
 ONE, TWO = "j1.1.0", "j1.1.1"
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 TARGETS = tuple(Target(rank=rank, host="h", port=9, token="s") for rank in (0, 1))
@@ -44,7 +45,12 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "move": (Move(targets=TARGETS), Resume()),
     "grow": (GROWN,),
     "shrink": (SHRUNK,),
+    "share": (Share(share=0.5, beside=("j2",)), Share()),
+    "share asleep": (Suspend(release=True), Share(share=0.25, beside=("j2",)), Resume()),
 }
+TOGETHER = ("suspend", "release", "checkpoint")
+"""What several processes of a rank can do as one."""
+
 CRASH_AT_MAX = 140
 """Happenings that a mechanism may take: every one of the first so many is a moment to die in."""
 STRIDE = 3
@@ -65,6 +71,9 @@ def judge(world: World) -> None:
         assert all(rank.stands is not None for rank in world.ranks.values())
         assert len({rank.steps for rank in world.ranks.values()}) == 1
     if part.stand is Stand.RUNNING:
+        assert part.share_due is False
+        shares = {rank.share for rank in world.ranks.values()}
+        assert shares == {part.command.share}, (shares, part.command)
         assert world.training(), "\n".join(world.story[-80:])
     world.decide.check_replay()
     again = world.decide.make()
@@ -73,10 +82,12 @@ def judge(world: World) -> None:
     again.check()
 
 
-def play(mechanism: str, at: int, victim: Callable[[World], None], seed: int) -> World:
+def play(
+    mechanism: str, at: int, victim: Callable[[World], None], seed: int, parts: int = 1
+) -> World:
     """Do what a mechanism consists of, and let the victim die at happening `at`."""
-    world = World(GANG, CAN, seed)
-    world.run(lambda: len(world.ranks) == 2 and world.part.known is not None)
+    world = World(GANG, CAN, seed, parts)
+    world.run(lambda: len(world.ranks) == 2 * parts and world.part.known is not None)
     assert world.training()
     dies_at = world.turns + at
     for change in MECHANISMS[mechanism]:
@@ -140,9 +151,28 @@ def test_it_is_stopped_and_the_agent_dies(mechanism: str) -> None:
             assert not world.ranks
 
 
+@pytest.mark.parametrize("mechanism", TOGETHER)
+def test_ranks_of_several_processes_do_it_too(mechanism: str) -> None:
+    for seed in range(5):
+        world = play(mechanism, 10**8, World.crash, seed, parts=2)
+        assert [one.manner for one in world.told] == [Manner.BOUNDARY] * len(world.told)
+        assert world.part.known.known.can == ("checkpoint", "release", "share", "suspend")
+
+
+@pytest.mark.parametrize("victim", [World.crash, World.cut])
+@pytest.mark.parametrize("mechanism", TOGETHER)
+def test_among_several_processes_the_agent_dies_or_one_is_cut_off(
+    mechanism: str, victim: Callable[[World], None]
+) -> None:
+    for at in range(0, CRASH_AT_MAX, STRIDE):
+        world = play(mechanism, at, victim, seed=at, parts=2)
+        assert world.exited is None
+        judge(world)
+
+
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(
     st.sampled_from([Suspend(), Suspend(release=True), Resume(), Checkpoint(),
-                     Move(targets=TARGETS)]),
+                     Move(targets=TARGETS), Share(share=0.5, beside=("j2",)), Share()]),
     st.lists(st.integers(0, 60), max_size=3)), max_size=6))  # fmt: skip
 @settings(deadline=None)
 def test_any_changes_with_any_crashes(seed: int, steps: list[tuple[Change, list[int]]]) -> None:

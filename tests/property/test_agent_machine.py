@@ -1,5 +1,6 @@
 """The agent over a runtime that outlives it: crashes, reboots, late and doubled commands."""
 
+import itertools
 from typing import Any
 from unittest.mock import patch
 
@@ -112,9 +113,16 @@ class Agent(RuleBasedStateMachine):
     def new_bind(self, data: st.DataObject) -> None:
         self.order += 1
         job, ranks = f"j{self.order}", data.draw(st.integers(1, 3))
+        devices = [4 * self.order + i for i in range(ranks)]
+        beside: tuple[str, ...] = ()
+        if data.draw(st.booleans()) and self.binds:
+            # Packed: on a device of an earlier job, in most cases one that the order names.
+            other = data.draw(st.sampled_from(list(self.binds.values())))
+            devices[0] = other.ranks[0].devices[0]
+            beside = (other.job, *other.beside) if data.draw(st.integers(0, 3)) else ()
         self.open[job, 1] = self.order
-        command = bind(job, order=self.order, settled=self.settled, world=ranks,
-                       ranks=plans(*[(i,) for i in range(ranks)]))  # fmt: skip
+        command = bind(job, order=self.order, settled=self.settled, world=ranks, beside=beside,
+                       ranks=plans(*[(each,) for each in devices]))  # fmt: skip
         self.binds[job, 1] = command
         self.send(command, data)
 
@@ -243,6 +251,17 @@ class Agent(RuleBasedStateMachine):
             if isinstance(message, MemberExited):
                 ours = f"{message.job}.{message.attempt}."
                 assert not [token for token in self.runtime.alive if token.startswith(ours)]
+
+    @invariant()
+    def nobody_is_on_a_device_beside_whom_its_order_does_not_name(self) -> None:
+        there: dict[int, list[BindJob]] = {}
+        for token in self.runtime.alive:
+            job, attempt, rank = token.rsplit(".", 2)
+            command = self.binds[job, int(attempt)]
+            there.setdefault(command.ranks[int(rank)].devices[0], []).append(command)
+        for commands in there.values():
+            for one, other in itertools.combinations(commands, 2):
+                assert one.job in other.beside or other.job in one.beside, (one, other)
 
     @invariant()
     def nothing_runs_that_was_cleared(self) -> None:

@@ -112,6 +112,8 @@ def test_the_agent_sees_who_is_on_a_device_and_how_busy_it_is(tmp_path: Path) ->
     FakeGpus(CpuSlots(2, "fake-p40"), tmp_path / "gpus", 8 * GIB)  # An agent that comes back.
     assert devices.look()[1].processes == (DeviceProcess(os.getpid(), GIB),)
     mine.close()
+    (tmp_path / "gpus" / "gpu1.trouble").write_text("XID 79\n")
+    assert [each.trouble for each in devices.look()] == [(), ("XID 79",)]
     (tmp_path / "gpus" / "gpu0").write_bytes(b"x" * 4096)
     assert "no fake GPU" in devices.look()[0].trouble[0]
 

@@ -27,10 +27,16 @@ from skep_services.adapters import devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.agent.calls import AgentCalls, port_is_taken
-from skep_services.agent.environment import log_path, provide_job_library, run_plan
+from skep_services.agent.environment import (
+    container_folders,
+    job_library_path,
+    log_path,
+    provide_job_library,
+    run_plan,
+)
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
-from skep_services.service import NameTakenError
+from skep_services.service import ConfigurationError, NameTakenError
 
 DEADLINE_S = 120.0
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -125,9 +131,29 @@ class TestDevices:
             return [SimpleNamespace(pid=7, usedGpuMemory=9),
                     SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
 
+        happened = [
+            SimpleNamespace(device=1, eventType=8, eventData=79),
+            SimpleNamespace(device=1, eventType=8, eventData=31),
+            SimpleNamespace(device=0, eventType=2, eventData=0),
+            SimpleNamespace(device=1, eventType=8, eventData=79),
+        ]
+        registered: list[tuple[int, int]] = []
+
+        def wait(events: str, milliseconds: int) -> Any:
+            assert (events, milliseconds) == ("the set", 0)
+            if not happened:
+                raise NVMLError
+            return happened.pop(0)
+
         library = SimpleNamespace(
             NVMLError=NVMLError,
             NVML_ERROR_GPU_IS_LOST=15,
+            nvmlEventTypeXidCriticalError=8,
+            nvmlEventTypeDoubleBitEccError=2,
+            nvmlEventSetCreate=lambda: "the set",
+            nvmlDeviceGetSupportedEventTypes=lambda handle: 31,
+            nvmlDeviceRegisterEvents=lambda handle, types, _: registered.append((handle, types)),
+            nvmlEventSetWait_v2=wait,
             nvmlInit=lambda: None,
             nvmlDeviceGetCount=lambda: 2,
             nvmlDeviceGetComputeRunningProcesses=processes,
@@ -147,11 +173,16 @@ class TestDevices:
         ]  # fmt: skip
         first, second = found.look()
         assert first.processes == (devices.DeviceProcess(7, 9), devices.DeviceProcess(8, -1))
-        assert (first.utilisation, first.memory, first.trouble) == (500, 10, ())
+        assert (first.utilisation, first.memory) == (500, 10)
+        assert registered == [(0, 10), (1, 10)]
+        # 31 is a job's own fault: it says nothing about the device.
+        assert first.trouble == ("lost memory cells",)
         assert (second.utilisation, second.memory, second.processes) == (510, 11, ())
         assert second.trouble == (
             "the driver lost the device", "remapping a row of its memory failed",
+            "XID 79, seen 2 times",
         )  # fmt: skip
+        assert found.look()[0].trouble == ("lost memory cells",), "and stays so"
         assert found.visible((1,))["CUDA_VISIBLE_DEVICES"] == "1"
         assert found.names((1,)) == ("GPU-1",)
         # A container sees the devices it was given, and counts them from 0.
@@ -185,7 +216,19 @@ class TestEnvironment:
         assert theirs == "/mine"
         # What launchers inside the command do not change.
         assert (plan.env["SKEP_RANK"], plan.env["SKEP_WORLD"]) == ("2", "4")
-        assert "PYTHONPATH" not in run_plan(start(image="a:1"), tmp_path, slots, {}).env
+        # In a container it comes before what the image or the job sets, which only it can see.
+        inside = run_plan(start(image="a:1", env={"PYTHONPATH": "/mine"}), tmp_path, slots, {})
+        assert inside.env["PYTHONPATH"] == "/mine"
+        assert inside.python_path == f"{job_library_path(tmp_path)}/skep_job/start_up"
+
+    def test_containers_see_what_the_operator_names(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        named = {"SKEP_CONTAINER_FOLDERS": "/data:/opt/venv", "SKEP_CHECKPOINTS_DIR": "/kept"}
+        plan = run_plan(start(image="a:1"), tmp_path, slots, named)
+        assert plan.folders == ("/kept", "/data", "/opt/venv")
+        for text in ("data", "/data:/..", "/"):
+            with pytest.raises(ConfigurationError, match="SKEP_CONTAINER_FOLDERS"):
+                container_folders({"SKEP_CONTAINER_FOLDERS": text})
 
     def test_scripts_run_on_the_agents_interpreter(self, tmp_path: Path) -> None:
         command = start(argv=(AGENT_PYTHON, "-m", "skep_job", "t.py"), workdir="/w", trace="")
@@ -211,8 +254,8 @@ class TestEnvironment:
         )
         plan = run_plan(command, tmp_path, devices.CpuSlots(4, "cpu"), {})
         assert plan.argv == ("python3", "-m", "skep_job", "t.py")
-        library, mine = plan.env["PYTHONPATH"].split(":")
-        assert mine == "/mine"
+        assert plan.env["PYTHONPATH"] == "/mine"
+        library = plan.python_path
         provide_job_library(tmp_path)
         provide_job_library(tmp_path)
         command_line = [sys.executable, "-I", "-S", "-c",

@@ -149,6 +149,40 @@ async def test_another_process_of_the_run_waits_its_turn(node: Node) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_would_be_given_back_by_one_of_two_is_not_offered(node: Node) -> None:
+    first = await node.job(hello())
+    await node.said()
+    first.say("can", can=["suspend", "release"])
+    assert (await node.said()).can == ("suspend", "release")
+    second = await node.job(hello(pid=2))
+    assert (await node.said()).can == ("suspend",)
+    second.writer.close()
+    assert (await node.said()).can == ("suspend", "release")
+
+
+@pytest.mark.asyncio
+async def test_processes_that_train_together_are_all_told_and_heard(node: Node) -> None:
+    jobs = [await node.job(hello(pid=7, parts=2)), await node.job(hello(pid=8, parts=2, part=1))]
+    assert {(await node.said()).part for _ in jobs} == {0, 1}
+    assert node.socket.tell(ORDER)
+    for job in jobs:
+        assert (await job.hears())["order"] == 9
+    jobs[0].say("stats", steps=9, step_ns=2, monotonic_ns=1, last_step_monotonic_ns=1,
+                memory_bytes=10)  # fmt: skip
+    assert (await node.said()).steps == 9
+    jobs[1].say("stats", part=1, steps=8, step_ns=3, monotonic_ns=1, last_step_monotonic_ns=1,
+                memory_bytes=20)  # fmt: skip
+    told = await node.said()
+    assert (told.steps, told.step_ns, told.memory) == (8, 3, 30)
+    jobs[1].say("suspended", part=1, order=9, step=5)
+    assert await node.said() == talk.Suspended(**WHO, part=1, order=9, step=5)
+    jobs[1].say("suspended", order=9, step=5)
+    assert await jobs[1].is_hung_up_on(), "it speaks for one process"
+    assert node.socket.tell(ORDER)
+    assert (await jobs[0].hears())["order"] == 9
+
+
+@pytest.mark.asyncio
 async def test_what_does_not_read_is_hung_up_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

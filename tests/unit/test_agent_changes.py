@@ -10,6 +10,7 @@ from skep.machines.agent import (
     RunThawed,
     ThawRun,
 )
+from skep.machines.agent.drives import STRAY
 from skep.machines.agent.known import KNOWN_AFTER
 from skep.machines.base import Call
 from skep.units import after, in_seconds
@@ -111,7 +112,9 @@ def test_suspended_at_a_common_step_then_frozen() -> None:
 
 def test_a_rank_alone_needs_no_common_step() -> None:
     decide = running(bind())
-    assert told(decide(change(Suspend()))) == [talk.SuspendRank(**WHO, rank=0, order=9)]
+    assert told(decide(change(Suspend()))) == [
+        talk.SuspendRank(**WHO, rank=0, order=order(1, STOP))
+    ]
 
 
 def test_state_leaves_the_devices_while_it_stands() -> None:
@@ -234,7 +237,7 @@ def test_a_resume_that_fails_leaves_it_suspended() -> None:
 def test_who_stands_though_nobody_wants_it_is_told_to_go_on() -> None:
     decide = running()
     stray = decide(said(talk.Suspended, 1, order=3, step=5))
-    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=7)]
+    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=STRAY)]
 
 
 def test_a_rank_that_returns_is_told_again() -> None:

@@ -116,7 +116,7 @@ def test_a_bind_is_taken_once() -> None:
 def test_another_attempt_is_another_part() -> None:
     decide = agent()
     decide(bind())
-    second = bind(attempt=2, order=3)
+    second = bind(attempt=2, order=3, ranks=plans((1,)))
     assert decide(second) == [Record(BindTaken(command=second)), *start(second)]
 
 

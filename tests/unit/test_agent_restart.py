@@ -194,7 +194,7 @@ def test_a_rank_known_to_be_down_is_left_alone() -> None:
 
 def test_a_rank_started_since_the_restart_is_none_of_the_lists_business() -> None:
     decide = bound(up(A), up(B))
-    later = bind("j2", order=2)
+    later = bind("j2", order=2, ranks=plans((2,)))
     decide(later)
     decide(RunStarted("j2.1.0", 12, 7, at(8)))
     assert decide(listed(up(A), up(B))) == []

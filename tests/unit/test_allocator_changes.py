@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.changing import RESUMES_MAX, ROUNDS_MAX
+from skep.machines.allocator.changing import RESUMES_MAX
 from skep.machines.allocator.jobs import State
+from skep.machines.allocator.rounds import ROUNDS_MAX
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import (
     Ask,

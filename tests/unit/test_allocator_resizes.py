@@ -8,9 +8,9 @@ import pytest
 
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
-from skep.machines.base import Effect, Restarted, Tick
+from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.wire.changes import AskMigrate, AskResize, AskSuspend, Goal, Result
-from skep.wire.commands import ChangeJob, RankPlan, Resize
+from skep.wire.commands import BindJob, ChangeJob, RankPlan, Resize
 from skep.wire.facts import JobBound, JobEnded, JobPromoted, JobRequeued, JobStopping
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
@@ -154,11 +154,15 @@ def test_the_size_it_has_is_done_at_once() -> None:
     assert (told(effects), over(effects)) == ([], [(2, Result.DONE, None)])
 
 
-def test_a_resized_gang_does_not_move() -> None:
+def test_a_resized_gang_moves_with_the_size_it_has() -> None:
     decide = elastic()
     decide(known("j1", can=("migrate", *CAN)))
     resized(decide, 2)
-    assert over(decide(ask(3, AskMigrate(job="j1")))) == [(3, Result.REFUSED, Reason.CANNOT)]
+    decide(joined("node-2"))
+    effects = decide(ask(3, AskMigrate(job="j1")))
+    (bind,) = [effect.message for effect in effects
+               if isinstance(effect, Send) and isinstance(effect.message, BindJob)]  # fmt: skip
+    assert (bind.node, bind.world, [plan.rank for plan in bind.ranks]) == ("node-2", 2, [0, 1])
 
 
 def test_it_is_repeated_until_it_is_answered_also_after_a_crash() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.machines.allocator import AllocatorMachine, suspects
@@ -16,7 +17,8 @@ from skep.wire.cluster import QuarantineRule
 from skep.wire.facts import GpuQuarantined, JobBound, MemberRan
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
-from tests.kit import Driver, admitted, exited, facts_of, joined, started, vcs
+from skep.wire.reports import DeviceTrouble, Heartbeat
+from tests.kit import Driver, admitted, exited, facts_of, heartbeat, joined, started, vcs
 
 Fate = Callable[[str, str, int], tuple[Outcome, float]]
 """How a job's attempt on a GPU (job, node, device) ends, and after how many seconds."""
@@ -208,3 +210,51 @@ def _sick_among_bad_scripts(seed: int) -> tuple[tuple[str, int], list[tuple[str,
     world.run(world.second + 900)
     world.decide.check_replay()
     return sick, [(fact.node, fact.device) for fact in world.found]
+
+
+# --- what devices say themselves -----------------------------------------------------------------
+
+
+def beat(*trouble: tuple[int, str], node: str = "node-1", identity: str = "") -> Heartbeat:
+    """Return a heartbeat with what devices say."""
+    told = tuple(DeviceTrouble(index=index, text=text) for index, text in trouble)
+    return msgspec.structs.replace(heartbeat(node, identity), trouble=told)
+
+
+def troubled(rule: QuarantineRule = RULE) -> Driver[AllocatorMachine]:
+    decide = Driver(AllocatorMachine)
+    decide.restart(0)
+    decide(SetVcs(vcs=vcs(nlp=1000), quarantine=rule))
+    for node in ("node-1", "node-2"):
+        decide(joined(node))
+    return decide
+
+
+def test_a_device_that_says_it_is_broken_is_quarantined_once() -> None:
+    decide = troubled()
+    facts = facts_of(decide(beat((2, "XID 79"))))
+    assert facts == [GpuQuarantined(node="node-1", device=2, quarantine=True, detail="XID 79",
+                                    why=Reason.DEVICE_TROUBLE)]  # fmt: skip
+    assert facts_of(decide(beat((2, "XID 79")))) == []
+    assert facts_of(decide(beat((2, "XID 79, seen 2 times")))) == []
+    assert facts_of(decide(beat((9, "there is no such device")))) == []
+    assert facts_of(decide(beat((1, "XID 79"), identity="somebody else"))) == []
+
+
+def test_what_an_operator_took_back_stays_until_it_says_something_else() -> None:
+    decide = troubled()
+    decide(beat((2, "XID 79")))
+    decide(QuarantineGpu(node="node-1", device=2, quarantine=False))
+    assert facts_of(decide(beat((2, "XID 79")))) == []
+    decide.restart()
+    assert facts_of(decide(beat((2, "XID 79")))) == []
+    (fact,) = facts_of(decide(beat((2, "XID 79, seen 2 times"))))
+    assert fact.detail == "XID 79, seen 2 times"
+
+
+def test_devices_take_no_more_than_the_share_and_only_by_the_rule() -> None:
+    decide = troubled()
+    facts = facts_of(decide(beat((0, "a"), (1, "b"), (2, "c"))))
+    assert [fact.device for fact in facts] == [0, 1]
+    decide = troubled(QuarantineRule(jobs=0))
+    assert facts_of(decide(beat((0, "a")))) == []

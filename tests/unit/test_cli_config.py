@@ -198,6 +198,7 @@ def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch
     first, last = cluster.nodes[0].ports
     assert told == {
         "SKEP_HOME": HOME,
+        "SKEP_CHECKPOINTS_DIR": "/state/checkpoints",
         "SKEP_NODE": "node-1",
         "SKEP_GPUS": "2",
         "SKEP_DEVICE": "cpu",
@@ -210,6 +211,15 @@ def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch
         "SKEP_STATE": "/state/node-1",
     }
     assert agent.log_path == "/state/node-1/service.log"
+
+
+def test_whoever_names_a_folder_for_checkpoints_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKEP_CHECKPOINTS_DIR", "/elsewhere")
+    cluster = settle(None, Wishes(nodes=2, gpus=1), HOME)
+    users = dict.fromkeys((*table.SERVICES, "node-node-1", "node-node-2"), "")
+    cluster.nats = config.Nats(url="nats://127.0.0.1:4333", users=users)
+    plan = table.cluster_plan(cluster, HOME, "/bin/nats-server")
+    assert {agent.env["SKEP_CHECKPOINTS_DIR"] for agent in plan.agents} == {"/elsewhere"}
     assert table.port_of("") == 0
 
 

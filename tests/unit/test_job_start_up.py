@@ -129,14 +129,15 @@ def test_a_fork_that_trains_is_the_one_that_reports(command: Command) -> None:
     assert command.heard() == [(1, 20)]
 
 
-def test_of_several_processes_of_a_rank_the_first_reports_and_none_is_stopped(
-    command: Command,
-) -> None:
+def test_of_several_processes_of_a_rank_each_says_which_it_is(command: Command) -> None:
     script = command.write("train.py", TRAIN)
     for rank in ("2", "3"):
         command.run(sys.executable, script, RANK=rank, WORLD_SIZE="4")
-    assert command.heard() == [(1, 20)]
-    assert command.agent.of_type("can")[0]["can"] == []
+    assert command.heard() == [(1, 20), (1, 20)]
+    said = [(one.get("part", 0), one["parts"]) for one in command.agent.of_type("hello")]
+    assert said == [(0, 2), (1, 2)]
+    assert all("suspend" in one["can"] for one in command.agent.of_type("can"))
+    assert {one.get("part", 0) for one in command.agent.of_type("bye")} == {0, 1}
 
 
 def test_a_script_may_ask_for_more_before_its_first_step(command: Command) -> None:
@@ -155,18 +156,19 @@ def test_a_script_may_ask_for_more_before_its_first_step(command: Command) -> No
     assert command.agent.accepted == 1
 
 
-def test_one_of_several_processes_of_a_rank_cannot_ask_for_more(command: Command) -> None:
+def test_one_of_several_processes_of_a_rank_is_one_of_all_that_train(command: Command) -> None:
     script = command.write(
         "asks.py",
         f"""
         import os
         from skep_job.observe import boot
-        print(boot(os.environ).why)
+        settings = boot(os.environ).settings
+        print(settings.process, settings.processes, settings.host_bytes)
         {textwrap.dedent(TRAIN).replace(chr(10), chr(10) + "        ")}
         """,
     )
-    printed = command.run(sys.executable, script, RANK="2", WORLD_SIZE="4")
-    assert printed.startswith("2 processes share one of Skep's ranks")
+    printed = command.run(sys.executable, script, RANK="3", WORLD_SIZE="4")
+    assert printed.split() == ["3", "4", "None"]
     assert command.heard() == [(1, 20)]
 
 

@@ -362,6 +362,25 @@ def test_the_coordinator_dies_in_a_phase_and_comes_back(phase: str, deliveries: 
     assert sorted(world.placement.servers) == [1, 2, newcomer.number]
 
 
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_newcomer_that_has_not_heard_it_was_decided_belongs_to_a_coordinator_that_comes_back(
+    role: str,
+) -> None:
+    world = World(2, 2)
+    newcomer = Member(world, role, None)
+    newcomer.connect()
+    world.until_phase("move")
+    assert newcomer.link is not None
+    del world.links[newcomer.link]  # The coordinator dies before it has told this one.
+    while world.machine.scaling is not None and world.machine.scaling.phase == "move":
+        world.deliver()
+    assert (newcomer.generation, newcomer.pending) == (0, 2)
+    world.restart()
+    world.settle()
+    world.agree()
+    assert world.placement.generation == newcomer.generation == 2
+
+
 def test_who_does_not_come_back_to_a_coordinator_is_gone() -> None:
     world = World(1, 3)
     lost = world.alive("worker")[2]

@@ -28,10 +28,30 @@ def check(cells: Cells) -> None:
                             held[leaf] = hold.job
         users = {leaf for leaf, user in enumerate(chain.user) if user is not None}
         assert users == set(held), f"{name}: leaves used by nobody's hold"
+        _sets(cells, name)
         _counts(chain)
         _forest(chain)
         _pools(cells, chain)
         safe(chain)
+
+
+def _sets(cells: Cells, chain: str) -> None:
+    """Assert that of jobs that share each uses part of their hold, and all of it is in use."""
+    shape = cells.chains[chain].topology
+    for hold in cells.holds.values():
+        if hold.chain != chain or not hold.partners:
+            continue
+        leaves = [leaf for spot in hold.spots for leaf in spot.leaves]
+        used = {leaf for each in hold.partners.values() for leaf in each.leaves}
+        assert used == set(leaves), f"{hold.job} holds {leaves} for uses of {used}"
+        assert len({shape.node(leaf) for leaf in leaves}) == 1, f"{hold.job}: shared on two nodes"
+        assert hold.job in hold.partners, f"{hold.job} leads a set that it is not in"
+        asked = max(each.asked for each in hold.partners.values())
+        assert hold.asked == asked, f"{hold.job}: asked {hold.asked}, not {asked}"
+    members = {job: hold for hold in cells.holds.values() for job in hold.partners}
+    assert members == cells.sets, f"in sets: {sorted(cells.sets)}, not {sorted(members)}"
+    for job in cells.sets:
+        assert job not in cells.holds or cells.holds[job] is cells.sets[job], job
 
 
 def safe(chain: ChainState) -> None:

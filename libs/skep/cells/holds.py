@@ -81,6 +81,15 @@ class Request(NamedTuple):
         return [gpus for workers, gpus in self.members for _ in range(workers)]
 
 
+class Partner(NamedTuple):
+    """One of several jobs on the GPUs of one hold: what it was submitted with, and what it uses."""
+
+    asked: int
+    lazy: bool
+    pin: str
+    leaves: tuple[int, ...]
+
+
 class Hold:
     """What one job, or several that share under one recorded decision, holds in one chain.
 
@@ -88,8 +97,8 @@ class Hold:
     priority its job was submitted with: a demoted job's `priority` is OPPORTUNISTIC meanwhile.
     """
 
-    __slots__ = ("asked", "chain", "claims", "job", "lazy", "pin", "priority", "sharers", "spots",
-                 "vc")  # fmt: skip
+    __slots__ = ("asked", "chain", "claims", "job", "lazy", "partners", "pin", "priority",
+                 "spots", "vc")  # fmt: skip
 
     def __init__(self, request: Request, placement: Placement, *, claims: bool = False) -> None:
         """Describe it; the chain's state says what of it is in force."""
@@ -97,8 +106,8 @@ class Hold:
         self.priority = self.asked = request.priority
         self.chain, self.spots = placement.chain, placement.spots
         self.pin, self.lazy, self.claims = request.pin, request.lazy, claims
-        self.sharers: dict[str, str] = {}
-        """Further jobs on the same GPUs, each with the decision that put it there."""
+        self.partners: dict[str, Partner] = {}
+        """Who is on its GPUs where that is more than one job (see `sets`): `job` leads them."""
 
     @property
     def guaranteed(self) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import msgspec
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster
+
+Gpu = tuple[str, int]
+"""A node and a device of it."""
 
 
 class HoldKept(msgspec.Struct, frozen=True):
@@ -21,7 +26,7 @@ class HoldKept(msgspec.Struct, frozen=True):
     pin: str
     lazy: bool
     claims: bool
-    sharers: dict[str, str]
+    partners: dict[str, Partner] = {}
 
 
 class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
@@ -65,7 +70,7 @@ def restore(kept: CellsKept) -> Cells:
 def _kept(hold: Hold) -> HoldKept:
     return HoldKept(job=hold.job, vc=hold.vc, asked=hold.asked, priority=hold.priority,
                     chain=hold.chain, spots=tuple(hold.spots), pin=hold.pin, lazy=hold.lazy,
-                    claims=hold.claims, sharers=dict(hold.sharers))  # fmt: skip
+                    claims=hold.claims, partners=dict(hold.partners))  # fmt: skip
 
 
 def _hold(kept: HoldKept) -> Hold:
@@ -73,7 +78,7 @@ def _hold(kept: HoldKept) -> Hold:
     spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
     hold = Hold(request, Placement(kept.chain, spots), claims=kept.claims)
     hold.priority = kept.priority
-    hold.sharers.update(kept.sharers)
+    hold.partners.update(kept.partners)
     return hold
 
 
@@ -109,7 +114,7 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
         if hold.claims:
             changes.append(Change(hold.job, hold.vc, "released"))
             continue
-        changes.append(_carry(cells, new, hold))
+        changes += _carry(cells, new, hold)
     for job, gpus in cells.astray.items():
         for node, device in gpus if job not in cells.holds else ():
             new.stray(job, node, device)
@@ -117,38 +122,63 @@ def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
     return new, changes
 
 
-def _carry(old: Cells, new: Cells, hold: Hold) -> Change:
-    """Enter a hold into the new cells, on the same GPUs."""
+def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
+    """Enter a hold into the new cells, on the same GPUs; yield what that means for whose it is."""
     shape = old.chains[hold.chain].topology
-    used = [[(shape.node(leaf), shape.device(leaf)) for leaf in spot.leaves]
-            for spot in hold.spots]  # fmt: skip
-    used += [[gpu] for gpu in old.astray.get(hold.job, ())]
-    homes = [new.find(node, device) for gpus in used for node, device in gpus]
+
+    def named(leaves: Sequence[int]) -> list[Gpu]:
+        return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
+
+    theirs = {job: named(old.leaves_of(job)) + list(old.astray.get(job, ()))
+              for job in hold.partners or (hold.job,)}  # fmt: skip
+    used = [named(spot.leaves) for spot in hold.spots]
+    inside_before = {gpu for gpus in used for gpu in gpus}
+    used += [[gpu] for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
+             if gpu not in inside_before]  # fmt: skip
+    homes = [new.find(*gpu) for gpus in used for gpu in gpus]
     chains = [home[0] for home in homes if home is not None]
     name = max(dict.fromkeys(chains), key=chains.count, default="")
-    spots, astray = [], []
+    spots = []
     levels = [spot.level for spot in hold.spots] + [0] * len(used)
-    for gpus, level in zip(used, levels, strict=False):
-        found = [new.find(node, device) for node, device in gpus]
-        inside = tuple(sorted(home[1] for home in found if home is not None and home[0] == name))
+    for each, level in zip(used, levels, strict=False):
+        inside = _inside(new, name, each)
         if inside:
             spots.append(Spot(inside, level))
-        astray += [gpu for gpu, home in zip(gpus, found, strict=True)
-                   if home is None or home[0] != name]  # fmt: skip
-    for node, device in astray:
-        new.stray(hold.job, node, device)
-    if not spots:
-        return Change(hold.job, hold.vc, "demoted", tuple(astray))
-    request = Request(hold.job, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy)
-    moved = Hold(request, Placement(name, tuple(spots)))
-    moved.sharers.update(hold.sharers)
-    covered = new.cover(moved) if hold.guaranteed and not astray else None
+    astray = {job: tuple(gpu for gpu in gpus if not _inside(new, name, [gpu]))
+              for job, gpus in theirs.items()}  # fmt: skip
+    for job, gone in astray.items():
+        for gpu in gone:
+            new.stray(job, *gpu)
+    fate = "demoted"
+    if spots:
+        fate = _enter(new, hold, Placement(name, tuple(spots)), any(astray.values()),
+                      {job: _inside(new, name, gpus) for job, gpus in theirs.items()})  # fmt: skip
+    for job in theirs:
+        yield Change(job, hold.vc, fate, astray[job])
+
+
+def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    """Return those of some GPUs that are in a chain, as leaves of it."""
+    homes = [cells.find(*gpu) for gpu in gpus]
+    return tuple(sorted(home[1] for home in homes if home is not None and home[0] == chain))
+
+
+def _enter(
+    new: Cells, hold: Hold, where: Placement, strays: bool, leaves: Mapping[str, tuple[int, ...]]
+) -> str:  # fmt: skip
+    """Enter what is left of a hold in one chain; return what became of its right to it."""
+    partners = {job: each._replace(leaves=leaves[job])
+                for job, each in hold.partners.items() if leaves[job]}  # fmt: skip
+    leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
+    moved = Hold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
+    moved.partners = partners
+    covered = new.cover(moved) if hold.guaranteed and not strays else None
     if covered is not None:
         moved.spots = covered
         fate = "kept"
     else:
         moved.priority = OPPORTUNISTIC
-        moved.spots = tuple(Spot(spot.leaves) for spot in spots)
+        moved.spots = tuple(Spot(spot.leaves) for spot in where.spots)
         fate = "demoted" if hold.guaranteed else "opportunistic"
     new.enter(moved, settle=False)
-    return Change(hold.job, hold.vc, fate, tuple(astray))
+    return fate

@@ -21,6 +21,8 @@ class Holding(msgspec.Struct, frozen=True):
     port: int
     suspended: bool = False
     """It has given its GPUs to others, and is there all the same."""
+    guest: bool = False
+    """By a recorded decision it uses GPUs that others held before."""
     meets: int = 0
     """The port on which its ranks meet when they change how many they are; 0: they never did."""
     came: int = 0
@@ -138,6 +140,11 @@ class NodeState:
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
 
+    def haunted(self, attempt: Attempt, identity: str, order: int) -> bool:
+        """Return whether an agent speaks of a part of an attempt that was given up here."""
+        return (attempt in self.ghosts and identity == self.joined.identity
+                and self.means(attempt, order))  # fmt: skip
+
     def means(self, attempt: Attempt, order: int) -> bool:
         """Return whether what was said of a part that began by this order is of the present one."""
         held = self.holdings.get(attempt)
@@ -148,8 +155,9 @@ class NodeState:
         return min(self.open_orders.values(), default=order + 1) - 1
 
     def check(self) -> None:
-        """Assert that every GPU is held once, and that the counts are right."""
-        held = [device for h in self.holdings.values() for device in h.devices]
+        """Assert that every GPU is held once, but for guests, and that the counts are right."""
+        own = [each for each in self.holdings.values() if not each.guest]
+        held = [device for each in own for device in each.devices]
         assert len(held) == len(dict.fromkeys(held)), f"{self.joined.node}: a GPU is held twice"
         assert self.cpus_free == self.joined.cpus - sum(h.cpus for h in self.holdings.values())
         for attempt in self.ghosts:

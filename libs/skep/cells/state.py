@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from skep.cells import sets
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
@@ -50,8 +51,8 @@ class Cells:
             name: ChainState(Topology(name, chain)) for name, chain in cluster.chains.items()
         }
         self.holds: dict[str, Hold] = {}
-        self.sharing: dict[str, str] = {}
-        """Jobs that share another's GPUs, and whose."""
+        self.sets: dict[str, Hold] = {}
+        """By job that shares GPUs with others: what they hold together."""
         self.astray: dict[str, dict[tuple[str, int], None]] = {}
         """By job: GPUs (node, device) it uses outside its chain: in another one, or in none yet."""
         self._ill: dict[tuple[str, int], None] = {}
@@ -86,7 +87,7 @@ class Cells:
 
     def _summary(self) -> tuple[object, ...]:
         holds = {job: (hold.vc, hold.asked, hold.priority, hold.chain, hold.spots, hold.claims,
-                       hold.pin, hold.lazy, hold.sharers)
+                       hold.pin, hold.lazy, hold.partners)
                  for job, hold in self.holds.items()}  # fmt: skip
         doomed = {(name, cell.pool.vc, cell.level, cell.index)
                   for name, chain in self.chains.items() for cell in chain.doomed}  # fmt: skip
@@ -296,14 +297,14 @@ class Cells:
         """
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
-        self._count(hold, 1)
+        self.recount(hold, 1)
         chain = self.chains[hold.chain]
         for spot in hold.spots:
             if hold.claims:
                 chain.reserve(hold, spot)
             else:
                 chain.use(hold, spot)
-        self.sharing.update(dict.fromkeys(hold.sharers, hold.job))
+        self.sets.update(dict.fromkeys(hold.partners, hold))
         if settle:
             chain.settle()
 
@@ -312,13 +313,35 @@ class Cells:
         for chain in self.chains.values():
             chain.settle()
 
+    def hold_of(self, job: str) -> Hold | None:
+        """Return what a job holds, alone or with others; None for nothing."""
+        return self.sets.get(job) or self.holds.get(job)
+
+    def leaves_of(self, job: str) -> tuple[int, ...]:
+        """Return what a job uses or claims of its hold, which may be shared."""
+        if job in self.sets:
+            return self.sets[job].partners[job].leaves
+        hold = self.holds.get(job)
+        spots = hold.spots if hold is not None else ()
+        return tuple(leaf for spot in spots for leaf in spot.leaves)
+
+    def users(self, chain: str, spots: Sequence[Spot]) -> list[str]:
+        """Return the jobs that use any of these GPUs, also those that share them."""
+        found: dict[str, None] = {}
+        for leaf in (leaf for spot in spots for leaf in spot.leaves):
+            hold = self.chains[chain].user[leaf]
+            if hold is not None:
+                names = [name for name, each in hold.partners.items() if leaf in each.leaves]
+                found.update(dict.fromkeys(names or (hold.job,)))
+        return list(found)
+
     def claimers(self, job: str) -> list[str]:
         """Return the jobs that claim some of what a job uses."""
-        hold = self.holds.get(job)
+        hold = self.hold_of(job)
         if hold is None:
             return []
         claim = self.chains[hold.chain].claim
-        return list(dict.fromkeys(claim[leaf].job for spot in hold.spots for leaf in spot.leaves
+        return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job)
                                   if leaf in claim))  # fmt: skip
 
     def ready(self, job: str) -> bool:
@@ -342,18 +365,17 @@ class Cells:
         Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
         what follows (see `carry_out`).
         """
-        if job in self.sharing:
-            del self.holds[self.sharing.pop(job)].sharers[job]
-            return
         self._return_astray(job, node)
+        if job in self.sets and len(self.sets[job].partners) > 1:
+            sets.part(self, job, node)
+            return
+        if job in self.sets:
+            self.sets.pop(job).partners = {}
         hold = self.holds.get(job)
         if hold is None:
             return
-        if hold.sharers:
-            self._pass_on(hold)
-            return
         chain = self.chains[hold.chain]
-        self._count(hold, -1)
+        self.recount(hold, -1)
         gone = [spot for spot in hold.spots
                 if not node or chain.topology.node(spot.leaves[0]) == node]  # fmt: skip
         for spot in gone:
@@ -361,9 +383,12 @@ class Cells:
                 chain.unclaim(spot)
             else:
                 chain.leave(spot.leaves, hold)
+        for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
+            if user is not None and user.partners:
+                sets.review(self, user)  # What they had to leave to the claimer is theirs again.
         hold.spots = tuple(spot for spot in hold.spots if spot not in gone)
         if hold.spots:
-            self._count(hold, 1)
+            self.recount(hold, 1)
         else:
             del self.holds[job]
         if settle:
@@ -372,11 +397,11 @@ class Cells:
     def widen(self, job: str, spots: Sequence[Spot]) -> None:
         """Give a job further GPUs, by the right by which it has its own; nobody uses them."""
         hold = self.holds[job]
-        assert not hold.sharers, job
+        assert not hold.partners, job
         chain = self.chains[hold.chain]
-        self._count(hold, -1)
+        self.recount(hold, -1)
         hold.spots += tuple(spots)
-        self._count(hold, 1)
+        self.recount(hold, 1)
         for spot in spots:
             chain.use(hold, spot)
         chain.settle()
@@ -387,21 +412,10 @@ class Cells:
         hold = self.holds.get(job)
         if hold is None:
             return
-        assert not hold.sharers, job
-        chain = self.chains[hold.chain]
-        shape, left = chain.topology, []
-        self._count(hold, -1)
-        for spot in hold.spots:
-            gone = [leaf for leaf in spot.leaves if (shape.node(leaf), shape.device(leaf)) in gpus]
-            chain.leave(gone, hold)
-            stays = tuple(leaf for leaf in spot.leaves if leaf not in gone)
-            left += [Spot(stays, spot.level)] if stays else []
-        hold.spots = tuple(left)
-        if hold.spots:
-            self._count(hold, 1)
-        else:
-            del self.holds[job]
-        chain.settle()
+        assert not hold.partners, job
+        shape = self.chains[hold.chain].topology
+        leaves = [shape.leaf(*gpu) for gpu in gpus]
+        sets.drop(self, hold, [leaf for leaf in leaves if leaf is not None])
 
     def demote(self, job: str) -> None:
         """Have a job go on where it is, opportunistically: its VC's cells are free again.
@@ -418,10 +432,20 @@ class Cells:
         self._regrade(hold, spots, hold.asked)
         self.chains[hold.chain].settle()
 
-    def share(self, job: str, on: str, decision: str) -> None:
-        """Let a further job use what another holds, by a recorded decision."""
-        self.holds[on].sharers[job] = decision
-        self.sharing[job] = on
+    def share(self, request: Request, on: str, leaves: Sequence[int]) -> None:
+        """Let a further job use GPUs of what another holds, by a recorded decision."""
+        sets.join(self, request, on, leaves)
+
+    def stand_back(self, job: str) -> None:
+        """Have a job that is to end hold nothing against others, unless they claim it already.
+
+        Its VC's cells are free again, or those of the set that it leaves behind.
+        """
+        hold = self.hold_of(job)
+        if hold is not None and hold.partners:
+            sets.step_down(self, job)
+        elif hold is not None and hold.guaranteed and not self.claimers(job):
+            self.demote(job)
 
     def set_bad(self, node: str, devices: Sequence[int] | None, *, bad: bool) -> None:
         """Note that GPUs of a node (None: all of them, in every chain) are bad or healthy."""
@@ -462,9 +486,10 @@ class Cells:
         found = self.find(node, device)
         if found is None:
             return True
-        hold = self.holds.get(job)
+        hold = self.hold_of(job)
         user = self.chains[found[0]].user[found[1]]
-        return (node, device) in self.astray.get(job, {}) or (hold is not None and user is hold)
+        mine = hold is not None and user is hold and found[1] in self.leaves_of(job)
+        return mine or (node, device) in self.astray.get(job, {})
 
     def stray(self, job: str, node: str, device: int) -> None:
         """Note that a job uses a GPU outside its chain: nobody else gets it until it leaves."""
@@ -509,26 +534,19 @@ class Cells:
         for gpu in gpus:
             del parts[gpu]
             found = self.find(*gpu)
-            if found is not None and found not in self._ill:
+            if found is not None and found not in self._ill and not self._is_astray(*found):
                 self.chains[found[0]].set_bad([found[1]], bad=False)
                 self.chains[found[0]].settle()
         if not parts:
             self.astray.pop(job, None)
 
     def _regrade(self, hold: Hold, spots: Sequence[Spot], priority: int) -> None:
-        self._count(hold, -1)
+        self.recount(hold, -1)
         self.chains[hold.chain].regrade(hold, spots, priority)
-        self._count(hold, 1)
+        self.recount(hold, 1)
 
-    def _pass_on(self, hold: Hold) -> None:
-        """Let the first sharer be the one whose name the GPUs are held under."""
-        heir = next(iter(hold.sharers))
-        del hold.sharers[heir], self.sharing[heir], self.holds[hold.job]
-        hold.job = heir
-        self.holds[heir] = hold
-        self.sharing.update(dict.fromkeys(hold.sharers, heir))
-
-    def _count(self, hold: Hold, change: int) -> None:
+    def recount(self, hold: Hold, change: int) -> None:
+        """Count a hold, or (-1) do without it, around a change of it."""
         if not hold.guaranteed:
             self.borrowed[hold.vc] = self.borrowed.get(hold.vc, 0) + change * hold.gpus
         else:

@@ -26,7 +26,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.changes import Ask, AskResize, ChangeAsked, parse_ask
+from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -477,11 +477,17 @@ class AdmissionMachine:
 
     def _change_problem(self, ask: Ask, vc: str) -> Problem | None:
         problem = self._not_active(ask.job, vc)
-        target = getattr(ask, "to", "")
-        if problem is None and target and target not in self.nodes:
+        targets = [name.strip() for name in getattr(ask, "to", "").split(",")]
+        target = next((name for name in targets if name and name not in self.nodes), "")
+        if problem is None and target:
             known = sorted(self.nodes)
             problem = Problem(path="$.to", reason=Reason.UNKNOWN_NODE, text=f"no node `{target}`",
                               suggestion=nearest(target, known))  # fmt: skip
+        if problem is None and isinstance(ask, AskPack):
+            partner = self._not_active(ask.beside, vc)
+            if partner is not None:
+                only = "only jobs of one virtual cluster share GPUs"
+                problem = msgspec.structs.replace(partner, path="$.beside", suggestion=only)
         if problem is None and isinstance(ask, AskResize):
             problem = _size_problem(ask, self.active[ask.job].elastic)
         return problem

@@ -164,6 +164,14 @@ class Watch:
         others = [other.token for host in self._hosts.values() for other in host.live_runs()
                   if (other.job, other.attempt) == source and not other.suspended]  # fmt: skip
         require(not others, "I13", f"{run.token} goes on beside {others}")
+        states = {
+            other.loaded
+            for host in self._hosts.values()
+            for other in host.live_runs()
+            if (other.job, other.attempt) == (run.job, run.attempt) and not other.joins
+        }
+        whole = len(states) == 1
+        require(whole, "I13", f"{run.token} goes on with states of mini-batches {states}")
 
     def all_hosts(self) -> list[Host]:
         """Return every machine."""

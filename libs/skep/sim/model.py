@@ -9,10 +9,10 @@ import msgspec
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import sizes
+from skep.sim import moves, sizes
+from skep.sim.moves import gpus
 from skep.sim.processes import Run
-from skep.sim.sizes import gpus_of
-from skep.sim.violation import ViolationError, require
+from skep.sim.violation import Key, ViolationError, require
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -25,7 +25,7 @@ from skep.wire.changes import (
     Result,
 )
 from skep.wire.cluster import VirtualCluster
-from skep.wire.commands import BindJob, Resize
+from skep.wire.commands import BindJob, Resize, Resume
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -58,14 +58,11 @@ from skep.wire.facts import (
     ReservationDropped,
     VcsSet,
 )
-from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped, SuccessorLoaded
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
-
-Key = tuple[str, int]
-"""A job and an attempt; or a machine's identity and a device."""
 
 
 class AdmissionModel:
@@ -207,6 +204,8 @@ class AllocatorModel:
         self.moved: dict[Key, Key] = {}
         """What took over from what."""
         self.successors: dict[str, SuccessorBound] = {}
+        self.loaded: dict[str, dict[str, None]] = {}
+        """By job that moves: the nodes where its state has arrived."""
         self.order = 0
         self.attempts = 0
         self._freed = freed
@@ -272,7 +271,10 @@ class AllocatorModel:
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
-                self._move(fact)
+                self.next_order(fact.order)
+                moves.take(self, self._job(fact.job), fact)
+            case SuccessorLoaded():
+                self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
                 sizes.resize(self, fact)
             case _:
@@ -356,7 +358,7 @@ class AllocatorModel:
             usable = not (node.lost or node.drained or node.clearing)
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
-            for gpu in gpus_of(member):
+            for gpu in gpus(member):
                 require(gpu not in self.gpus, "I2", f"{name} got {gpu} of {self.gpus.get(gpu)}")
                 self.gpus[gpu] = fact.job, fact.attempt
         self.within_quota(job.spec.vc)
@@ -378,7 +380,7 @@ class AllocatorModel:
     def within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
-        used = sum(len(gpus_of(member)) for job in holders for member in job.members.values()
+        used = sum(len(gpus(member)) for job in holders for member in job.members.values()
                    if member.node not in job.gone)  # fmt: skip
         quota = self.quotas.get(vc, 0)
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
@@ -425,7 +427,7 @@ class AllocatorModel:
         self._free(member, fact.job, fact.attempt)
 
     def _free(self, member: Member, job: str, attempt: int) -> None:
-        for gpu in () if (job, attempt) in self.released else gpus_of(member):
+        for gpu in () if (job, attempt) in self.released else gpus(member):
             require(self.gpus.get(gpu) == (job, attempt), "I2", f"{gpu} was not {job}'s")
             del self.gpus[gpu]
         if member.identity not in self.disowned:
@@ -460,9 +462,8 @@ class AllocatorModel:
             case JobChanging(goal=goal):
                 same = job.changing is None or job.changing.goal is goal
                 require(same, "I12", f"{name}: two changes are open")
-                held = (
-                    job.suspended and goal is Goal.RESUME and (name, job.attempt) in self.released
-                )
+                resumes = isinstance(fact.change, Resume) and bool(fact.nodes)
+                held = job.suspended and resumes and (name, job.attempt) in self.released
                 require(not held, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
@@ -483,39 +484,9 @@ class AllocatorModel:
             case GpusRegained():
                 require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
                 del self.released[name, fact.attempt]
-                for gpu in (gpu for member in members for gpu in gpus_of(member)):
+                for gpu in (gpu for member in members for gpu in gpus(member)):
                     require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
                     self.gpus[gpu] = name, fact.attempt
-
-    def _move(self, fact: SuccessorBound | JobMoved | SuccessorDropped) -> None:
-        name, job = fact.job, self._job(fact.job)
-        self.next_order(fact.order)
-        if isinstance(fact, SuccessorBound):
-            free = not job.queued and job.stopping is None and name not in self.successors
-            require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
-            job.spent = fact.attempt
-            self.successors[name] = fact
-            for member in fact.members:
-                for gpu in gpus_of(member):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
-            return
-        successor = self.successors.pop(name, None)
-        if successor is None or successor.attempt != fact.attempt:
-            invariant = "I13"
-            raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
-        left, attempt = list(successor.members), fact.attempt
-        if isinstance(fact, JobMoved):
-            require(job.stopping is None, "I13", f"{name} moves while it is stopped")
-            left = [member for node, member in job.members.items() if node not in job.gone]
-            attempt = job.attempt
-            self.moved[name, fact.attempt] = name, attempt
-            job.attempt = fact.attempt
-            job.members = {member.node: member for member in successor.members}
-            job.gone, job.ran = {}, dict.fromkeys(job.members)
-            job.guaranteed = any(level for one in successor.members for level in one.levels)
-        for member in left:
-            self.ghosts[member.node, name, attempt] = member
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -533,16 +504,17 @@ class AllocatorModel:
             common = len(steps) <= 1 or job.suspended
             require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
             job.suspended = True
-            if fact.released:
-                for member in members:
-                    self._stands(member, fact.job, fact.attempt)
-                    for gpu in gpus_of(member):
-                        del self.gpus[gpu]
-                self.released[fact.job, fact.attempt] = None
-                job.guaranteed = False
-        elif fact.goal is Goal.RESUME:
+        elif job.changing is not None and isinstance(job.changing.change, Resume):
             job.suspended = False
-        elif job.changing is not None and isinstance(job.changing.change, Resize):
+        if fact.released:
+            require(job.suspended, "I12", f"{fact.job} gives its GPUs back and trains")
+            for member in members:
+                self._stands(member, fact.job, fact.attempt)
+                for gpu in gpus(member):
+                    del self.gpus[gpu]
+            self.released[fact.job, fact.attempt] = None
+            job.guaranteed = False
+        if job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
             allowed = allowed and not job.changing.change.prepare

@@ -36,6 +36,7 @@ from skep.sim.history import run_seed
 from skep.sim.world import Settings
 from skep.wire import codec
 from skep.wire.changes import MemberAnswered
+from skep.wire.commands import Resume
 from skep.wire.facts import MemberGone, StopTaken
 from skep.wire.node import Manner
 
@@ -89,9 +90,9 @@ def _frees_at_once(self: AllocatorMachine, fact: Any) -> None:
     _record(self, fact)
 
 
-def _keeps_no_floor(self: AgentMachine, command: Any) -> None:
+def _keeps_no_floor(self: AgentMachine, command: Any, now: Any) -> None:
     floor, self.floor = self.floor, 0
-    _bind(self, command)
+    _bind(self, command, now)
     self.floor = max(floor, self.floor)
 
 
@@ -131,7 +132,7 @@ def _any_home(machine: Any, job: Any) -> str:
 
 
 def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
-    _move(machine, job, successor, now)
+    _send(machine, job, successor, now)
     if job.change is not None and job.change.answers:
         successor.loaded = successor.loaded or dict.fromkeys(successor.members, 1)
         for name, answer in job.change.answers.items():
@@ -140,6 +141,15 @@ def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
                                       order=job.change.order, manner=Manner.BOUNDARY)  # fmt: skip
                 machine.record(told)
     moving.conclude(machine, job, now)
+
+
+def _moves_apart(machine: Any, job: Any, successor: Any, now: Any) -> None:
+    moving._send(machine, job, successor, now)
+
+
+def _wakes_up(machine: Any, job: Any, now: Any, why: Any, detail: str = "") -> None:
+    dispatch.drop(machine, job, now, why, detail)
+    moving._tell(machine, job, Resume(), now, undoing=True, detail=detail)
 
 
 def _resizes_anyhow(machine: Any, job: Any, _refused: str, now: Any) -> None:
@@ -155,7 +165,7 @@ _answered, _record = AdmissionMachine._answered, AllocatorMachine.record
 _bind, _stop = AgentMachine._bind, AgentMachine._stop
 _agent_snapshot, _allocator_snapshot = AgentMachine.snapshot, AllocatorMachine.snapshot
 
-_owed, _move, _conclude = changes.owed, moving._move, resizing.conclude
+_owed, _send, _conclude = changes.owed, moving._send, resizing.conclude
 _told_once: dict[int, None] = {}
 
 PLANTS = (
@@ -187,8 +197,12 @@ PLANTS = (
           ("I12",)),
     Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
           ("I0", "I2", "I12")),
-    Plant("a job moves before its successor has its state", moving, "_move", _commits_early,
+    Plant("a job moves before its successor has its state", moving, "_send", _commits_early,
           ("I0", "I13")),
+    Plant("a gang on several nodes moves without standing first", moving, "_ready", _moves_apart,
+          ("I0", "I10", "I13")),
+    Plant("a job that was suspended goes on when its move fails", moving, "undo", _wakes_up,
+          ("I0", "I12")),
     Plant("a successor that is given up is forgotten", dispatch, "drop", _does_nothing,
           ("I0", "I13")),
     Plant("a gang is smaller while those who leave are still there", PartState, "leaving",

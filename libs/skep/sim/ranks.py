@@ -11,7 +11,7 @@ its command line:
     stores        and writes checkpoints
     both          and both
     moves         and goes on elsewhere, too
-    grows         it stops, and its gang grows and shrinks
+    grows         it stops and goes on elsewhere, and its gang grows and shrinks
     fails         it says that it can, and mostly fails
 """
 
@@ -30,7 +30,7 @@ from skep.machines.agent import (
     TellRank,
     ThawRun,
 )
-from skep.sim.processes import STEP, Host, Listener, Run, step_at
+from skep.sim.processes import STEP, Host, Listener, Run
 from skep.sim.timeline import MILLISECOND, SECOND
 from skep.wire.talk import (
     Answer,
@@ -51,6 +51,8 @@ from skep.wire.talk import (
     ResumeRank,
     Said,
     Sent,
+    Shared,
+    ShareRank,
     Suspended,
     SuspendRank,
     Told,
@@ -62,7 +64,7 @@ CAN: dict[str, tuple[str, ...]] = {
     "stores": ("suspend", "checkpoint"),
     "both": ("suspend", "release", "checkpoint"),
     "moves": ("suspend", "release", "checkpoint", "migrate"),
-    "grows": ("suspend", "release", "resize"),
+    "grows": ("suspend", "release", "migrate", "resize"),
     "fails": ("suspend", "release", "checkpoint", "migrate", "resize"),
 }
 
@@ -202,10 +204,14 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
             return Resumed(**who, step=here)
         case CheckpointRank():
             return failed if fails else Checkpointed(**who, step=here, bytes=STATE_BYTES)
+        case ShareRank(share=share):
+            return failed if fails else Shared(**who, share=share, used=STATE_BYTES)
         case MoveRank(token=token):
+            stood = run.standing
             host.stand(run)
             if fails or not _send(host, run, token):
-                host.go_on(run)
+                if not stood:
+                    host.go_on(run)
                 return failed
             return Sent(**who, step=here, bytes=STATE_BYTES)
 
@@ -290,7 +296,7 @@ def _send(host: Host, run: Run, secret: str) -> bool:
     for there in host.others_and_self():
         for other in there.live_runs():
             if other.awaits == secret and other.rank == run.rank and not there.gone:
-                other.loaded = step_at(host.now)
+                other.loaded = run.loaded if run.awaits and not run.begun else run.step(host.now)
                 greet(there, other)
                 return True
     return False

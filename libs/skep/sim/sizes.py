@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from skep.sim.moves import gpus
 from skep.sim.violation import require
-from skep.wire.member import Member
 from skep.wire.resizes import GangNarrowed, GangWidened
 
 if TYPE_CHECKING:
-    from skep.sim.model import AllocatorModel, Key
+    from skep.sim.model import AllocatorModel
 
 
 def resize(model: AllocatorModel, fact: GangWidened | GangNarrowed) -> None:
@@ -29,7 +29,7 @@ def _widen(model: AllocatorModel, fact: GangWidened) -> None:
     follows = more.numbers == tuple(range(job.ranks, job.ranks + len(more.devices)))
     require(follows, "I14", f"{name}: {fact} after {job.ranks} ranks")
     require(any(more.levels) == job.guaranteed, "I8", f"{name} gets GPUs by another right")
-    for gpu in gpus_of(more):
+    for gpu in gpus(more):
         require(gpu not in model.gpus, "I2", f"{name} got {gpu} of {model.gpus.get(gpu)}")
         model.gpus[gpu] = name, fact.attempt
     mine = job.members.get(more.node)
@@ -53,7 +53,7 @@ def _narrow(model: AllocatorModel, fact: GangNarrowed) -> None:
     require(job.stopping is None and not job.suspended, "I14", f"{name}: {fact}")
     before = job.members[fact.node]
     left = before.numbers[fact.workers :]
-    freed = gpus_of(replace(before, devices=before.devices[fact.workers :]))
+    freed = gpus(replace(before, devices=before.devices[fact.workers :]))
     require(all(rank >= job.workers for rank in left), "I14", f"{name}: {fact} of {job.workers}")
     if fact.node not in job.gone:
         model.left(freed, name, fact.attempt)
@@ -67,8 +67,3 @@ def _narrow(model: AllocatorModel, fact: GangNarrowed) -> None:
         del job.members[fact.node]
         job.gone.pop(fact.node, None)
         job.ran.pop(fact.node, None)
-
-
-def gpus_of(member: Member) -> list[Key]:
-    """Return the GPUs of one node's part of a gang."""
-    return [(member.identity, device) for devices in member.devices for device in devices]

@@ -1,4 +1,9 @@
-"""That something happened which must not."""
+"""What breaks an invariant."""
+
+from __future__ import annotations
+
+Key = tuple[str, int]
+"""A job and an attempt; or a machine's identity and a device."""
 
 
 class ViolationError(Exception):

@@ -97,6 +97,8 @@ class People:
         """Submissions still to be made."""
         self._network, self._timeline, self._rng, self._story = network, timeline, rng, story
         self._nodes = nodes
+        self.wander = False
+        """Whether tenants mostly ask for moves."""
         self.running: Callable[[], list[Shown]] = list
         """What tenants are shown of jobs that run."""
         self._admin_keys = 0
@@ -140,7 +142,7 @@ class People:
 
     def _act(self) -> None:
         roll = self._rng.random()
-        if roll < 0.58:
+        if roll < (0.3 if self.wander else 0.58):
             if self.left:
                 self.left -= 1
                 self.submit()
@@ -211,7 +213,10 @@ class People:
             limits["time"] = rng.choice((5, 20, 40))
         if rng.random() < 0.2:
             limits["retry_on"] = ["exit", "not-started"]
-        tier = rng.choice(TIERS)
+        tier = rng.choice(TIERS[:7] if self.wander else TIERS)
+        if self.wander and rng.random() < 0.5:
+            resources |= {"gpus": 2, "workers": 2}
+            length = max(length, LENGTHS_MS[-1])
         more: dict[str, Any] = {}
         if tier in ("grows", "fails"):
             more["elastic"] = {"min": 1, "max": max(resources["workers"], rng.choice((2, 4)))}
@@ -284,12 +289,15 @@ class People:
         for _ in range(self._rng.choice((1, 1, 2))):
             sensible = RESUMES if one.suspended else MOVES if one.movable else CHANGES
             sensible = SIZES if one.elastic and not one.suspended else sensible
+            if self.wander and one.movable:
+                sensible = MOVES
             ask = self._rng.choice(sensible if self._rng.random() < 0.8 else CHANGES)
             tree: dict[str, Any] = {"ask": ask, "job": job}
             if ask == "suspend" and self._rng.random() < 0.5:
                 tree["release"] = True
             if ask == "migrate" and self._rng.random() < 0.3:
-                tree["to"] = self._rng.choice(self._nodes)
+                count = self._rng.choice((1, 1, 2, 3))
+                tree["to"] = ",".join(self._rng.sample(self._nodes, min(count, len(self._nodes))))
             if ask == "resize":
                 tree["workers"] = self._rng.choice(WORKERS_ASKED)
             if self._rng.random() < 0.03:

@@ -32,6 +32,8 @@ from skep.units import seconds
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
 
+ROOMY = 0.25
+"""How many histories have nodes to spare, and tenants who mostly have their jobs moved."""
 OPERATOR_COMES_AFTER = 12 * SECOND
 """When an operator starts an agent again that was refused although nobody else has its name."""
 
@@ -100,11 +102,15 @@ class World:
             self.start(self._add(Role(service, log, self.patience)))
         types = rng.choice((("cpu",), ("cpu",), ("a100", "v100")))
         skewed = rng.random() < 0.25
-        for number in range(rng.randrange(2, 5)):
+        roomy = rng.random() < ROOMY  # Then gangs on several nodes find others to go to.
+        self.people.wander = roomy
+        for number in range(rng.randrange(6, 9) if roomy else rng.randrange(2, 5)):
             node = f"n{number + 1}"
             self.nodes.append(node)
             kind = types[number % len(types)]
-            gpus = tuple(Gpu(index=i, type=kind) for i in range(rng.randrange(2, 5)))
+            gpus = tuple(
+                Gpu(index=i, type=kind) for i in range(2 if roomy else rng.randrange(2, 5))
+            )
             skew = rng.randrange(-30 * SECOND, 30 * SECOND) if skewed else 0
             self.add_host(node, gpus, skew)
         self.people.know([host.joined() for host in self.hosts.values()])
@@ -316,6 +322,6 @@ def _ignore(role: Role) -> None:
 
 
 def _movable(job: ModelJob) -> bool:
-    """Return whether a job says that it can go on elsewhere, and is in one place."""
+    """Return whether a job says that it can go on elsewhere."""
     command = job.spec.command
-    return isinstance(command, tuple) and command[-1] in ("moves", "fails") and len(job.members) < 2
+    return isinstance(command, tuple) and command[-1] in ("moves", "grows", "fails")

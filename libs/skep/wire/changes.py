@@ -47,7 +47,10 @@ class AskCheckpoint(_Ask, frozen=True, tag="checkpoint"):
 
 
 class AskMigrate(_Ask, frozen=True, tag="migrate"):
-    """Go on elsewhere: on the node `to`, or (empty) wherever there is room."""
+    """Go on elsewhere: on the nodes `to`, separated by commas, or (empty) on any other nodes.
+
+    A node that it is on already may be among those named, for other GPUs there.
+    """
 
     to: str = ""
 
@@ -58,7 +61,21 @@ class AskResize(_Ask, frozen=True, tag="resize"):
     workers: int
 
 
-Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize
+class AskPack(_Ask, frozen=True, tag="pack"):
+    """Run on GPUs that the running job `beside` holds, beside it.
+
+    `share` is the part of each device's memory it may use, above 0 and below 1; 0: an even one.
+    """
+
+    beside: str
+    share: float = 0.0
+
+
+class AskUnpack(_Ask, frozen=True, tag="unpack"):
+    """Leave the GPUs that it shares with others, and wait for some of its own."""
+
+
+Ask = AskSuspend | AskResume | AskCheckpoint | AskMigrate | AskResize | AskPack | AskUnpack
 
 ASKS: dict[str, type[Ask]] = {
     "suspend": AskSuspend,
@@ -66,6 +83,8 @@ ASKS: dict[str, type[Ask]] = {
     "checkpoint": AskCheckpoint,
     "migrate": AskMigrate,
     "resize": AskResize,
+    "pack": AskPack,
+    "unpack": AskUnpack,
 }
 
 
@@ -111,7 +130,22 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
     if isinstance(made, AskResize) and not 1 <= made.workers <= WORKERS_MAX:
         return [Problem(path="$.workers", reason=Reason.BAD_VALUE,
                         text=f"`workers` must be 1 to {WORKERS_MAX}")]  # fmt: skip
+    if isinstance(made, AskPack):
+        return _pack_problems(made) or made
     return made
+
+
+def _pack_problems(ask: AskPack) -> list[Problem]:
+    problems = []
+    if job_sequence(ask.beside) is None or ask.beside == ask.job:
+        problems.append(Problem(path="$.beside", reason=Reason.BAD_VALUE,
+                                text="`beside` must be the id of another job",
+                                suggestion="such as j12"))  # fmt: skip
+    if not 0.0 <= ask.share < 1.0:
+        problems.append(Problem(path="$.share", reason=Reason.BAD_VALUE,
+                                text="`share` must be above 0 and below 1",
+                                suggestion="such as 0.5; without it all share alike"))  # fmt: skip
+    return problems
 
 
 # --- admission ---------------------------------------------------------------------------------
@@ -136,6 +170,7 @@ class Goal(StrEnum):
     CHECKPOINT = "checkpoint"
     MIGRATE = "migrate"
     RESIZE = "resize"
+    SHARE = "share"
 
 
 class Result(StrEnum):

@@ -54,6 +54,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     trace: str = ""
     image: str = ""
     awaits: str = ""
+    share: float = 0.0
+    beside: tuple[str, ...] = ()
     joins: int = 0
 
 
@@ -179,7 +181,18 @@ class Resize(Message, frozen=True, tag="resize"):
     at: str = ""
 
 
-Change = Suspend | Resume | Checkpoint | Move | Resize
+class Share(Message, frozen=True, tag="share"):
+    """Use this part of each device's memory from now on, beside these jobs; 0.0: alone again.
+
+    Answered as running either way: who cannot lower its share goes on with what it has, and says so
+    (unchanged).
+    """
+
+    share: float = 0.0
+    beside: tuple[str, ...] = ()
+
+
+Change = Suspend | Resume | Checkpoint | Move | Resize | Share
 
 
 class ChangeJob(Message, frozen=True, tag="change-job"):

@@ -12,6 +12,7 @@ from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads f
 from skep.wire.message import Message
 from skep.wire.moves import MoveFact
 from skep.wire.node import MemberExited, NodeJoined, Outcome
+from skep.wire.packs import PackFact
 from skep.wire.part_facts import (
     ChangeTaken,
     ChangeTried,
@@ -407,6 +408,7 @@ AllocatorFact = (
     | ChangeFact
     | MoveFact
     | ResizeFact
+    | PackFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

@@ -70,7 +70,8 @@ class PartChanged(Message, frozen=True, tag="part-changed"):
     """A part's latest change is over and its ranks stand so; told as event number `event`.
 
     `host_bytes` of device state are kept in the host's memory. `broken`: some ranks changed and
-    some did not, so that none of them can go on.
+    some did not, so that none of them can go on. `share_due`: they do not know yet which share of
+    their devices' memory is theirs.
     """
 
     event: int
@@ -80,6 +81,7 @@ class PartChanged(Message, frozen=True, tag="part-changed"):
     host_bytes: int = 0
     released: bool = False
     broken: bool = False
+    share_due: bool = False
 
 
 PartFact = PartKnown | PartReady | PartLoaded | ChangeTaken | ChangeTried | RankJoins | PartChanged

@@ -75,6 +75,23 @@ class Reason(StrEnum):
     SUSPENDED = "suspended"
     WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
 
+    # Why a job was not packed with another, or no more.
+    NOT_WAITING = "not-waiting"
+    PARTNER_NOT_RUNNING = "partner-not-running"
+    PARTNER_CHANGING = "partner-changing"
+    PARTNER_TOO_SMALL = "partner-too-small"
+    PARTNER_SPANS_NODES = "partner-spans-nodes"
+    OTHER_GPU_TYPE = "other-gpu-type"
+    TIED_ELSEWHERE = "tied-elsewhere"
+    HOST_FULL = "host-full"
+    NODE_CLOSED = "node-closed"
+    GPUS_CROWDED = "gpus-crowded"
+    SHARE_TAKEN = "share-taken"
+    NOT_PACKED = "not-packed"
+    PACKED = "packed"
+    UNPACKED = "unpacked"
+    ALONE = "alone"
+
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
@@ -95,6 +112,7 @@ class Reason(StrEnum):
     NODE_STOPPED = "node-stopped"
     ASKED_FOR = "asked-for"
     REPEATED_FAILURES = "repeated-failures"
+    DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
 
     # What the watch over the cells found broken.
@@ -166,8 +184,24 @@ TEXT: dict[Reason, str] = {
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
     Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",
+    Reason.NOT_WAITING: "it has GPUs of its own: only a job that waits for some can be packed",
+    Reason.PARTNER_NOT_RUNNING: "the job it is to be packed with does not run",
+    Reason.PARTNER_CHANGING: "a job on those GPUs is being changed, or has to make room: try again",
+    Reason.PARTNER_TOO_SMALL: "the job it is to be packed with has fewer GPUs than it needs",
+    Reason.PARTNER_SPANS_NODES: "only a job whose GPUs are all on one node can be packed with",
+    Reason.OTHER_GPU_TYPE: "the job it is to be packed with runs on GPUs of another type",
+    Reason.TIED_ELSEWHERE: "it can only run elsewhere: by its spec, or because it is there already",
+    Reason.HOST_FULL: "the node's CPUs or memory do not serve one more job",
+    Reason.NODE_CLOSED: "the node takes no further work",
+    Reason.GPUS_CROWDED: "as many jobs as may share a GPU are on those",
+    Reason.SHARE_TAKEN: "the shares asked for come to more than a whole device",
+    Reason.NOT_PACKED: "it shares its GPUs with nobody",
+    Reason.PACKED: "packed with others on the same GPUs, as was asked for",
+    Reason.UNPACKED: "it was asked to leave the GPUs that it shared, and waits for its own",
+    Reason.ALONE: "the others on its GPUs have left: they are its own again",
     Reason.CELLS_RESERVED: "the cells that were reserved for it",
     Reason.ASKED_FOR: "an operator asked for it",
+    Reason.DEVICE_TROUBLE: "the device, or its driver, says that something is wrong with it",
     Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",

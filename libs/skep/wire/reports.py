@@ -10,13 +10,21 @@ from skep.units import Instant
 from skep.wire.message import Message
 
 
+class DeviceTrouble(Message, frozen=True):
+    """What a device says is wrong with it, in words: it changes with every further event."""
+
+    index: int
+    text: str
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The agent lives; `incarnation` is that of its latest join."""
+    """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state."""
 
     node: str
     identity: str
     at: Instant
     incarnation: int = 0
+    trouble: tuple[DeviceTrouble, ...] = ()
 
 
 class RankProgress(Message, frozen=True):

@@ -12,22 +12,30 @@ import msgspec
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """One message, of a rank or to it. Fields a reader does not know are skipped."""
+    """One message, of a rank or to it. Fields a reader does not know are skipped.
+
+    `part` says which process of its rank speaks; what a rank is told, all of them are.
+    """
 
     job: str
     attempt: int
     rank: int
+    part: int = 0
 
 
 # --- a rank to its agent -----------------------------------------------------------------------
 
 
 class Hello(Speech, frozen=True, tag="hello"):
-    """First on every connection. `token` is the run's, as its environment named it."""
+    """First on every connection. `token` is the run's, as its environment named it.
+
+    `parts` processes of the rank train together, as `torchrun --nproc-per-node` starts them.
+    """
 
     pid: int = 0
     world: int = 1
     token: str = ""
+    parts: int = 1
 
 
 class Stats(Speech, frozen=True, tag="stats"):
@@ -136,15 +144,27 @@ class Rescaled(Speech, frozen=True, tag="rescaled"):
     pause_ns: int = 0
 
 
+class Shared(Speech, frozen=True, tag="shared"):
+    """The rank keeps to this share of its device's memory, of which it uses `used` bytes."""
+
+    order: int
+    share: float = 0.0
+    used: int = 0
+
+
 class Failed(Speech, frozen=True, tag="failed"):
-    """The order was not done: the rank goes on, or stands where it stood."""
+    """The order was not done: the rank goes on, or stands where it stood.
+
+    `partly`: some of its processes did it all the same.
+    """
 
     order: int
     what: str = ""
     error: str = ""
+    partly: bool = False
 
 
-Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Failed
+Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
 """What a rank says to an order."""
 
 Said = Hello | Stats | Measured | Bye | CountingFailed | Can | Ready | Loaded | Answer
@@ -209,5 +229,12 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     agree: bool = False
 
 
-Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank
+class ShareRank(Speech, frozen=True, tag="share"):
+    """Use this part of the device's memory from now on; 0.0: all of it."""
+
+    order: int
+    share: float = 0.0
+
+
+Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank | ShareRank
 """Everything a rank is told."""

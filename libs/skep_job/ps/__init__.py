@@ -24,7 +24,8 @@ each server it copies to. A connection begins with a mutual proof of the job's t
                                    with `hold` if v + 1 is the clock of a change. Repeated under the
                                    same `seq` after a broken connection, it counts once
                           pull     values, with the momentum if asked for (newcomers, checkpoints)
-                          put      values from the first worker (the beginning, a checkpoint)
+                          put      values from the first worker (the beginning, a checkpoint);
+                                   pull and put are answered with `again` if a change was faster
     server -> server      chunks   values, momentum, count of updates; answered when they are stored
                           late     asynchronous: a push for chunks that are elsewhere by now
     member -> coordinator hello    who it is and what it knows; DL²'s INC_SERVER from a new server

@@ -160,9 +160,7 @@ class Coordinator:
         return {
             "type": "status",
             "state": self.state,
-            **about(self.placement, self.spec),
-            "scaling": self.scaling.text() if self.scaling else "",
-            "held": [number for _, number in self.scaling.held] if self.scaling else [],
+            **about(self.placement, self.spec, self.scaling),
             "queued": len(self.queue),
             "history": self.history,
         }
@@ -195,7 +193,8 @@ class Coordinator:
             known.generation, known.pending = generation, int(message["pending"])
             self._welcome(known, now)
             return
-        if self._recovering and self.state == "gathering" and not generation:
+        unknown = not generation and not int(message["pending"])
+        if self._recovering and self.state == "gathering" and unknown:
             self._early.append((link, message))  # Ids are known once the members are.
             return
         if generation and self.state == "running":
@@ -321,22 +320,23 @@ class Coordinator:
         if missing and not late:
             return
         lost = [name_of(key) for key in missing if key[0] == "server"]
-        if lost or self.spec is None:
-            self._fail(f"the coordinator came back, {', '.join(lost) or 'every worker'} did not")
-            return
-        for _, worker in missing:
+        for worker in [number for role, number in missing if role == "worker"]:
             placement = placement.without(worker)
-        if not placement.workers:
-            self._fail("the coordinator came back, every worker did not")
+        if lost or not placement.workers or self.spec is None:
+            self._fail(f"the coordinator came back, {', '.join(lost) or 'every worker'} did not")
             return
         self.state, self.placement = "running", placement
         self._note(f"is back at generation {placement.generation}")
         for member in self.members.values():
-            if member.pending > placement.generation:
+            newcomer = not member.generation and not self._belongs(member)
+            if member.pending > placement.generation or newcomer:
                 self._to(member, {"type": "called-off", "generation": member.pending,
                                   "why": "the coordinator was away"})  # fmt: skip
+            if newcomer:
+                self._request(Request("add", member.key))
         request = Request("add", ("server", min(placement.servers)))
-        everyone = {m.key: None for m in self.members.values() if m.generation}
+        everyone = {m.key: None for m in self.members.values()
+                    if m.generation or self._belongs(m)}  # fmt: skip
         self.scaling = Scaling(request, placement, "switch", now, now, everyone)
         for key in everyone:
             self._to(self.members[key], self._switch())

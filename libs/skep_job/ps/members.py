@@ -237,13 +237,15 @@ def loads(placement: Placement | None, spec: Spec | None) -> dict[str, int]:
     return {str(server): count for server, count in elements.items()}
 
 
-def about(placement: Placement | None, spec: Spec | None) -> Message:
-    """Return who is in the job, and how much each server keeps."""
+def about(placement: Placement | None, spec: Spec | None, scaling: Scaling | None) -> Message:
+    """Return who is in the job, how much each server keeps, and how far a change is."""
     return {
         "generation": placement.generation if placement else 0,
         "servers": sorted(placement.servers) if placement else [],
         "workers": list(placement.workers) if placement else [],
         "elements": loads(placement, spec),
+        "scaling": scaling.text() if scaling else "",
+        "held": [number for _, number in scaling.held] if scaling else [],
     }
 
 

@@ -18,7 +18,7 @@ from skep_job.ps.assign import Chunk, Segment, chunk_elements
 from skep_job.ps.errors import ParameterServerError
 from skep_job.ps.placement import Placement, Spec
 from skep_job.ps.store import DTYPES, view
-from skep_job.ps.wire import Settings, settings
+from skep_job.ps.wire import Message, Settings, settings
 from skep_job.ps.worker import Exchange, Pause, Worker
 
 Piece = tuple[int, int, int]
@@ -40,7 +40,8 @@ class SGD(Optimizer):
     `average=False` the gradients are summed: give each worker's loss as its sum over
     `global batch / world` samples, divided by the global batch, and the global mini-batch stays.
     `rank` and `world` say which share is this worker's; they change inside `step()` only.
-    Asynchronous gradients are neither summed nor averaged: each is a step of its own.
+    Asynchronous gradients are neither summed nor averaged: each is a step of its own. There
+    `state_dict()` and `load_state_dict()` may change them, too.
 
     A parameter without a gradient counts as one with a zero gradient. Types are float32 and
     float64; parameters may be on any device, those on the CPU are sent without a copy.
@@ -89,10 +90,7 @@ class SGD(Optimizer):
         self._link.lay_out = self._lay_out
         _open.append(self)
         self._puts = 0
-        if self._link.is_newcomer:
-            self._pull(state=False, puts=0)
-        else:
-            self._publish(state=False, updates=0)
+        self._publish(state=False, updates=0)
 
     @property
     def rank(self) -> int:
@@ -183,7 +181,8 @@ class SGD(Optimizer):
         if self._spec.momentum and not self._worker.left:
             momenta = [torch.zeros_like(p, memory_format=torch.contiguous_format, device="cpu")
                        for p in self._parameters]  # fmt: skip
-            self._pull(state=True, puts=self._puts, momenta=momenta)
+            while self._overtaken(self._pull(self._puts, momenta)):
+                pass
             for parameter, momentum in zip(self._parameters, momenta, strict=True):
                 self.state[parameter]["momentum_buffer"] = momentum
         return super().state_dict()
@@ -197,35 +196,59 @@ class SGD(Optimizer):
     # --- values -----------------------------------------------------------------------------------
 
     def _publish(self, *, state: bool, updates: int) -> None:
-        """Make the first worker's values everybody's. Every worker must call it."""
-        link, self._puts = self._worker, self._puts + 1
-        if link.rank:
-            self._pull(state=False, puts=self._puts)
-            return
+        """Make the first worker's values everybody's. Every worker must call it.
+
+        A newcomer puts nothing: it finds the values of the others, unless all of them have ended
+        before the first of them had put any.
+        """
+        link, wanted = self._worker, self._puts + 1
+        puts = not link.is_newcomer or wanted > 1
+
+        def ask() -> dict[int, Message]:
+            if puts and not link.rank:
+                return self._put(wanted, state=state, updates=updates)
+            return self._pull(wanted)
+
+        while overtaken := self._overtaken(answers := ask()):
+            puts = puts or any(answer["puts"] < wanted for answer in overtaken)
+        newcomer = link.is_newcomer and wanted == 1  # The others may have put more than once.
+        self._puts = max([wanted, *(a["puts"] for a in answers.values())]) if newcomer else wanted
+
+    def _overtaken(self, answers: dict[int, Message]) -> list[Message]:
+        """Return the answers to a request that a change has overtaken, and take that change."""
+        link = self._worker
+        overtaken = [answer for answer in answers.values() if answer["type"] == "again"]
+        for answer in overtaken:
+            if not link.left:
+                link.catch_up(answer["generation"], answer["workers"])
+        return [] if link.left else overtaken
+
+    def _put(self, puts: int, *, state: bool, updates: int) -> dict[int, Message]:
+        link = self._worker
         values = [self._memory(number, fill=True) for number in range(len(self._parameters))]
         sides = [values]
         if state:
             sides.append([self._momentum(parameter) for parameter in self._parameters])
         header = {"type": "put", "worker": link.id, "generation": link.placement.generation,
-                  "puts": self._puts, "updates": updates, "state": state}  # fmt: skip
+                  "puts": puts, "updates": updates, "state": state}  # fmt: skip
         views = [[view(tensor) for tensor in side] for side in sides]
         answers = link.exchange({server: Exchange(header, _interleave(views, pieces))
                                  for server, pieces in self._layout().items()})  # fmt: skip
         link.version = max(answer["version"] for answer in answers.values())
+        return answers
 
-    def _pull(self, *, state: bool, puts: int, momenta: list[Tensor] | None = None) -> None:
+    def _pull(self, puts: int, momenta: list[Tensor] | None = None) -> dict[int, Message]:
         link = self._worker
         values = [self._memory(number) for number in range(len(self._parameters))]
         sides = [values] if momenta is None else [values, momenta]
         views = [[view(tensor) for tensor in side] for side in sides]
-        header = {"type": "pull", "worker": link.id, "puts": puts, "state": state,
+        header = {"type": "pull", "worker": link.id, "puts": puts, "state": momenta is not None,
                   "generation": link.placement.generation}  # fmt: skip
         answers = link.exchange({server: Exchange(header, (), _interleave(views, pieces))
                                  for server, pieces in self._layout().items()})  # fmt: skip
         self._arrived(values)
         link.version = max(answer["version"] for answer in answers.values())
-        if not self._puts:  # A newcomer; the others have counted, and may be behind the servers.
-            self._puts = max(answer["puts"] for answer in answers.values())
+        return answers
 
     def _arrived(self, values: list[Tensor]) -> None:
         for parameter, memory in zip(self._parameters, values, strict=True):

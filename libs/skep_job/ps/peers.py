@@ -53,3 +53,8 @@ class Peers:
             self._channels.pop(server, None)
             channel.close()
             raise
+
+    def close(self) -> None:
+        """End every connection."""
+        for _, channel in list(self._channels.values()):
+            channel.close()

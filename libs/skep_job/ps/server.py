@@ -15,22 +15,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from skep_job.ps.assign import Move
 from skep_job.ps.control import Control
+from skep_job.ps.copying import copy_out
 from skep_job.ps.errors import Broken, ParameterServerError, Refused, RequestFailed
 from skep_job.ps.peers import Peers
 from skep_job.ps.placement import Placement, Spec
 from skep_job.ps.store import Hyper, Kept, Store, view
-from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, admit, settings
+from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, admit, expect, settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+DIRECT = -1
 HOPS_MAX = 8
 """How often a late push may be handed on: it is at most one for each scaling it is late for."""
 LAYOUTS_MAX = 64
@@ -65,7 +67,8 @@ class Server:
         self._pending: _Pending | None = None
         self._version = self._puts = 0
         self._pushed: dict[int, list[Hyper]] = {}
-        self._seen: dict[int, int] = {}  # the latest request of each worker
+        self._seen: dict[tuple[int, int], int] = {}
+        """The latest push of each worker, by way of which server (DIRECT: none)."""
         self._hold: list[int] | None = None
         self._failed = ""
         self._id: int | None = None
@@ -87,7 +90,8 @@ class Server:
             _say(f"server {self._id}: {self._failed}")
             self._ended.clear()
             self._ended.wait(min(ENDING_S, self._settings.lost_s))
-        self._control.close()
+        for each in (self._control, self._listener, self._peers):
+            each.close()
         return self._code or 0
 
     def leave(self) -> None:
@@ -232,6 +236,7 @@ class Server:
                 self._placement = placement = placement.without(worker)
                 self._pushed.pop(worker, None)
             self._update_if_complete()
+            self._changed.notify_all()
 
     def _switch(self, message: Message) -> None:
         assert self._id is not None
@@ -254,13 +259,15 @@ class Server:
                 freed.append(store.gradients)
                 store.gradients = pending.gradients
                 if before is None:
-                    self._version, self._puts = int(message["version"]), int(message["puts"])
+                    # A coordinator that came back does not know where the sources stood.
+                    self._version = max(int(message["version"]), pending.version)
+                    self._puts = max(int(message["puts"]), pending.puts)
                 self._layouts[placement.generation] = own
                 for old in list(self._layouts)[:-LAYOUTS_MAX]:
                     del self._layouts[old]
                 self._placement, self._pending = placement, None
                 kept = before.workers if before else ()
-                self._seen = {w: number for w, number in self._seen.items() if w in kept}
+                self._seen = {by: number for by, number in self._seen.items() if by[0] in kept}
             self._changed.notify_all()
         self._control.say("switched", pause_ns=0, **self._stand(message))
         freed.clear()  # Giving 100 MB back takes milliseconds, and nobody waits for it here.
@@ -276,43 +283,16 @@ class Server:
 
     def _move(self, pending: _Pending) -> None:
         began = time.monotonic_ns()
-        targets = {move.target: None for move in pending.moves if move.source == self._id}
-        results: list[int | str] = []
-        threads = [
-            threading.Thread(target=lambda to=to: results.append(self._copy(pending, to)))
-            for to in targets
-        ]
-        for thread in threads[1:]:
-            thread.start()
-        for thread in threads[:1]:
-            thread.run()
-        for thread in threads[1:]:
-            thread.join()
-        fields = {"generation": pending.placement.generation, "version": self._version}
-        wrong = [result for result in results if isinstance(result, str)]
-        if wrong:
-            self._control.say("failed", why="; ".join(wrong), **fields)
-        else:
-            count = sum(result for result in results if isinstance(result, int))
-            self._control.say("moved", bytes=count, copy_ns=time.monotonic_ns() - began,
-                              puts=self._puts, **fields)  # fmt: skip
-
-    def _copy(self, pending: _Pending, target: int) -> int | str:
-        """Copy the chunks that go to `target`; return the bytes, or what went wrong."""
         assert self._store is not None
-        chunks = [m.chunk for m in pending.moves if (m.source, m.target) == (self._id, target)]
-        parts = [part for chunk in chunks for part in self._store.kept[chunk].parts(state=True)]
-        header = {
-            "type": "chunks",
-            "generation": pending.placement.generation,
-            "chunks": chunks,
-            "updates": [self._store.kept[chunk].updates for chunk in chunks],
-        }
-        try:
-            self._peers.ask(target, pending.placement, header, parts, [])
-        except (Broken, Refused, Late, RequestFailed) as error:
-            return f"copying to server {target}: {error}"
-        return sum(part.nbytes for part in parts)
+        own = [move for move in pending.moves if move.source == self._id]
+        stand = {"version": self._version, "puts": self._puts}
+        count, wrong = copy_out(self._store, self._peers, pending.placement, own, stand)
+        fields = {"generation": pending.placement.generation, **stand}
+        if wrong:
+            self._control.say("failed", why=wrong, **fields)
+        else:
+            copy_ns = time.monotonic_ns() - began
+            self._control.say("moved", bytes=count, copy_ns=copy_ns, **fields)
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -377,37 +357,64 @@ class Server:
     # --- values out and in ------------------------------------------------------------------------
 
     def _pull(self, channel: Channel, message: Message, patience: Patience) -> None:
+        generation, puts = int(message["generation"]), int(message["puts"])
         with self._changed:
-            store, placement = self._reached(int(message["generation"]), patience)
-            self._wait(lambda: self._puts >= message["puts"], patience)
-            own = [store.kept[chunk] for chunk in self._layouts[placement.generation]]
-            parts = [part for kept in own for part in kept.parts(state=message["state"])]
+            store, _ = self._reached(generation, patience)
+            self._wait(lambda: self._puts >= puts or self._is_first(message["worker"]), patience)
+            answer, own = self._stand_for(generation)
+            answer["updates"] = max((kept.updates for kept in own), default=0)
+            parts: list[memoryview] = []
+            if self._puts < puts:
+                answer["type"] = "again"  # Whoever was to put them has ended: it is the first now.
+            elif answer["type"] == "values":
+                parts = [part for kept in own for part in kept.parts(state=message["state"])]
             if store.spec.asynchronous:  # Others go on meanwhile.
                 parts = [memoryview(bytes(part)) for part in parts]
-            answer = {"type": "values", "version": self._version, "puts": self._puts,
-                      "updates": max((kept.updates for kept in own), default=0)}  # fmt: skip
         channel.send(answer, parts)
 
     def _put(self, channel: Channel, message: Message, patience: Patience) -> None:
+        generation, state = int(message["generation"]), bool(message["state"])
         with self._changed:
-            store, placement = self._reached(int(message["generation"]), patience)
-            own = [store.kept[chunk] for chunk in self._layouts[placement.generation]]
-        parts = [part for kept in own for part in kept.parts(state=message["state"])]
-        _expect(message, parts)
+            store, _ = self._reached(generation, patience)
+            incoming = {chunk: store.fresh(chunk) for chunk in self._layouts[generation]}
+        parts = [part for kept in incoming.values() for part in kept.parts(state=state)]
+        expect(message, parts)
         channel.read_into(parts, patience)
         with self._changed:
-            for kept in own:
-                kept.updates = int(message["updates"])
-            self._puts = int(message["puts"])
-            self._changed.notify_all()
-            answer = {"type": "values", "version": self._version, "puts": self._puts}
+            self._wait(lambda: not self._frozen(incoming), patience)
+            answer, _ = self._stand_for(generation)
+            if answer["type"] == "values":
+                for chunk, kept in incoming.items():
+                    store.kept[chunk].take(kept, int(message["updates"]), state=state)
+                self._puts = answer["puts"] = int(message["puts"])
+                self._changed.notify_all()
         channel.send(answer)
+
+    def _stand_for(self, generation: int) -> tuple[Message, list[Kept]]:
+        """Return the answer to a request laid out for `generation`, and what it is about; locked.
+
+        Without common steps a request may be overtaken by a change: it is for the worker to repeat.
+        """
+        assert self._store is not None
+        assert self._placement is not None
+        answer = {
+            "type": "values" if self._placement.generation == generation else "again",
+            "generation": self._placement.generation,
+            "workers": list(self._placement.workers),
+            "version": self._version,
+            "puts": self._puts,
+        }
+        own = self._layouts[self._placement.generation]
+        return answer, [self._store.kept[chunk] for chunk in own]
+
+    def _is_first(self, worker: int) -> bool:
+        return self._placement is not None and self._placement.workers[:1] == (worker,)
 
     def _push(self, channel: Channel, message: Message, patience: Patience) -> None:
         worker, generation = int(message["worker"]), int(message["generation"])
         with self._changed:
             store, placement = self._reached(generation, patience)
-            seen = self._seen.get(worker, 0) >= message["seq"]
+            seen = self._seen.get((worker, DIRECT), 0) >= message["seq"]
         hypers = [Hyper(*hyper) for hyper in message["hypers"]]
         if store.spec.asynchronous:
             self._push_async(channel, message, hypers, patience)
@@ -420,14 +427,14 @@ class Server:
         if seen:  # Its connection broke after we had everything: what it waits for is the answer.
             channel.skip(patience)
         else:
-            _expect(message, parts)
+            expect(message, parts)
             channel.read_into(parts, patience)
         with self._changed:
             if not seen:
                 if message["version"] != self._version:
                     reason = f"worker {worker} is at version {message['version']}, server "
                     raise RequestFailed(f"{reason}{self._id} at {self._version}")  # noqa: EM102
-                self._seen[worker] = message["seq"]
+                self._seen[worker, DIRECT] = message["seq"]
                 self._pushed[worker] = hypers
                 self._update_if_complete()
             self._wait(lambda: self._version > message["version"], patience)
@@ -465,65 +472,65 @@ class Server:
     def _push_async(
         self, channel: Channel, message: Message, hypers: list[Hyper], patience: Patience
     ) -> None:
-        worker = int(message["worker"])
         with self._changed:
             store = self._store
             assert store is not None
             layout = self._layouts[int(message["generation"])]
-            known = store.gradients.get(worker, {})
+            known = store.gradients.get(int(message["worker"]), {})
             buffers = {chunk: known[chunk] if chunk in known else store.empty(chunk)
                        for chunk in layout}  # fmt: skip
-            seen = self._seen.get(worker, 0) >= message["seq"]
         parts = [view(buffers[chunk]) for chunk in layout]
-        _expect(message, parts)
+        expect(message, parts)
         channel.read_into(parts, patience)
-        version = self._apply(buffers, {} if seen else dict.fromkeys(layout), hypers, 0, patience)
-        self._seen[worker] = message["seq"]
+        version = self._apply(buffers, message, hypers, patience)
         channel.send({"type": "values", "version": version, "hold": None}, parts)
 
     def _apply(
         self,
         buffers: dict[int, Tensor],
-        wanted: dict[int, None],
+        message: Message,
         hypers: list[Hyper],
-        hops: int,
         patience: Patience,
     ) -> int:
-        """Update the chunks in `wanted` and fill every buffer with the newest values.
+        """Update the chunks in `buffers` with them, and fill them with the newest values.
 
         A push that reaches chunks on their way waits here until they have arrived ("the PS buffers
         push or pull requests from workers"), and what is elsewhere by then is asked of that server
-        ("and redirects them to the new PS": DL2, footnote 2).
+        ("and redirects them to the new PS": DL2, footnote 2). One that was here before (its
+        connection broke) only asks for the values.
         """
+        by, hops = (int(message["worker"]), int(message.get("via", DIRECT))), message.get("hops", 0)
         with self._changed:
             self._wait(lambda: not self._frozen(buffers), patience)
             store, placement = self._store, self._placement
             assert store is not None
             assert placement is not None
-            here = [chunk for chunk in buffers if chunk in store.kept]
-            for chunk in here:
-                if chunk in wanted:
-                    store.update(chunk, [buffers[chunk]], hypers, 1)
-                buffers[chunk].copy_(store.kept[chunk].values)
-            if wanted and not hops:
+            fresh = self._seen.get(by, 0) < message["seq"]
+            self._seen[by] = max(self._seen.get(by, 0), message["seq"])
+            away: dict[int, list[int]] = {}
+            for chunk, buffer in buffers.items():
+                if chunk not in store.kept:
+                    away.setdefault(self._forwarded[chunk], []).append(chunk)
+                    continue
+                if fresh:
+                    store.update(chunk, [buffer], hypers, 1)
+                buffer.copy_(store.kept[chunk].values)
+            if fresh and not hops:  # A server without chunks has a clock as well.
                 self._version += 1
                 self._move_if_due()
             version = self._version
-            away: dict[int, list[int]] = {}
-            for chunk in buffers:
-                if chunk not in store.kept:
-                    away.setdefault(self._forwarded[chunk], []).append(chunk)
         for server, chunks in away.items():
             if hops >= HOPS_MAX:
                 reason = f"a late push was handed on {hops} times"
                 raise RequestFailed(reason)
             header = {"type": "late", "generation": placement.generation, "chunks": chunks,
-                      "wanted": bool(wanted), "hypers": hypers, "hops": hops + 1}  # fmt: skip
+                      "worker": by[0], "via": self._id, "seq": message["seq"],
+                      "hypers": hypers, "hops": hops + 1}  # fmt: skip
             parts = [view(buffers[chunk]) for chunk in chunks]
             self._peers.ask(server, placement, header, parts, parts)
         return version
 
-    def _frozen(self, chunks: dict[int, Tensor]) -> bool:
+    def _frozen(self, chunks: Mapping[int, object]) -> bool:
         pending = self._pending
         return (
             pending is not None
@@ -536,11 +543,10 @@ class Server:
             store, _ = self._reached(int(message["generation"]), patience)
             buffers = {chunk: store.empty(chunk) for chunk in message["chunks"]}
         parts = [view(buffer) for buffer in buffers.values()]
-        _expect(message, parts)
+        expect(message, parts)
         channel.read_into(parts, patience)
-        wanted = dict.fromkeys(buffers) if message["wanted"] else {}
         hypers = [Hyper(*hyper) for hyper in message["hypers"]]
-        self._apply(buffers, wanted, hypers, int(message["hops"]), patience)
+        self._apply(buffers, message, hypers, patience)
         channel.send({"type": "values"}, parts)
 
     def _take_chunks(self, channel: Channel, message: Message, patience: Patience) -> None:
@@ -551,18 +557,13 @@ class Server:
                 raise RequestFailed(reason)
             kept = [pending.incoming[chunk] for chunk in message["chunks"]]
         parts = [part for each in kept for part in each.parts(state=True)]
-        _expect(message, parts)
+        expect(message, parts)
         channel.read_into(parts, patience)
         for each, updates in zip(kept, message["updates"], strict=True):
             each.updates = updates
+        pending.version = max(pending.version, int(message["version"]))
+        pending.puts = max(pending.puts, int(message["puts"]))
         channel.send({"type": "took", "generation": message["generation"]})
-
-
-def _expect(message: Message, parts: Sequence[memoryview]) -> None:
-    expected, given = sum(part.nbytes for part in parts), int(message.get("bytes", 0))
-    if expected != given:
-        reason = f"{message['type']} with {given} bytes, expected {expected}"
-        raise RequestFailed(reason)
 
 
 def _say(text: str) -> None:

@@ -46,6 +46,13 @@ class Kept:
             return [view(self.values), view(self.momentum)]
         return [view(self.values)]
 
+    def take(self, other: Kept, updates: int, *, state: bool) -> None:
+        """Be what `other` is; its momentum too, if that came with it."""
+        self.values.copy_(other.values)
+        if state and self.momentum is not None and other.momentum is not None:
+            self.momentum.copy_(other.momentum)
+        self.updates = updates
+
 
 def view(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU. The tensor must outlive it."""

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from skep_job.ps.errors import Broken, ParameterServerError, Refused
+from skep_job.ps.errors import Broken, ParameterServerError, Refused, RequestFailed
 
 Message = dict[str, Any]
 
@@ -213,6 +213,14 @@ def _advance(parts: list[memoryview], first: int, count: int) -> int:
         count -= size
         first += 1
     return first
+
+
+def expect(message: Message, parts: Sequence[memoryview]) -> None:
+    """Return if the payload of `message` fits `parts`. Raises RequestFailed."""
+    expected, given = sum(part.nbytes for part in parts), int(message.get("bytes", 0))
+    if expected != given:
+        reason = f"{message['type']} with {given} bytes, expected {expected}"
+        raise RequestFailed(reason)
 
 
 def dial(host: str, port: int, secret: Secret, wait_s: float = HANDSHAKE_S) -> Channel:

@@ -103,6 +103,8 @@ class Lane(threading.Thread):
         answer = channel.receive(patience)
         if answer["type"] == "error":
             raise ParameterServerError(answer["why"])
+        if answer["type"] == "again":
+            return answer
         channel.read_into(exchange.into, patience)
         return answer
 
@@ -208,6 +210,25 @@ class Worker:
         if self._decided is not None:
             self._adopt(began)
 
+    def catch_up(self, generation: int, workers: Sequence[int]) -> None:
+        """Wait for the placement that a server goes by already, and take it.
+
+        Only without common steps can a server be ahead between two steps.
+        """
+        began = time.monotonic_ns()
+
+        def here() -> bool:
+            newest = self._decided or self._current
+            return newest is not None and (
+                newest.generation > generation
+                or (newest.generation == generation and set(newest.workers) <= set(workers))
+            )
+
+        self._wait(here, "a change that the servers have made")
+        if self._decided is not None:
+            self._adopt(began)
+        self.roster()
+
     def leave(self) -> None:
         """Ask to be taken out of the job; `left` tells when that is done."""
         self._control.say("leave")
@@ -241,11 +262,13 @@ class Worker:
             case "welcome":
                 self.id = int(message["id"])
             case "begin":
-                self._prepare(message)
-                self._switch(Placement.of(message["placement"]))
+                self._begin(Placement.of(message["placement"]))
             case "prepare":
                 self.is_newcomer = self._current is None
-                if self._prepare(message):
+                why = self._prepare(Placement.of(message["placement"]))
+                if why:
+                    self._control.say("failed", why=why, generation=generation)
+                else:
                     self._control.say("ready", **self._stand(generation))
             case "probe":
                 self._control.say("probed", **self._stand(generation))
@@ -267,22 +290,39 @@ class Worker:
     def _stand(self, generation: int) -> Message:
         return {"generation": generation, "version": self.version, "step_ns": self.step_ns}
 
-    def _prepare(self, message: Message) -> bool:
-        placement = Placement.of(message["placement"])
+    def _begin(self, placement: Placement) -> None:
+        """Take the first placement here, on the control thread.
+
+        A change may be prepared, decided or called off before the training thread looks: whoever
+        has begun is not a newcomer to it, and keeps its connections.
+        """
+        why = self._prepare(placement)
+        if why:
+            self._fail(f"{why}; {RESTART}")
+            return
+        with self._changed:
+            self._current, self._next = placement, None
+            self._changed.notify_all()
+
+    def _prepare(self, placement: Placement) -> str:
+        """Be ready for a placement; return what keeps us from it, or an empty string."""
+        with self._changed:
+            self._next = placement
         for server, at in placement.servers.items():
             if server not in self._lanes:
                 try:
                     lane = Lane(server, at, self.id, self._settings, lambda: self._failed)
                 except (Broken, Refused) as error:
-                    why = f"connecting to server {server}: {error}"
-                    self._control.say("failed", why=why, generation=placement.generation)
-                    return False
+                    with self._changed:
+                        self._next = None
+                    self._close_lanes()
+                    return f"connecting to server {server}: {error}"
                 lane.start()
-                self._lanes[server] = lane
+                with self._changed:
+                    self._lanes[server] = lane
         if self.lay_out is not None:
             self.lay_out(placement)
-        self._next = placement
-        return True
+        return ""
 
     def _switch(self, placement: Placement) -> None:
         with self._changed:
@@ -296,13 +336,18 @@ class Worker:
     def _called_off(self, generation: int) -> None:
         with self._changed:
             self._closed = max(self._closed, generation)
-            called_off, self._next = self._next, None
+            self._next = None
             self._changed.notify_all()
-        if called_off is not None:
-            kept = self._current.servers if self._current else {}
-            for server in called_off.servers:
-                if server not in kept:
-                    self._lanes.pop(server).close()
+        self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        """Give up connections to servers that are in no placement, not even one to come."""
+        with self._changed:
+            placements = (self._current, self._decided, self._next)
+            needed = {server: None for each in placements if each for server in each.servers}
+            gone = [self._lanes.pop(s) for s in list(self._lanes) if s not in needed]
+        for lane in gone:
+            lane.close()
 
     def _roster(self, generation: int, workers: list[int]) -> None:
         with self._changed:
@@ -329,14 +374,12 @@ class Worker:
                 self._current, self._decided = self._decided, None
             assert self._current is not None
             placement = self.placement = self._current
-        gone = [server for server in self._lanes if server not in placement.servers]
         pause_ns = time.monotonic_ns() - began_ns if began_ns else 0
         if began_ns:
             self.pauses.append(Pause(placement.generation, self.version, pause_ns))
         self.left = self.id not in placement.workers
         self._control.say("switched", pause_ns=pause_ns, **self._stand(placement.generation))
-        for server in gone:
-            self._lanes.pop(server).close()
+        self._close_lanes()
         if self.left:
             self.close()
 

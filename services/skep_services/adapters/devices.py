@@ -40,7 +40,8 @@ class DeviceState(msgspec.Struct, frozen=True):
     """A device at one moment.
 
     `utilisation` is thousandths of the time since the last look in which any kernel ran, `memory`
-    the bytes in use; both -1 if unknown. `trouble` is what the device says is wrong with it.
+    the bytes in use; both -1 if unknown. `trouble` is what the device says is wrong with it, health
+    events since this process began among it: each as often as it was seen.
     """
 
     index: int
@@ -149,18 +150,67 @@ class FakeGpus:
         now = time.monotonic_ns()
         before, then = self._seen.get(index, (seen.busy_ns, now))
         self._seen[index] = seen.busy_ns, now
+        trouble = accelerator.trouble(self._folder, index)
         busy = (seen.busy_ns - before) * 1000 // (now - then) if now > then else 0
         return DeviceState(
             index=index,
             utilisation=min(busy, 1000),
             memory=sum(process.memory for process in seen.processes),
             processes=tuple(DeviceProcess(*process) for process in seen.processes),
+            trouble=(trouble,) if trouble else (),
         )
 
 
 class _Handle(msgspec.Struct, frozen=True):
     index: int
     handle: Any
+
+
+JOBS_OWN_ERRORS = frozenset({13, 31, 43, 45, 68, 109})
+"""XID numbers that a job's own code causes; every other says that the device or its driver failed.
+The list that NVIDIA's Kubernetes device plugin goes by."""
+
+
+class _Events:
+    """Health events of the driver: XID errors that are no job's fault, and lost memory cells."""
+
+    def __init__(self, nvml: Any, handles: Sequence[_Handle]) -> None:
+        """Ask for the events of every device that has such; those without are fine."""
+        self._nvml = nvml
+        self._counts: dict[str, dict[str, int]] = {}
+        self._set: Any = None
+        try:
+            wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+            self._set = nvml.nvmlEventSetCreate()
+            for one in handles:
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(one.handle)
+                if supported & wanted:
+                    nvml.nvmlDeviceRegisterEvents(one.handle, supported & wanted, self._set)
+        except (nvml.NVMLError, AttributeError):
+            pass  # As in containers with few capabilities: what was registered so far counts.
+
+    def take(self) -> None:
+        """Take what has happened since the last time; returns at once."""
+        nvml = self._nvml
+        try:
+            while self._set is not None:
+                event = nvml.nvmlEventSetWait_v2(self._set, 0)
+                xid = event.eventType & nvml.nvmlEventTypeXidCriticalError
+                if not xid or int(event.eventData) not in JOBS_OWN_ERRORS:
+                    self._count(
+                        event, f"XID {int(event.eventData)}" if xid else "lost memory cells"
+                    )
+        except nvml.NVMLError:
+            pass  # Nothing more for now, or a device was lost, which a look tells by itself.
+
+    def _count(self, event: Any, what: str) -> None:
+        counts = self._counts.setdefault(_text(self._nvml.nvmlDeviceGetUUID(event.device)), {})
+        counts[what] = counts.get(what, 0) + 1
+
+    def of(self, uuid: str) -> list[str]:
+        """Return in words what happened to a device."""
+        return [f"{what}, seen {count} times" if count > 1 else what
+                for what, count in self._counts.get(uuid, {}).items()]  # fmt: skip
 
 
 class NvmlGpus:
@@ -184,6 +234,9 @@ class NvmlGpus:
         if not self._handles:
             text = "the NVIDIA driver sees no GPU; set SKEP_DEVICE=cpu for CPU slots"
             raise DeviceError(text)
+        self._uuids = {one.index: _text(pynvml.nvmlDeviceGetUUID(one.handle))
+                       for one in self._handles}  # fmt: skip
+        self._events = _Events(pynvml, self._handles)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return what NVML lists; types are the vendor's names in small letters with dashes."""
@@ -193,7 +246,7 @@ class NvmlGpus:
                 index=one.index,
                 type=_text(nvml.nvmlDeviceGetName(one.handle)).lower().replace(" ", "-"),
                 memory=int(nvml.nvmlDeviceGetMemoryInfo(one.handle).total),
-                uuid=_text(nvml.nvmlDeviceGetUUID(one.handle)),
+                uuid=self._uuids[one.index],
             )
             for one in self._handles
         )
@@ -215,11 +268,11 @@ class NvmlGpus:
 
     def names(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return the driver's UUIDs."""
-        uuids = {gpu.index: gpu.uuid for gpu in self.gpus()}
-        return tuple(uuids[device] for device in devices)
+        return tuple(self._uuids[device] for device in devices)
 
     def look(self) -> tuple[DeviceState, ...]:
         """Return what the driver says; what it cannot say on this hardware is left unknown."""
+        self._events.take()
         return tuple(self._look(one) for one in self._handles)
 
     def _look(self, one: _Handle) -> DeviceState:
@@ -239,6 +292,7 @@ class NvmlGpus:
         rows = ask("nvmlDeviceGetRemappedRows")
         if rows is not None and rows[3]:  # Correctable, uncorrectable, pending, failed.
             trouble.append("remapping a row of its memory failed")
+        trouble += self._events.of(self._uuids[one.index])
         return DeviceState(
             index=one.index,
             utilisation=-1 if rates is None else int(rates.gpu) * 10,

@@ -153,7 +153,7 @@ class Engine:
             api.create_container(
                 plan.image,
                 list(plan.argv),
-                entrypoint=list(entrypoint(plan.log_path, said_path)),
+                entrypoint=list(entrypoint(plan.log_path, said_path, plan.python_path)),
                 name=self.name(plan.token),
                 environment=env,
                 working_dir=plan.workdir,

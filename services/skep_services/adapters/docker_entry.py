@@ -19,13 +19,15 @@ UNUSABLE = 125
 write. The second is also how a container ends that somebody starts once more by hand.
 """
 
-# The arguments are the log, the file `said`, and the command. `said` is created, never
-# overwritten: a command is executed once however often its container is started.
+# The arguments are the log, the file `said`, what comes first in PYTHONPATH (only here is it known
+# what the image sets), and the command. `said` is created, never overwritten: a command is executed
+# once however often its container is started.
 _SCRIPT = r"""
 { true >>"$1"; } 2>/dev/null || exit 125
 exec </dev/null >>"$1" 2>&1
 said=$2
-shift 2
+[ -z "$3" ] || export PYTHONPATH="$3${PYTHONPATH:+:$PYTHONPATH}"
+shift 3
 set -Cf
 no() { printf 'no %s\n' "$1" >"$said" || exit 125; exit 126; }
 path=
@@ -65,6 +67,6 @@ exec "$@"
 """
 
 
-def entrypoint(log_path: str, said_path: str) -> Sequence[str]:
+def entrypoint(log_path: str, said_path: str, python_path: str) -> Sequence[str]:
     """Return what to execute in a container before its command, the container's arguments."""
-    return (SHELL, "-c", _SCRIPT, "skep", log_path, said_path)
+    return (SHELL, "-c", _SCRIPT, "skep", log_path, said_path, python_path)

@@ -19,13 +19,14 @@ from skep_services import durable
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
 from skep_services.adapters.docker_runtime import DockerRuntime
+from skep_services.adapters.driver_checkpoint import open_checkpoint
 from skep_services.adapters.journal import JournalFactLog
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
-from skep_services.agent.environment import log_bytes_max
+from skep_services.agent.environment import container_folders, log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
@@ -109,11 +110,17 @@ async def main(chosen: Settings, log: Any) -> None:
     machine = AgentMachine(inventory(chosen, devices))
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     checkpoints_dir(chosen.environment)
+    container_folders(chosen.environment)
+    driver, why = await open_checkpoint(chosen.environment, chosen.state, devices)
+    if why:
+        log.warning("the driver's checkpoint is not offered", why=why)
+    machine.changes.abilities.evicts = driver is not None
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
     runtime = NodeRuntimes(ProcessRuntime(chosen.state), DockerRuntime(chosen.state))
     calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
+    calls.driver = driver
     journal = AgentJournal(chosen.state / "journal", machine)
 
     def lives(job: str, attempt: int) -> bool:
@@ -129,7 +136,7 @@ async def main(chosen: Settings, log: Any) -> None:
     async def watch_devices(shell: Any) -> None:
         while True:
             seen = await asyncio.to_thread(devices.look)
-            used = tuple(DeviceUse(each.index, each.utilisation) for each in seen)
+            used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
             if not used:
                 return  # Slots, which cannot tell.
             await shell.put(DevicesSeen(used))

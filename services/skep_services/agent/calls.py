@@ -15,12 +15,15 @@ import msgspec
 from skep.machines import agent as machine
 from skep.wire import codec, subjects
 from skep.wire.node import MemberExited, Outcome
-from skep.wire.runs import RunExited, RunNotStarted
+from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, Told
 from skep_services.adapters.devices import Devices
+from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
+from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
+from skep_services.agent.mps import Mps
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -30,6 +33,9 @@ from skep_services.tracing import trace_of
 log = logging.getLogger(__name__)
 
 Answer = Callable[[Any], Awaitable[None]]
+ASK_S = 5.0
+"""How long the end of an agent waits to hear what goes on without it."""
+DRIVER_OFF = f"the driver's checkpoint is off: {DRIVER_CHECKPOINT} is not `{ALLOWED}`, or it fails"
 OUTBOX_MAX = 100_000
 """Events waiting for the stream: a day without a bus at one job a second. They are journalled, so
 beyond this the agent rather ends, and tells them after its restart."""
@@ -56,12 +62,16 @@ class AgentCalls:
         self._answer: Answer | None = None
         self._checkpoints = Checkpoints(state, inherited)
         self._stores = Stores()
+        self._mps = Mps(state, inherited)
+        self.driver: DriverCheckpoint | None = None
+        """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
         """Says something to a rank; set by whoever listens to ranks."""
 
     async def open(self, answer: Answer) -> None:
         """Connect to the runtime; ends of runs go to `answer`."""
         self._answer = answer
+        await self._mps.open()
         await self._runtime.open(self._exited)
         self._sender = self._spawn(self._publish_in_order())
 
@@ -74,6 +84,8 @@ class AgentCalls:
         for task in list(self._tasks.values()):
             task.cancel()
         await self._stores.close()
+        if self._mps.wanted:
+            await self._mps.close(busy=await self._busy())
         await self._runtime.close()
 
     def start(self, command: Any, answer: Answer) -> None:
@@ -90,12 +102,18 @@ class AgentCalls:
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
                 self._spawn(self._runtime.forget(command.token))
+                if self.driver is not None:
+                    self.driver.forget(command.token)
             case machine.ListRuns():
                 self._spawn(self._list(answer))
             case machine.FreezeRun():
                 self._spawn(self._freeze(command, answer))
             case machine.ThawRun():
                 self._spawn(self._thaw(command, answer))
+            case machine.EvictRun():
+                self._spawn(self._evict(command, answer))
+            case machine.RestoreRun():
+                self._spawn(self._restore(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
             case machine.OpenStore():
@@ -119,6 +137,14 @@ class AgentCalls:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fatal(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
+    async def _busy(self) -> bool:
+        """Return whether runs go on without this agent, or may."""
+        try:
+            runs = await asyncio.wait_for(self._runtime.runs(), ASK_S)
+        except (TimeoutError, OSError):
+            return True
+        return any(isinstance(run, RunStarted) for run in runs)
+
     async def _exited(self, run: RunExited) -> None:
         assert self._answer is not None
         await self._answer(run)
@@ -131,6 +157,20 @@ class AgentCalls:
 
     async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
         await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
+
+    async def _evict(self, command: machine.EvictRun, answer: Answer) -> None:
+        moved, trouble = 0, DRIVER_OFF
+        if self.driver is not None:
+            # Not even what the budget allows, if others have filled the memory meanwhile.
+            most = min(command.max_bytes, host_bytes_free())
+            moved, trouble = await self.driver.evict(command.token, command.devices, most)
+        await answer(machine.RunEvicted(command.token, moved, trouble))
+
+    async def _restore(self, command: machine.RestoreRun, answer: Answer) -> None:
+        trouble = DRIVER_OFF
+        if self.driver is not None:
+            trouble = await self.driver.restore(command.token)
+        await answer(machine.RunRestored(command.token, trouble))
 
     def _completed(self, command: machine.TellRank) -> Told:
         """Return what a rank is told, with what only this machine knows filled in."""
@@ -154,11 +194,14 @@ class AgentCalls:
     async def _sweep(self, command: machine.SweepDevices) -> None:
         """Name who still holds memory of devices that a part has left."""
         seen = await asyncio.to_thread(self._devices.look)
-        for text in leaks(seen, command.devices, command.job, command.attempt):
+        whose = command.job, command.attempt
+        for text in leaks(seen, command.devices, *whose, command.shared):
             log.warning("after %s attempt %d: %s", command.job, command.attempt, text)
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         plan = run_plan(command, self._state, self._devices, self._inherited)
+        more = self._mps.variables(command.command)
+        plan = msgspec.structs.replace(plan, env={**plan.env, **more})
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
             await self._stores.free(command.command.master_port)

@@ -32,8 +32,9 @@ INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "SHELL",
 """Variables of the agent that jobs see. Everything else, credentials above all, stays here."""
 CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Those that containers see too: paths are the image's own."""
+CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
 IMAGE_PYTHON = "python3"
-JOB_LIBRARY = "skep_job"
+JOB_LIBRARY, START_UP = "skep_job", "start_up"
 
 
 def log_path(state: Path, job: str, attempt: int, rank: int) -> Path:
@@ -52,6 +53,22 @@ def log_bytes_max(environment: Mapping[str, str]) -> int:
     raise ConfigurationError(message)
 
 
+def container_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders that every container sees, by an operator's wish.
+
+    They are for data sets and environments that no image has. Raises ConfigurationError.
+    """
+    paths = [path for path in environment.get(CONTAINER_FOLDERS, "").split(":") if path]
+    for path in paths:
+        if not os.path.isabs(path) or os.path.normpath(path) == "/":
+            message = (
+                f"{CONTAINER_FOLDERS} has {path!r}: it must be full paths of folders, with colons "
+                "between them"
+            )
+            raise ConfigurationError(message)
+    return tuple(paths)
+
+
 def run_plan(
     start: StartRank, state: Path, devices: Devices, inherited: Mapping[str, str]
 ) -> RunPlan:
@@ -59,17 +76,15 @@ def run_plan(
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
-    script = ""
+    script = python_path = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
         argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
-        if image:
-            theirs = command.env.get("PYTHONPATH")
-            path = str(job_library_path(state))
-            library = {"PYTHONPATH": f"{path}:{theirs}" if theirs else path}
-    elif not image:
-        # Whatever Python the command starts may turn out to train. An image's own PYTHONPATH is
-        # not known here, and setting it would hide that.
+        python_path = str(job_library_path(state)) if image else ""
+    elif image:
+        python_path = str(job_library_path(state) / JOB_LIBRARY / START_UP)
+    else:
+        # Whatever Python the command starts may turn out to train.
         theirs = command.env.get("PYTHONPATH")
         library = {"PYTHONPATH": f"{start_up_path()}:{theirs}" if theirs else start_up_path()}
     return RunPlan(
@@ -90,8 +105,13 @@ def run_plan(
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
-        folders=(inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else (),
+        folders=(*_checkpoints(inherited), *container_folders(inherited)),
+        python_path=python_path,
     )
+
+
+def _checkpoints(inherited: Mapping[str, str]) -> tuple[str, ...]:
+    return (inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else ()
 
 
 def _base(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -144,7 +164,7 @@ def _job_library_version() -> str:
 @functools.cache
 def start_up_path() -> str:
     """Return the folder that has every Python below a job's command watch for training."""
-    return str(_job_library() / "start_up")
+    return str(_job_library() / START_UP)
 
 
 def _job_library_files() -> list[Path]:
@@ -185,6 +205,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
         "SKEP_TOKEN": start.token,
+        **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **({"TRACEPARENT": command.trace} if command.trace else {}),
     }
 

@@ -1,8 +1,9 @@
 """The socket on which running jobs say how far they are, and are told what to do.
 
-One connection speaks for one rank: it says hello with the token of its run first, and nothing on
-it may come from another. Should a second process of a run connect beside the first, it waits: it is
-heard and spoken to once the first is gone.
+One connection speaks for one process of a rank, mostly the only one: it says hello with the token
+of its run first, and nothing on it may come from another. Should a second process say that it is
+the same one of a rank, it waits: it is heard and spoken to once the first is gone. Until then the
+rank cannot give its devices' memory back, because the second one would not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from skep.machines.agent import RankSaid, RankStats
+from skep.machines.agent.voices import merged
 from skep.units import Instant
 from skep.wire.reports import RankProgress
 from skep.wire.talk import Bye, Can, Hello, Measured, Said, Speech, Stats, Told
@@ -29,8 +31,8 @@ WAITING_BYTES_MAX = 256 * 1024
 """What may wait for a rank that does not read: thousands of messages, of which it gets a few. One
 that has that much waiting is hung up on, and is told again when it returns."""
 
-CONNECTIONS_PER_RANK_MAX = 8
-"""More processes of one run than would ever train beside one another."""
+CONNECTIONS_PER_RANK_MAX = 64
+"""More processes of one run than would ever train beside one another: four on each of 16 GPUs."""
 
 VALUES_MAX = 32
 NAME_CHARACTERS_MAX = 64
@@ -57,6 +59,8 @@ class _Line:
         self.writer = writer
         self.hello = hello
         self.can: Can | None = None
+        self.told: Can | None = None
+        """What the machine knows that it can."""
 
 
 class JobSocket:
@@ -72,7 +76,7 @@ class JobSocket:
         self._path = state / "jobs.sock"
         self._clock, self._put = clock, put
         self._server: asyncio.Server | None = None
-        self._latest: dict[Rank, RankProgress] = {}
+        self._latest: dict[Rank, dict[int, RankProgress]] = {}  # by process of the rank
         self._lines: dict[Rank, list[_Line]] = {}
 
     async def open(self) -> None:
@@ -96,21 +100,22 @@ class JobSocket:
                 line.writer.close()
 
     def tell(self, message: Told) -> bool:
-        """Say something to a rank, if it is connected; return whether it is.
+        """Say something to all processes of a rank; return whether it reached one at least.
 
-        Never waits. A rank that is away is told again by the machine, once it says hello.
+        Never waits. A process that is away is told again by the machine, once it says hello.
         """
-        lines = self._lines.get((message.job, message.attempt, message.rank))
-        if not lines:
-            return False
+        lines = self._lines.get((message.job, message.attempt, message.rank), [])
         body = ENCODER.encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, f"a message of {len(body)} bytes"
-        writer = lines[0].writer
-        if writer.transport.get_write_buffer_size() + len(body) > WAITING_BYTES_MAX:
-            writer.transport.abort()
-            return False
-        writer.write(LENGTH.pack(len(body)) + body)
-        return True
+        told = False
+        for line in filter(self._speaks, lines):
+            writer = line.writer
+            if writer.transport.get_write_buffer_size() + len(body) > WAITING_BYTES_MAX:
+                writer.transport.abort()
+                continue
+            writer.write(LENGTH.pack(len(body)) + body)
+            told = True
+        return told
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one job's messages until it closes, or says something that cannot be read."""
@@ -129,12 +134,14 @@ class JobSocket:
                         break
                     if self._speaks(line):
                         await self._put(RankSaid(line.hello))
-                elif isinstance(message, Hello) or _rank(message) != _rank(line.hello):
-                    break  # It speaks for one rank, and said which.
-                elif self._speaks(line):
-                    await self._take(message)
+                    await self._review(line)
+                elif isinstance(message, Hello) or _who(message) != _who(line.hello):
+                    break  # It speaks for one process, and said which.
                 elif isinstance(message, Can):
                     line.can = message
+                    await self._review(line)
+                elif self._speaks(line):
+                    await self._take(message)
         if line is not None:
             await self._hang_up(line)
         writer.close()
@@ -157,27 +164,47 @@ class JobSocket:
         return line
 
     def _speaks(self, line: _Line) -> bool:
-        return self._lines[_rank(line.hello)][0] is line
+        return self._same(line)[0] is line
+
+    def _same(self, line: _Line) -> list[_Line]:
+        """Return all lines that speak, or would, for the process of this one."""
+        lines = self._lines.get(_rank(line.hello), [])
+        return [one for one in lines if one.hello.part == line.hello.part]
+
+    async def _review(self, line: _Line) -> None:
+        """Say what the process of a line can do, as far as it is known."""
+        same = self._same(line)
+        can = same[0].can
+        if can is None:
+            return
+        if len({one.hello.pid for one in same}) > 1:
+            left = tuple(name for name in can.can if name != "release")
+            can = msgspec.structs.replace(can, can=left)
+        if can != same[0].told:
+            same[0].told = can
+            await self._put(RankSaid(can))
 
     async def _hang_up(self, line: _Line) -> None:
         """Forget a connection; whoever waited behind it is heard from now on."""
-        key = _rank(line.hello)
+        key, part = _rank(line.hello), line.hello.part
+        spoke, same = self._speaks(line), [one for one in self._same(line) if one is not line]
         lines = self._lines[key]
-        spoke = lines[0] is line
         lines.remove(line)
         if not lines:
             del self._lines[key]
-        if not spoke:
-            return
-        self._latest.pop(key, None)
-        if lines:
-            await self._put(RankSaid(lines[0].hello))
-            if lines[0].can is not None:
-                await self._put(RankSaid(lines[0].can))
+        if spoke:
+            self._latest.get(key, {}).pop(part, None)
+            if not self._latest.get(key):
+                self._latest.pop(key, None)
+        if same:
+            if spoke:
+                await self._put(RankSaid(same[0].hello))
+            await self._review(same[0])
 
     async def _take(self, message: Said) -> None:
-        key = _rank(message)
-        earlier = self._latest.get(key, RankProgress(rank=message.rank, steps=0))
+        key, part = _rank(message), message.part
+        of_rank = self._latest.get(key, {})
+        earlier = of_rank.get(part, RankProgress(rank=message.rank, steps=0))
         match message:
             case Stats():
                 offset = self._clock.now() - message.monotonic_ns
@@ -192,7 +219,7 @@ class JobSocket:
                     values_step=earlier.values_step,
                 )
             case Measured():
-                if not _is_bounded(message.values):
+                if message.part or not _is_bounded(message.values):
                     return
                 progress = msgspec.structs.replace(
                     earlier, values=message.values, values_step=message.step
@@ -202,8 +229,10 @@ class JobSocket:
             case _:
                 await self._put(RankSaid(message))
                 return
-        self._latest[key] = progress
-        await self._put(RankStats(message.job, message.attempt, progress))
+        of_rank[part] = progress
+        self._latest[key] = of_rank
+        told = merged(list(of_rank.values()))
+        await self._put(RankStats(message.job, message.attempt, told))
 
 
 def _is_bounded(values: dict[str, float]) -> bool:
@@ -223,3 +252,7 @@ def _read(body: bytes) -> Said | None:
 
 def _rank(message: Speech) -> Rank:
     return message.job, message.attempt, message.rank
+
+
+def _who(message: Speech) -> tuple[Rank, int]:
+    return _rank(message), message.part

@@ -11,16 +11,23 @@ TOKEN = b"SKEP_TOKEN"
 
 
 def leaks(
-    seen: Iterable[DeviceState], devices: Sequence[int], job: str, attempt: int
+    seen: Iterable[DeviceState],
+    devices: Sequence[int],
+    job: str,
+    attempt: int,
+    shared: Sequence[int] = (),
 ) -> Sequence[str]:
     """Return in words what a job left on `devices`: by whom, where, how much.
 
-    A process of another run may be there by right: devices are shared where that is decided.
+    A process of another run may be there by right: devices are shared where that is decided. On
+    those that are `shared`, one that does not say whose it is may be the partner's.
     """
     texts = []
     for device, one in ((d.index, p) for d in seen if d.index in devices for p in d.processes):
         token = proc.environ(one.pid).get(TOKEN, b"").decode(errors="replace")
         if token and token.rsplit(".", 1)[0] != f"{job}.{attempt}":
+            continue
+        if not token and device in shared:
             continue
         whose = f"of {token}" if token else "of no run"
         size = f"{one.memory} bytes" if one.memory >= 0 else "memory"

@@ -52,7 +52,10 @@ def options_suspend(parser: ArgumentParser) -> None:
 def options_migrate(parser: ArgumentParser) -> None:
     """Add what `migrate` takes."""
     options_change(parser)
-    parser.add_argument("--to", metavar="NODE", default="", help="where to (default: any node)")
+    parser.add_argument(
+        "--to", metavar="NODE[,NODE...]", default="",
+        help="which nodes it may go on on (default: any that it is not on)",
+    )  # fmt: skip
 
 
 def options_resize(parser: ArgumentParser) -> None:

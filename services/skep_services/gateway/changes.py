@@ -18,6 +18,7 @@ from skep.wire.changes import (
     Result,
     name_of,
 )
+from skep.wire.commands import Resume
 from skep.wire.moves import (
     JobMoved,
     MoveFact,
@@ -56,15 +57,17 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
         case JobChanging():
             since = job.changing.since if job.changing is not None else fact.at
             job.changing = Changing(goal=fact.goal, why=fact.why, since=since, round=fact.round,
-                                    undoing=fact.undoing, waits_for=fact.nodes)  # fmt: skip
+                                    undoing=fact.undoing, waits_for=fact.nodes,
+                                    resumes=isinstance(fact.change, Resume))  # fmt: skip
         case MemberAnswered():
             if job.changing is not None:
                 left = tuple(one for one in job.changing.waits_for if one != fact.node)
                 job.changing.waits_for = left
         case JobChanged():
+            resumes = job.changing is not None and job.changing.resumes
             job.changing = None
             if fact.result is Result.DONE:
-                _changed(fold, job, fact)
+                _changed(fold, job, fact, resumes=resumes)
         case GpusRegained():
             job.released = False
             fold.holdings.regain(job, fact.attempt)
@@ -88,6 +91,8 @@ def move(fold: Fold, job: Job, fact: MoveFact) -> None:
             attempt.started_at = fact.at
             row.attempt, row.place, row.bound_at = fact.attempt, attempt.place, attempt.bound_at
             row.why = attempt.why
+            job.released = False
+            attempt.suspended_at = fact.at if row.state is State.SUSPENDED else None
             fold.holdings.own(job, fact.attempt)
         case SuccessorDropped():
             attempt = job.attempt(fact.attempt)
@@ -132,6 +137,13 @@ def _count(job: Job, attempt: Attempt) -> None:
     )
 
 
+def _release(fold: Fold, job: Job, attempt: Attempt) -> None:
+    job.released = True
+    job.row.class_in_force = ""
+    for part in attempt.members:
+        fold.free(part.node, job.row.job, attempt.attempt)
+
+
 def begin_again(job: Job) -> None:
     """Count the workers that every attempt begins with."""
     row = job.row
@@ -140,7 +152,7 @@ def begin_again(job: Job) -> None:
         row.workers = job.begins_with
 
 
-def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
+def _changed(fold: Fold, job: Job, fact: JobChanged, *, resumes: bool) -> None:
     row, attempt = job.row, job.attempt(fact.attempt)
     if fact.goal is Goal.SUSPEND:
         if row.state is State.RUNNING:
@@ -149,11 +161,10 @@ def _changed(fold: Fold, job: Job, fact: JobChanged) -> None:
             attempt.suspended_at = fact.at
             fold.enter(job, State.SUSPENDED)
         if fact.released:
-            job.released = True
-            row.class_in_force = ""
-            for part in attempt.members:
-                fold.free(part.node, row.job, fact.attempt)
-    elif fact.goal is Goal.RESUME and row.state is State.SUSPENDED:
+            _release(fold, job, attempt)
+    elif fact.released:
+        _release(fold, job, attempt)
+    elif resumes and row.state is State.SUSPENDED:
         row.why, row.needs = attempt.why, ""
         if attempt.suspended_at is not None:
             attempt.suspended_ns += max(0, fact.at - attempt.suspended_at)

@@ -115,6 +115,8 @@ class Changing(msgspec.Struct, kw_only=True):
     round: int = 1
     undoing: bool = False
     waits_for: tuple[str, ...] = ()
+    resumes: bool = False
+    """The job is told to go on, so it runs once this is done."""
 
 
 class Asked(msgspec.Struct, kw_only=True):

@@ -53,6 +53,11 @@ def service_log_path(home: str, name: str) -> str:
     return os.path.join(home, name, "service.log")
 
 
+def checkpoints_path(home: str) -> str:
+    """Return where jobs store their checkpoints: the nodes are one machine, and share it."""
+    return os.path.join(home, "checkpoints")
+
+
 def read_json(path: str) -> Any:
     """Return the JSON value in a file, or None if there is no such file.
 

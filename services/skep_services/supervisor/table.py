@@ -101,6 +101,8 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
 def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: str) -> ChildPlan:
     first, last = node.ports
     env = {
+        # What one node kept for itself, an attempt that begins on another would not find.
+        "SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home),
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),

@@ -1,12 +1,14 @@
-"""How running parts are suspended, resumed, stored, moved and resized, and what ranks say to it.
+"""How running parts are suspended, stored, moved, resized and packed, and what ranks say to it.
 
     ChangeJob --ChangeTaken--> phases, one after the other --PartChanged--> answered
 
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
     checkpoint  work
-    move        work                            (the ranks then wait for what becomes of it)
+    move        work                            (the ranks then wait for what becomes of it;
+                                                of a suspended part: thaw · work, back by stay)
     resize      meet · start · work         (on several nodes first: meet · start · hold)
+    share       share                           (one that stands is told when it goes on)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -21,37 +23,46 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.machines.agent.devices import excess
 from skep.machines.agent.drives import (
-    ORDERS_PER_SERIAL,
-    STRAY,
+    HANDLED,
+    TIMED,
     TOLD_IN,
     TRIES_MAX,
     UNDO_WAIT,
     Drive,
     Phase,
     Soft,
-    add,
-    failure_of,
+    add_answer,
+    deserted,
+    expected,
+    failure_text,
+    find_room,
+    handled,
     is_answer,
+    joins,
     message_for,
     newcomers,
     strangers,
+    stray,
     within,
 )
 from skep.machines.agent.known import Abilities
 from skep.machines.agent.parts import (
+    EvictRun,
     FreezeRun,
     OpenStore,
     PartKey,
     PartState,
-    RunFrozen,
-    RunThawed,
+    RestoreRun,
+    RunHandled,
     StopRun,
     StoreOpened,
     TellRank,
     ThawRun,
 )
 from skep.machines.agent.planning import (
+    back_again,
     clock,
     meets_here,
     phases_of,
@@ -61,9 +72,9 @@ from skep.machines.agent.planning import (
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
-from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
+from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
 from skep.wire.runs import RunExited, RunStarted
 from skep.wire.talk import (
     Answer,
@@ -77,9 +88,9 @@ from skep.wire.talk import (
     Released,
     Rescaled,
     Resumed,
-    ResumeRank,
     Said,
     Sent,
+    Shared,
     Suspended,
 )
 
@@ -90,9 +101,6 @@ MEETING = "the meeting place"
 NEXT = "the next command"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
-
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.HOLD, Phase.WORK)
-"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
 class Changes:
@@ -123,15 +131,6 @@ class Changes:
         self._agent.record(ChangeTaken(command=command, serial=self._agent.serial + 1))
         self._begin(key, now, again=again)
         self._agent.raise_floor(command.settled)
-
-    def _expect_newcomers(self, key: PartKey, change: Resize) -> None:
-        """Note the ranks that are to join, so that their processes are known whatever happens."""
-        part = self._part(key)
-        for plan in change.ranks:
-            token = f"{key[0]}.{key[1]}.{plan.rank}"
-            rank = part.ranks.get(token)
-            if rank is None or rank.down is not None:
-                self._agent.record(RankJoins(token=token, plan=plan))
 
     def _begin(self, key: PartKey, now: Instant, *, again: bool) -> None:
         """Begin with the latest change; `again`: what was done for another or before is unsure."""
@@ -183,22 +182,32 @@ class Changes:
                 self._call(OpenStore(*key, where.master_address, where.master_port))
             case Phase.START:
                 assert isinstance(drive.command.change, Resize)
-                self._expect_newcomers(key, drive.command.change)
+                for fact in expected(part, drive.command.change):
+                    self._agent.record(fact)
                 joining = newcomers(part, drive.command.change)
-                drive.waits = {each: None for each in joining if not self._joins(part, drive, each)}
+                drive.waits = {
+                    each: None for each in joining if not joins(self.soft, part, drive, each)
+                }
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
             case Phase.HOLD:
                 drive.waits = {NEXT: None}
                 self.abilities.prepared(key, part, drive.command.order, now)
-            case Phase.RELEASE if not self._room(key, drive):
+            case Phase.RELEASE | Phase.EVICT if not self._room(key, drive):
                 drive.waits = {}
+            case Phase.EVICT:
+                self._call(*(EvictRun(token, rank.plan.devices, drive.room)
+                             for token, rank in alive.items()))  # fmt: skip
+            case Phase.RESTORE:
+                self._call(*(RestoreRun(token) for token in alive))
             case _:
                 drive.past = False
+                self._number(key, drive)
                 if drive.phase in {Phase.STOP, Phase.WORK}:
-                    drive.step = clock(part, drive, self._agent.progress.get(key, {}), now)
-                if drive.phase is Phase.UNDO:
+                    told = self._agent.progress.get(key, {})
+                    drive.step = clock(part, drive, told, now, self.soft.processes(part))
+                if drive.phase in {Phase.UNDO, Phase.STAY}:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
@@ -207,9 +216,17 @@ class Changes:
                 for token in alive:
                     self._tell(part, drive, token)
 
+    def _number(self, key: PartKey, drive: Drive) -> None:
+        """Have what ranks are told now be above what they were told before."""
+        if drive.order <= drive.told:
+            tried = ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1)
+            self._agent.record(tried)
+            drive.serial = self._part(key).serial
+        drive.told = drive.order
+
     def _tell(self, part: PartState, drive: Drive, token: str) -> None:
-        message = message_for(drive, part, token)
-        self._call(TellRank(message, among=max(len(part.alive()), 1)))
+        among = self.soft.processes(part)
+        self._call(TellRank(message_for(drive, part, token, among), among=among))
 
     def _room(self, key: PartKey, drive: Drive) -> bool:
         """Find room in the host's memory for the state of a part; say in `detail` if none is left.
@@ -217,25 +234,17 @@ class Changes:
         Never more than the budget: what does not fit would be swapped out, which takes longer than
         it does to train.
         """
-        budget = self._agent.host_budget
-        taken = sum(part.host_bytes for part in self._agent.parts.values() if part.over is None)
+        parts = [part for part in self._agent.parts.values() if part.over is None]
+        taken = sum(part.host_bytes for part in parts)
         taken += sum(each.room for each in self.soft.drives.values() if each is not drive)
-        alive = self._part(key).alive().values()
         told = self._agent.progress.get(key, {})
-        wanted = sum(told[r.plan.rank].memory for r in alive if r.plan.rank in told)
-        room = budget - taken
-        if room <= 0 or wanted > room:
-            drive.detail = (
-                f"device memory was kept: {taken} of {budget} bytes for suspended state "
-                f"are taken, and {wanted or 'some'} would come"
-            )
-            return False
-        drive.room = min(room, 2 * wanted) if wanted else room
-        return True
+        alive = [rank.plan.rank for rank in self._part(key).alive().values()]
+        wanted = sum(told[rank].memory for rank in alive if rank in told)
+        return find_room(drive, self._agent.host_budget, taken, wanted)
 
     def _again(self, key: PartKey, now: Instant) -> None:
         """Agree on a later step, as a rank is past the one that was named."""
-        drive = self.soft.drives[key]
+        drive, part = self.soft.drives[key], self._part(key)
         assert drive.phase is not None
         asked = getattr(drive.command.change, "step", 0)
         if asked:
@@ -244,7 +253,8 @@ class Changes:
         if drive.tries >= TRIES_MAX:
             self._missed(key, f"no common step was found in {drive.tries} tries", now)
             return
-        self._number_anew(key, drive)
+        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=self._agent.serial + 1))
+        drive.serial = part.serial
         drive.tries += 1
         drive.phases = [Phase.UNDO, drive.phase, *drive.phases]
         self._next(key, now)
@@ -260,10 +270,20 @@ class Changes:
             case Phase.RELEASE:
                 drive.detail, drive.kept = why, True
                 self._next(key, now)
-            case Phase.UNDO:
+            case Phase.UNDO | Phase.STAY:
+                self._next(key, now)
+            case Phase.SHARE:
+                self._unshared(drive, why)
                 self._next(key, now)
             case _:
                 self._fail(key, why, now)
+
+    @staticmethod
+    def _unshared(drive: Drive, why: str) -> None:
+        """Note that a rank does not keep to its share: it goes on with what it has."""
+        drive.detail = drive.detail or why
+        if isinstance(drive.command.change, Share):
+            drive.manner = Manner.UNCHANGED
 
     def _fail(self, key: PartKey, why: str, now: Instant) -> None:
         """Put everything back, and say why."""
@@ -273,9 +293,10 @@ class Changes:
             return
         drive.manner, drive.detail = Manner.UNCHANGED, why
         match drive.command.change:
+            case Move() if part.stand is Stand.SUSPENDED:
+                drive.phases = [Phase.STAY, Phase.FREEZE]
             case Suspend():
-                speaks = "suspend" in self.abilities.can(part)
-                drive.phases = [Phase.THAW, *([Phase.UNDO] if speaks else [])]
+                drive.phases = [Phase.THAW, *back_again(self.abilities.can(part))]
             case Resume():
                 drive.refreeze = part.stands_frozen
                 drive.phases = [Phase.FREEZE] if drive.refreeze else []
@@ -286,15 +307,7 @@ class Changes:
                 drive.phases = [] if untold else [Phase.UNDO]
             case _:
                 drive.phases = [Phase.UNDO]
-        if Phase.UNDO in drive.phases and drive.phase in TOLD_IN:
-            # Ranks pass over what is numbered below the order that it is to withdraw.
-            self._number_anew(key, drive)
         self._next(key, now)
-
-    def _number_anew(self, key: PartKey, drive: Drive) -> None:
-        serial = self._agent.serial + 1
-        self._agent.record(ChangeTried(job=key[0], attempt=key[1], serial=serial))
-        drive.serial = self._part(key).serial
 
     def _answer(self, key: PartKey, drive: Drive, now: Instant) -> None:
         """Record and tell how the change ended."""
@@ -325,7 +338,7 @@ class Changes:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
-            self.started(key, now)  # Whoever has joined is asked what it can.
+            self.started(key, now)  # Whoever has joined says what it can.
 
     def _forget_leavers(self, key: PartKey) -> None:
         """Take no rank that has left its gang for the slowest one."""
@@ -348,22 +361,19 @@ class Changes:
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def ran(self, event: RunFrozen | RunThawed, now: Instant) -> None:
+    def ran(self, event: RunHandled, now: Instant) -> None:
         """Take the runtime's answer."""
         key, part = self._agent.part_of(event.token)
         drive = self.soft.drives.get(key)
-        wanted = Phase.FREEZE if isinstance(event, RunFrozen) else Phase.THAW
-        if part is None or drive is None or drive.phase is not wanted:
+        if part is None or drive is None or drive.phase is not HANDLED[type(event)]:
             return
         if event.token not in drive.waits:
             return
         del drive.waits[event.token]
-        if event.trouble:
-            drive.detail = drive.detail or event.trouble
-            if wanted is Phase.FREEZE and drive.manner is Manner.FROZEN:
-                self._fail(key, event.trouble, now)
-                return
-        if not drive.waits:
+        why = handled(drive, event)
+        if why:
+            self._fail(key, why, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def met(self, event: StoreOpened, now: Instant) -> None:
@@ -384,28 +394,36 @@ class Changes:
         if part is None or part.over is not None or part.command is None:
             return
         drive = self.soft.drives.get(key)
-        match message:
+        heard = self.soft.voices.heard(token, message)
+        if heard is None and drive is None and self.soft.voices.stands(token):
+            self._call_back(part, token)
+        match heard:
             case Hello():
                 self.soft.greeted[token] = None
                 self.soft.standing.pop(token, None)
                 if drive is not None and drive.phase in TOLD_IN and token in drive.waits:
                     self._tell(part, drive, token)
             case Can():
-                self.abilities.learn(key, part, token, message, now)
+                self.abilities.learn(key, part, token, heard, now)
             case Ready():
-                self.soft.doors[token] = message
+                self.soft.doors[token] = heard
                 self.soft.standing[token] = None
                 self.rank_up(key, token, now)
                 self.abilities.ready(key, part, now)
             case Loaded():
-                self.soft.loads[token] = message
+                self.soft.loads[token] = heard
                 self.soft.standing[token] = None
                 self.abilities.loaded(key, part, now)
             case Suspended() | Past() | Released() | Resumed() | Checkpointed() | Sent() \
-                    | Rescaled() | Failed():  # fmt: skip
-                self._answered(key, token, message, now)
+                    | Rescaled() | Shared() | Failed():  # fmt: skip
+                self._answered(key, token, heard, now)
             case _:
                 pass
+
+    def _call_back(self, part: PartState, token: str) -> None:
+        """Have a rank go on whose order was withdrawn while it was away."""
+        if part.stand is Stand.RUNNING:
+            self._call(TellRank(stray(part, part.ranks[token].plan.rank)))
 
     def _answered(self, key: PartKey, token: str, message: Answer, now: Instant) -> None:
         part = self._part(key)
@@ -420,11 +438,8 @@ class Changes:
         if drive is not None:
             if token in drive.waits and is_answer(drive, message):
                 self._count(key, drive, token, message, now)
-        elif part.stand is Stand.RUNNING and token in self.soft.standing:
-            # What it was told has been withdrawn while it was away.
-            order = part.serial * ORDERS_PER_SERIAL + STRAY
-            resume = ResumeRank(job=key[0], attempt=key[1], rank=message.rank, order=order)
-            self._call(TellRank(resume))
+        elif token in self.soft.standing:
+            self._call_back(part, token)
 
     def _count(self, key: PartKey, drive: Drive, token: str, message: Answer, now: Instant) -> None:
         """Take one rank's answer in this phase; go on after the last one."""
@@ -439,22 +454,29 @@ class Changes:
                 self._again(key, now)
                 return
             case Failed() if drive.phase is Phase.STOP:
-                self._missed(key, failure_of(message), now)
+                self._missed(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RELEASE:
-                drive.detail, drive.kept = failure_of(message), True
+                drive.detail, drive.kept = failure_text(message), True
+            case Failed() if drive.phase is Phase.SHARE:
+                self._unshared(drive, failure_text(message))
             case Failed() if drive.phase is Phase.WORK:
-                self._fail(key, failure_of(message), now)
+                self._fail(key, failure_text(message), now)
                 return
             case Failed() if drive.phase is Phase.RESUME:
+                drive.changed_ranks += message.partly
                 # One that stands nowhere, as it says after its hello, goes on already.
                 if token in self.soft.standing:
-                    self._fail(key, failure_of(message), now)
+                    self._fail(key, failure_text(message), now)
                     return
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
-                add(drive, message)
+                add_answer(drive, message)
+                if isinstance(message, Shared):
+                    devices = self._part(key).ranks[token].plan.devices
+                    more = excess(message, devices, self._agent.joined.gpus)
+                    drive.detail = drive.detail or more
         if not drive.waits:
             self._next(key, now)
 
@@ -463,6 +485,7 @@ class Changes:
         for known in (self.soft.greeted, self.soft.cans, self.soft.standing, self.soft.doors,
                       self.soft.loads, self.soft.leave_by):  # fmt: skip
             known.pop(token, None)
+        self.soft.voices.drop(token)
         part = self._part(key)
         if token not in part.ranks:
             self._forget_leavers(key)
@@ -477,34 +500,17 @@ class Changes:
         drive.waits.pop(token, None)
         if joining and drive.manner is not Manner.UNCHANGED:
             self._fail(key, f"{token}, which was to join, ended", now)
-        elif self._deserted(part, drive):
+        elif deserted(part, drive):
             self._fail(key, "the gang ended", now)
         elif waited and not drive.waits:
             self._next(key, now)
-
-    @staticmethod
-    def _deserted(part: PartState, drive: Drive) -> bool:
-        """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
-        change = drive.command.change
-        if not isinstance(change, Resize) or not change.ranks or part.joins:
-            return False  # Nobody is to stay here, or nobody was here.
-        gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
-        return not gang and drive.manner is not Manner.UNCHANGED
-
-    def _joins(self, part: PartState, drive: Drive, token: str) -> bool:
-        """Tell whether a newcomer is there and has made everything ready, in whatever order.
-
-        One that an earlier try had started may have joined since, and does not say it is ready
-        again; one that has not takes the order as soon as it is.
-        """
-        return part.ranks[token].up and (drive.again or token in self.soft.doors)
 
     def rank_up(self, key: PartKey, token: str, now: Instant) -> None:
         """Take it that a newcomer has come further."""
         drive = self.soft.drives.get(key)
         if drive is None or drive.phase is not Phase.START or token not in drive.waits:
             return
-        if self._joins(self._part(key), drive, token):
+        if joins(self.soft, self._part(key), drive, token):
             del drive.waits[token]
             if not drive.waits:
                 self._next(key, now)
@@ -548,7 +554,9 @@ class Changes:
             return
         # Whether the state arrived is not known, and the source still has it.
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [Phase.UNDO])
+        stays = part.stand is Stand.SUSPENDED
+        back = [Phase.THAW, Phase.STAY, Phase.FREEZE] if stays else [Phase.UNDO]
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), back)
         drive.manner, drive.detail = Manner.UNCHANGED, "the agent restarted during the move"
         self.soft.drives[key] = drive
         self._next(key, now)
@@ -561,7 +569,7 @@ class Changes:
         for drive in self.soft.drives.values():
             if drive.phase in TIMED:
                 times.append(drive.deadline)
-            elif drive.phase is Phase.UNDO and drive.undo_by is not None:
+            elif drive.phase in {Phase.UNDO, Phase.STAY} and drive.undo_by is not None:
                 times.append(drive.undo_by)
         return min(times, default=None)
 
@@ -569,7 +577,7 @@ class Changes:
         """Do what the time has come for."""
         for key, drive in list(self.soft.drives.items()):
             late = drive.phase in TIMED and drive.deadline <= now
-            if drive.phase is Phase.UNDO:
+            if drive.phase in {Phase.UNDO, Phase.STAY}:
                 late = drive.undo_by is not None and drive.undo_by <= now
             if late and self.soft.drives.get(key) is drive:
                 waits = ", ".join(drive.waits)

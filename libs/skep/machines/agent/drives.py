@@ -7,11 +7,20 @@ from enum import StrEnum
 
 import msgspec
 
-from skep.machines.agent.parts import PartState
+from skep.machines.agent.devices import share_of
+from skep.machines.agent.parts import (
+    PartState,
+    RunEvicted,
+    RunFrozen,
+    RunHandled,
+    RunRestored,
+    RunThawed,
+)
+from skep.machines.agent.voices import Voices
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
 from skep.wire.node import Manner
-from skep.wire.part_facts import Stand
+from skep.wire.part_facts import RankJoins, Stand
 from skep.wire.reports import RankProgress
 from skep.wire.talk import (
     Answer,
@@ -29,12 +38,14 @@ from skep.wire.talk import (
     Resumed,
     ResumeRank,
     Sent,
+    Shared,
+    ShareRank,
     Suspended,
     SuspendRank,
     Told,
 )
 
-ORDERS_PER_SERIAL = 8
+ORDERS_PER_SERIAL = 16
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -71,13 +82,49 @@ class Phase(StrEnum):
     """Ranks that join are started, and make everything ready."""
     HOLD = "hold"
     """All is ready for a resize on several nodes, and waits for the next command."""
+    STAY = "stay"
+    """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
     """A checkpoint, a move or a resize is done by the ranks themselves."""
+    SHARE = "share"
+    """Ranks told which part of their devices' memory is theirs, wherever they are."""
+    EVICT = "evict"
+    """The driver moves what a run has on its device into the host's memory."""
+    RESTORE = "restore"
 
 
-TOLD_IN = (Phase.UNDO, Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.WORK)
+TOLD_IN = (
+    Phase.UNDO,
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.WORK,
+    Phase.SHARE,
+    Phase.STAY,
+)
 """Phases in which ranks are told something; its place here numbers the order."""
 assert len(TOLD_IN) < STRAY
+
+TIMED = (
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.MEET,
+    Phase.START,
+    Phase.HOLD,
+    Phase.WORK,
+    Phase.SHARE,
+)
+"""Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
+
+
+HANDLED: Mapping[type, Phase] = {
+    RunFrozen: Phase.FREEZE,
+    RunThawed: Phase.THAW,
+    RunEvicted: Phase.EVICT,
+    RunRestored: Phase.RESTORE,
+}
+"""The phases that the runtime's answers end."""
 
 
 class Drive(msgspec.Struct):
@@ -117,6 +164,8 @@ class Drive(msgspec.Struct):
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+    told: int = -1
+    """The number of what its ranks were told last."""
 
     @property
     def given_back(self) -> bool:
@@ -161,21 +210,26 @@ def _steps_at(one: RankProgress, now: Instant) -> int:
     return one.steps + max(0, now - one.last_step_at) // one.step_ns
 
 
-def message_for(drive: Drive, part: PartState, token: str) -> Told:
-    """Return what a rank is told in the phase that a change is in."""
+def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
+    """Return what a rank is told in the phase that a change is in; `among` processes share room."""
     assert part.command is not None
     assert drive.phase is not None
     job, attempt, rank = part.command.job, part.command.attempt, part.ranks[token].plan.rank
     order, change = drive.order, drive.command.change
     match drive.phase:
+        case Phase.STAY:
+            return SuspendRank(job=job, attempt=attempt, rank=rank, order=order)
         case Phase.STOP:
             return SuspendRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step)
         case Phase.RELEASE:
-            share = max(drive.room // max(len(part.alive()), 1), 1)
+            share = max(drive.room // among, 1)
             return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
                               devices=other_devices(part, change, token))  # fmt: skip
+        case Phase.SHARE:
+            return ShareRank(job=job, attempt=attempt, rank=rank, order=order,
+                             share=share_of(part, change))  # fmt: skip
         case Phase.WORK if isinstance(change, Move):
             target = next(each for each in change.targets if each.rank == rank)
             return MoveRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
@@ -193,6 +247,13 @@ def message_for(drive: Drive, part: PartState, token: str) -> Told:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order)
 
 
+def stray(part: PartState, rank: int) -> ResumeRank:
+    """Return what a rank is told that stands though what it was told has been withdrawn."""
+    assert part.command is not None
+    return ResumeRank(job=part.command.job, attempt=part.command.attempt, rank=rank,
+                      order=part.serial * ORDERS_PER_SERIAL + STRAY)  # fmt: skip
+
+
 def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...]:
     """Return the devices that a rank is to go on with, if they are others than it has."""
     if not isinstance(change, Resume):
@@ -202,6 +263,27 @@ def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...
     return () if wanted == plan.devices else wanted
 
 
+def handled(drive: Drive, event: RunHandled) -> str:
+    """Note what the runtime did to a run; return why the change fails, or an empty text."""
+    match event:
+        case RunEvicted(trouble=trouble) if trouble:
+            drive.detail, drive.kept = trouble, True
+        case RunEvicted(moved=moved):
+            drive.released = True
+            drive.moved += moved
+        case RunRestored(trouble=trouble) if trouble:
+            if drive.manner is Manner.UNCHANGED:
+                drive.detail = f"{drive.detail}; {trouble}"
+            return trouble
+        case _ if event.trouble:
+            drive.detail = drive.detail or event.trouble
+            if isinstance(event, RunFrozen) and drive.manner is Manner.FROZEN:
+                return event.trouble
+        case _:
+            pass
+    return ""
+
+
 def is_answer(drive: Drive, message: Answer) -> bool:
     """Return whether a message answers what ranks were told in the phase that a change is in."""
     if drive.phase not in TOLD_IN or message.order != drive.order:
@@ -209,20 +291,22 @@ def is_answer(drive: Drive, message: Answer) -> bool:
     match drive.phase:
         case Phase.UNDO | Phase.RESUME:
             return isinstance(message, Resumed | Failed)
-        case Phase.STOP:
+        case Phase.STOP | Phase.STAY:
             return isinstance(message, Suspended | Past | Failed)
         case Phase.RELEASE:
             return isinstance(message, Released | Failed)
+        case Phase.SHARE:
+            return isinstance(message, Shared | Failed)
         case _:
             return isinstance(message, Checkpointed | Sent | Rescaled | Past | Failed)
 
 
-def failure_of(message: Failed) -> str:
-    """Return what a rank says went wrong."""
+def failure_text(message: Failed) -> str:
+    """Return in words that a rank did not do what it was told."""
     return f"rank {message.rank}: {message.error or message.what}"
 
 
-def add(drive: Drive, message: Answer) -> None:
+def add_answer(drive: Drive, message: Answer) -> None:
     """Add one rank's answer to what the change comes to."""
     step = getattr(message, "step", 0)
     if drive.phase is not Phase.UNDO and step:
@@ -236,6 +320,8 @@ def add(drive: Drive, message: Answer) -> None:
             )
             drive.released = True
             drive.moved += message.moved
+        case Shared():
+            drive.residue = max(drive.residue, 0) + message.used
         case Checkpointed() | Sent():
             drive.moved += message.bytes
         case Rescaled() | Resumed() if drive.phase is not Phase.UNDO:
@@ -249,6 +335,28 @@ def newcomers(part: PartState, resize: Resize) -> list[str]:
     wanted = {plan.rank for plan in resize.ranks}
     return [token for token, rank in part.ranks.items()
             if rank.out and rank.down is None and rank.plan.rank in wanted]  # fmt: skip
+
+
+def expected(part: PartState, resize: Resize) -> list[RankJoins]:
+    """Return the facts that ranks are to join, so that they are known whatever happens."""
+    assert part.command is not None
+    job, attempt = part.command.job, part.command.attempt
+    tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in resize.ranks}
+    return [RankJoins(token=token, plan=plan) for token, plan in tokens.items()
+            if token not in part.ranks or part.ranks[token].down is not None]  # fmt: skip
+
+
+def find_room(drive: Drive, budget: int, taken: int, wanted: int) -> bool:
+    """Note the room in the host's memory for the state of a part, or why it has none."""
+    room = budget - taken
+    if room <= 0 or wanted > room:
+        drive.detail = (
+            f"device memory was kept: {taken} of {budget} bytes for suspended state "
+            f"are taken, and {wanted or 'some'} would come"
+        )
+        return False
+    drive.room = min(room, 2 * wanted) if wanted else room
+    return True
 
 
 def strangers(part: PartState, change: object) -> list[str]:
@@ -293,6 +401,12 @@ class Soft(msgspec.Struct):
     """When a part whose ranks say nothing is taken for opaque."""
     leave_by: dict[str, Instant] = {}
     """When a rank that left its gang is ended."""
+    voices: Voices = msgspec.field(default_factory=Voices)
+    """The processes of ranks that have several."""
+
+    def processes(self, part: PartState) -> int:
+        """Return how many processes of a part train together, 1 at least."""
+        return max(sum(self.voices.count(token) for token in part.alive()), 1)
 
 
 def within(now: Instant, milliseconds: int) -> Instant:
@@ -304,3 +418,21 @@ STAND_AFTER: Mapping[Manner, Stand] = {
     Manner.BOUNDARY: Stand.SUSPENDED,
     Manner.FROZEN: Stand.FROZEN,
 }
+
+
+def joins(soft: Soft, part: PartState, drive: Drive, token: str) -> bool:
+    """Tell whether a newcomer is there and has made everything ready, in whatever order.
+
+    One that an earlier try had started may have joined since, and does not say it is ready again;
+    one that has not takes the order as soon as it is.
+    """
+    return part.ranks[token].up and (drive.again or token in soft.doors)
+
+
+def deserted(part: PartState, drive: Drive) -> bool:
+    """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+    change = drive.command.change
+    if not isinstance(change, Resize) or not change.ranks or part.joins:
+        return False  # Nobody is to stay here, or nobody was here.
+    gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
+    return not gang and drive.manner is not Manner.UNCHANGED

@@ -31,6 +31,8 @@ class Abilities:
         self._agent, self._soft = agent, soft
         self.listens = True
         """Whether ranks are heard at all; a simulation may know by itself what they can."""
+        self.evicts = False
+        """Whether the driver's own checkpoint of a process may be used here, and can."""
 
     def can(self, part: PartState) -> tuple[str, ...]:
         """Return what every rank can do, as far as it is known, also from before a restart."""
@@ -65,7 +67,8 @@ class Abilities:
                 part = self._agent.parts[key]
                 greeted = all(token in self._soft.greeted for token in part.alive())
                 tier = Tier.OBSERVED if greeted else Tier.OPAQUE
-                self._tell(key, part, tier, (), now)
+                can = ("release",) if self.evicts and not greeted and _is_single(part) else ()
+                self._tell(key, part, tier, can, now)
 
     def _tell(
         self, key: PartKey, part: PartState, tier: Tier, can: tuple[str, ...], now: Instant
@@ -119,6 +122,13 @@ class Abilities:
         fact = PartLoaded(event=self._agent.event + 1, loaded=loaded)
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
+
+
+def _is_single(part: PartState) -> bool:
+    """Return whether a part is one process on one device, all there is of its job."""
+    command = part.command
+    return (command is not None and command.world == 1 and len(command.ranks) == 1
+            and len(command.ranks[0].devices) == 1)  # fmt: skip
 
 
 def _common(said: list[tuple[str, ...]]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.agent.changes import Changes
+from skep.machines.agent.devices import also_used, in_the_way, troubles
 from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
@@ -29,9 +30,8 @@ from skep.machines.agent.parts import (
     Rank,
     RankSaid,
     RankStats,
-    RunFrozen,
+    RunHandled,
     RunsListed,
-    RunThawed,
     StartRank,
     StopRun,
     StoreOpened,
@@ -82,7 +82,7 @@ from skep.wire.part_facts import (
     RankJoins,
     Stand,
 )
-from skep.wire.reports import Heartbeat, NodeReport, RankProgress
+from skep.wire.reports import DeviceTrouble, Heartbeat, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
 REPORT_EVERY = seconds(1)
@@ -118,7 +118,8 @@ class AgentMachine:
         """Ranks that may have ended or never begun while no agent was there: soft, as every restart
         asks the runtime. Ranks started since are not among them: the list may be older."""
         self.used: dict[int, int] = {}
-        """Utilisation by device, in thousandths: soft."""
+        self.trouble: tuple[DeviceTrouble, ...] = ()
+        """Devices' utilisation, in thousandths, and what they say is wrong with them: soft."""
         self.serial = 0
         """Numbers the tries to change a part: what ranks are told is fenced by it."""
         self.host_budget = joined.memory // HOST_SHARE
@@ -134,7 +135,7 @@ class AgentMachine:
         self._effects = []
         match event:
             case BindJob():
-                self._bind(event)
+                self._bind(event, now)
             case StopJob():
                 self._stop(event, now)
             case ClearNode():
@@ -146,7 +147,7 @@ class AgentMachine:
             case RunExited():
                 self._down(event.token, event.code, now, asked=event.asked, left=event.left)
                 self._effects.append(Call(ForgetRun(event.token)))
-            case RunFrozen() | RunThawed():
+            case _ if isinstance(event, RunHandled):
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)
@@ -156,6 +157,7 @@ class AgentMachine:
                 self._stats(event, now)
             case DevicesSeen():
                 self.used = {each.index: each.utilisation for each in event.devices}
+                self.trouble = troubles(event.devices)
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -194,7 +196,7 @@ class AgentMachine:
     def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
 
-    def _bind(self, command: BindJob) -> None:
+    def _bind(self, command: BindJob, now: Instant) -> None:
         key = command.job, command.attempt
         known = self.parts.get(key)
         if not self._addressed(command) or command.order <= self.floor:
@@ -203,9 +205,15 @@ class AgentMachine:
             if known.over is None or not command.joins or command.order <= known.order:
                 return  # What became of it was told or is being told.
             self._forget(known)  # Its ranks have left a gang that they are to join again.
+        trouble = in_the_way(self.parts, command)
         self.record(BindTaken(command=command))
         for token in self.parts[key].ranks:
-            self.start_rank(key, token)
+            if trouble:
+                self.record(RankDown(token=token, code=None, started=False, detail=trouble))
+            else:
+                self.start_rank(key, token)
+        if trouble:
+            self._finish(key, now)
         self.raise_floor(command.settled)
 
     def start_rank(self, key: PartKey, token: str) -> None:
@@ -346,7 +354,7 @@ class AgentMachine:
         self.changes.forget(key)
         used = sorted(device for rank in part.ranks.values() for device in rank.plan.devices)
         if any(device in self.used for device in used):
-            self._effects.append(Call(SweepDevices(key[0], key[1], tuple(used))))
+            self.add(Call(SweepDevices(*key, tuple(used), also_used(self.parts, key, used))))
         self._answer_clear()
 
     # --- start and restart ---------------------------------------------------------------------
@@ -421,7 +429,7 @@ class AgentMachine:
     def _report(self, now: Instant) -> None:
         node = self.joined.node
         beat = Heartbeat(node=node, identity=self.joined.identity, at=now,
-                         incarnation=self.incarnation)  # fmt: skip
+                         incarnation=self.incarnation, trouble=self.trouble)  # fmt: skip
         self._effects.append(Send(subjects.heartbeat(node), beat))
         jobs = progress_of(self.parts, self.progress, self.used)
         if jobs:

@@ -45,6 +45,8 @@ PEER_GRACE_S = 5.0
 """What the other ranks of a node get once one has failed: nothing they do can succeed any more."""
 PORT_BUSY = "port-busy: "
 """How a RunNotStarted says that the rendezvous port was taken."""
+DEVICE_BUSY = "device-busy: "
+"""How a rank's end says that it was not begun because others are on its device."""
 
 SHUT_DOWN = "the node was shut down"
 """Why a run was asked to end, if not by a command."""
@@ -156,11 +158,16 @@ class StoreOpened(msgspec.Struct, frozen=True):
 
 
 class SweepDevices(msgspec.Struct, frozen=True):
-    """Call: tell the operator who still holds memory of devices that a part has left."""
+    """Call: tell the operator who still holds memory of devices that a part has left.
+
+    Other jobs are by right on those that are `shared`: there only what says itself that it is of
+    this attempt counts.
+    """
 
     job: str
     attempt: int
     devices: tuple[int, ...]
+    shared: tuple[int, ...] = ()
 
 
 class RunFrozen(msgspec.Struct, frozen=True):
@@ -175,6 +182,42 @@ class RunThawed(msgspec.Struct, frozen=True):
 
     token: str
     trouble: str = ""
+
+
+class EvictRun(msgspec.Struct, frozen=True):
+    """Call: have the driver move what a run has on its device into the host's memory.
+
+    At most so many bytes. Answered by RunEvicted.
+    """
+
+    token: str
+    devices: tuple[int, ...]
+    max_bytes: int
+
+
+class RestoreRun(msgspec.Struct, frozen=True):
+    """Call: give an evicted run back what it had on its device. Answered by RunRestored."""
+
+    token: str
+
+
+class RunEvicted(msgspec.Struct, frozen=True):
+    """`moved` bytes of a run are in the host's memory, or `trouble` says why it has its device."""
+
+    token: str
+    moved: int = 0
+    trouble: str = ""
+
+
+class RunRestored(msgspec.Struct, frozen=True):
+    """A run has what it had on its device, or `trouble` says why not."""
+
+    token: str
+    trouble: str = ""
+
+
+RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored
+"""What the runtime did to a run that lives on."""
 
 
 class RankSaid(msgspec.Struct, frozen=True):
@@ -192,10 +235,11 @@ class RankStats(msgspec.Struct, frozen=True):
 
 
 class DeviceUse(msgspec.Struct, frozen=True):
-    """A device's utilisation in thousandths, -1 if unknown."""
+    """A device's utilisation in thousandths, -1 if unknown, and what it says is wrong with it."""
 
     index: int
     utilisation: int
+    trouble: tuple[str, ...] = ()
 
 
 class DevicesSeen(msgspec.Struct, frozen=True):
@@ -236,6 +280,8 @@ class PartState(msgspec.Struct):
     """On whose behalf it is suspended; empty unless it is."""
     host_bytes: int = 0
     released: bool = False
+    share_due: bool = False
+    """Its share was changed while it was frozen: its ranks are told when it goes on."""
     broken: bool = False
     never: int = 0
     """The order by which it was to join, and by which nothing began as the stop came first."""
@@ -357,6 +403,8 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
     if not down.started:
         if down.detail.startswith(PORT_BUSY):
             return Outcome.PORT_BUSY, f"{who}: {down.detail[len(PORT_BUSY) :]}"
+        if down.detail.startswith(DEVICE_BUSY):  # No fault of the job, nor of the device.
+            return Outcome.UNKNOWN, f"{who}: {down.detail[len(DEVICE_BUSY) :]}"
         return Outcome.NOT_STARTED, f"{who}: {down.detail}"
     if down.code is None:
         return Outcome.UNKNOWN, f"{who} vanished; nobody saw how it ended"

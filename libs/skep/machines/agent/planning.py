@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skep.machines.agent.devices import packed
 from skep.machines.agent.drives import (
     RESIZE_UNDO_TEXT,
     STAND_AFTER,
@@ -20,7 +21,16 @@ from skep.machines.agent.drives import (
 )
 from skep.machines.agent.parts import PartState, Rank
 from skep.units import Instant
-from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Suspend
+from skep.wire.commands import (
+    Change,
+    Checkpoint,
+    Move,
+    RankPlan,
+    Resize,
+    Resume,
+    Share,
+    Suspend,
+)
 from skep.wire.node import Manner, MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -32,6 +42,8 @@ NEEDS: tuple[tuple[type, str], ...] = (
 )
 """What ranks must be able to do for a change; a part of any kind can be suspended and resumed."""
 
+NO_LIMIT = "no limit of memory can be set on this job's processes, which run already"
+
 
 def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
     """Return why a part cannot take a change as it stands, or an empty text."""
@@ -41,11 +53,12 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
                 continue  # That is what its ranks are there for.
             if name not in can:
                 return f"the job cannot {name}: its ranks said they can {', '.join(can) or 'not'}"
-            if part.stand is not Stand.RUNNING:
+            stands = kind is Move and part.stand is Stand.SUSPENDED
+            if part.stand is not Stand.RUNNING and not stands:
                 return f"the part is {part.stand}: only a running one can {name}"
     match change:
-        case Suspend() if part.stand in {Stand.SENT, Stand.AWAITING}:
-            return f"the part is {part.stand}: what becomes of its move comes first"
+        case Suspend() if part.stand is Stand.AWAITING and part.loaded is None:
+            return "its state has not arrived yet"
         case Resume():
             return _resume_refusal(part, change, can)
         case Move():
@@ -75,12 +88,26 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
     return ""
 
 
+def is_evictable(can: tuple[str, ...]) -> bool:
+    """Return whether memory comes off the devices by the driver: the job knows no boundary."""
+    return "release" in can and "suspend" not in can
+
+
+def back_again(can: tuple[str, ...]) -> list[Phase]:
+    """Return what has a part go on that may stand, and has been thawed."""
+    if "suspend" in can:
+        return [Phase.UNDO]
+    return [Phase.RESTORE] if is_evictable(can) else []
+
+
 def standing_answer(part: PartState, drive: Drive) -> bool:
     """Tell whether a part stands as it is wanted already, and fill in the answer."""
     change = drive.command.change
     if not isinstance(change, Suspend) or not part.stands_frozen or part.changed is None:
         return False
-    if part.stand is Stand.SUSPENDED and change.release and not part.released:
+    can = () if part.known is None else part.known.known.can
+    able = part.stand is Stand.SUSPENDED or is_evictable(can)
+    if able and change.release and not part.released:
         return False
     last = part.changed.changed
     drive.manner = Manner.BOUNDARY if part.stand is Stand.SUSPENDED else Manner.FROZEN
@@ -98,19 +125,31 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             if not speaks or part.stand is Stand.FROZEN:
                 drive.manner = Manner.FROZEN
                 drive.detail = "" if speaks else "the job knows no boundary"
-                return [Phase.FREEZE]
+                evict = [Phase.EVICT] if change.release and is_evictable(can) else []
+                # The driver's threads in it do the work.
+                thaw = [Phase.THAW] if evict and (again or part.stands_frozen) else []
+                return [*thaw, *evict, Phase.FREEZE]
             release = [Phase.RELEASE] if change.release and "release" in can else []
-            if part.stand is Stand.SUSPENDED and not again:
+            if part.stand is Stand.SUSPENDED:
                 last = part.changed
                 drive.done_step = 0 if last is None else last.changed.step
-                return [Phase.THAW, *release, Phase.FREEZE]
+                # Nothing that may have been tried since has let a rank go: it only has to know
+                # that what it waits for is a resume, and not what becomes of a move.
+                return [Phase.THAW, *([Phase.STAY] if again else []), *release, Phase.FREEZE]
+            if part.stand in {Stand.SENT, Stand.AWAITING}:
+                return [Phase.THAW, Phase.STAY, *release, Phase.FREEZE]
             if change.release and not release:
                 drive.detail = "the job cannot give device memory back"
             return [*before, Phase.STOP, *release, Phase.FREEZE]
         case Resume():
             if part.stand in {Stand.SENT, Stand.AWAITING}:
-                return [Phase.RESUME]
-            return [Phase.THAW, *([Phase.RESUME] if speaks else [])]
+                return [*([Phase.THAW] if again else []), Phase.RESUME]
+            # The state comes back first: it may be more than a share that became smaller meanwhile.
+            shares = [Phase.SHARE] if part.share_due and "share" in can else []
+            back = [Phase.RESUME] if speaks else back_again(can)
+            return [Phase.THAW, *back, *shares]
+        case Share():
+            return _share_phases(part, drive, can, before)
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
@@ -119,6 +158,8 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
                 # With nothing to get ready, it withdraws what was.
                 return [*before, *meets, *starts, *([Phase.HOLD] if meets or starts else [])]
             return [*before, *meets, *starts, Phase.WORK]
+        case Move() if part.stand is Stand.SUSPENDED:
+            return [Phase.THAW, Phase.WORK]
         case _:
             return [*before, Phase.WORK]
 
@@ -132,14 +173,37 @@ def meets_here(change: Change, joined: NodeJoined) -> bool:
     return bool(change.master_address) and change.master_address == joined.address
 
 
-def clock(part: PartState, drive: Drive, progress: Mapping[int, RankProgress], now: Instant) -> int:
-    """Return the step to stop or change after: 0 for a rank alone, which needs no common one."""
+def _share_phases(
+    part: PartState, drive: Drive, can: tuple[str, ...], before: list[Phase]
+) -> list[Phase]:
+    """Return the phases of a change of partners; what an earlier try left behind comes first."""
+    mute = part.known is not None and "share" not in can
+    if mute:
+        drive.manner, drive.detail = Manner.UNCHANGED, NO_LIMIT
+    if part.stands_frozen:
+        drive.detail = drive.detail or "its ranks are told when they go on"
+        return [Phase.FREEZE] if before else []
+    if part.stand is not Stand.RUNNING:  # Its ranks stand and hear: nothing is to be undone.
+        before = []
+    return before if mute else [*before, Phase.SHARE]
+
+
+def clock(
+    part: PartState,
+    drive: Drive,
+    progress: Mapping[int, RankProgress],
+    now: Instant,
+    processes: int,
+) -> int:
+    """Return the step to stop or change after: 0 for a process alone, which needs no common one."""
     wanted = getattr(drive.command.change, "step", 0)
+    if part.stand is Stand.SUSPENDED:
+        return 0  # All of them stand at one already.
     alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
     joining = isinstance(drive.command.change, Resize)
     if getattr(drive.command.change, "agree", False):
         return 0
-    if not wanted and len(alive) == 1 and not joining:
+    if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
@@ -150,6 +214,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
     change = drive.command.change
     stand, holds = part.stand, part.holds
     host_bytes, released, broken = part.host_bytes, part.released, False
+    due = part.share_due
     done = drive.manner is not Manner.UNCHANGED
     match change:
         case Suspend() if done:
@@ -161,13 +226,16 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
             stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
         case Resume() if done:
             stand, holds, host_bytes, released = Stand.RUNNING, (), 0, False
+            due = False
+        case Share():
+            due = done and part.stands_frozen
         case Resume() if drive.refreeze:
             # Told to go on, some ranks did: they are frozen where they are.
             stand = Stand.FROZEN if drive.changed_ranks else stand
         case Resume():
             holds = tuple(hold for hold in part.holds if hold is not change.hold) or part.holds
         case Move() if done:
-            stand = Stand.SENT
+            stand, holds = Stand.SENT, ()
         case Resize() if not done and drive.changed_ranks:
             broken = True
             text = f"{RESIZE_UNDO_TEXT}: {changed.detail}"
@@ -175,20 +243,24 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
         case _:
             pass
     return PartChanged(event=event, changed=changed, stand=stand, holds=holds, broken=broken,
-                       host_bytes=host_bytes, released=released)  # fmt: skip
+                       host_bytes=host_bytes, released=released, share_due=due)  # fmt: skip
 
 
 def apply_change(part: PartState, fact: PartChanged) -> None:
     """Take the end of a change over: pure bookkeeping, also of who belongs to the gang."""
     part.changed = fact
     part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
-    part.host_bytes, part.released = fact.host_bytes, fact.released
+    part.host_bytes, part.released, part.share_due = fact.host_bytes, fact.released, fact.share_due
     done = fact.changed.manner is not Manner.UNCHANGED
-    if part.change is None or part.command is None or not done:
+    if part.change is None or part.command is None:
         return
     if part.change.command.order != fact.changed.order:
         return
     match part.change.command.change:
+        case Share() as change:  # Who else is there is so whether or not a limit could be set.
+            part.command = packed(part.command, change)
+        case _ if not done:
+            pass
         case Resize(prepare=True):
             pass  # Nobody has joined or left.
         case Resize() as change:

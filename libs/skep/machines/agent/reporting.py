@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from skep.machines.agent.devices import with_use
 from skep.machines.agent.parts import PartKey, PartState
 from skep.wire.reports import JobProgress, RankProgress
 
@@ -23,7 +24,7 @@ def progress_of(
         over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
         alive = {rank: told for rank, told in ranks.items() if rank not in over}
         if alive:
-            told = tuple(_with_use(part, _spoken(part, alive, rank), used) for rank in alive)
+            told = tuple(with_use(part, _spoken(part, alive, rank), used) for rank in alive)
             jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
                                     ranks=told, trace=part.command.trace))  # fmt: skip
     return tuple(jobs)
@@ -42,13 +43,3 @@ def _spoken(part: PartState, alive: Mapping[int, RankProgress], rank: int) -> Ra
     if rank == min(gang, default=rank):
         return told
     return msgspec.structs.replace(told, values={}, values_step=0)
-
-
-def _with_use(part: PartState, told: RankProgress, used: Mapping[int, int]) -> RankProgress:
-    """Return a rank's progress with the utilisation of its devices, where they tell it."""
-    plans = (rank.plan for rank in part.ranks.values() if rank.plan.rank == told.rank)
-    seen = [used.get(device, -1) for plan in plans for device in plan.devices]
-    known = [each for each in seen if each >= 0]
-    if not known:
-        return told
-    return msgspec.structs.replace(told, utilisation=sum(known) // len(known))

@@ -26,6 +26,7 @@ from skep.wire.facts import (
     JobFate,
     Member,
 )
+from skep.wire.moves import SuccessorBound
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -52,9 +53,15 @@ def attempt_of(name: str) -> int:
     return int(name.rpartition(".")[2])
 
 
+def named(name: str) -> tuple[str, int]:
+    """Return job and number of the attempt that cells know under a name."""
+    return job_of(name), attempt_of(name)
+
+
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
-    """Return what an attempt of a job asks of the cells."""
-    return Request.of(job.spec, holder(job.job, attempt), guaranteed=guaranteed)
+    """Return what an attempt of a job asks of the cells, for as many workers as it has now."""
+    asked = Request.of(job.spec, holder(job.job, attempt), guaranteed=guaranteed)
+    return asked._replace(members=((job.size, job.spec.resources.gpus),))
 
 
 def borrows(job: JobState) -> bool:
@@ -118,6 +125,37 @@ def holding(job: JobState, member: Member, port: int) -> Holding:
     workers, wanted = len(member.devices), job.spec.resources
     return Holding(member=member, cpus=wanted.cpus * workers, port=port,
                    memory=int(wanted.memory) * workers)  # fmt: skip
+
+
+def take(machine: AllocatorMachine, job: JobState, fact: JobBound | SuccessorBound) -> None:
+    """Have an attempt hold its parts of nodes, each of which owes an answer to its order."""
+    attempt = fact.job, fact.attempt
+    for member in fact.members:
+        port = fact.master_port if member.first_rank == 0 else 0
+        node = machine.nodes[member.node]
+        node.take(attempt, holding(job, member, port))
+        node.open_orders[attempt] = fact.order
+
+
+def gpus_of(job: JobState) -> str:
+    """Return the GPUs of what is left of an attempt, in words: `node-1:0,1 node-2:0`."""
+    return " ".join(
+        f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
+        for name in job.live
+    )
+
+
+def owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
+    """Return by node the CPUs and memory that reservations will take there, below zero."""
+    found: dict[str, tuple[int, int]] = {}
+    for job in machine.reserved.values():
+        hold = machine.cells.holds[holder(job.job, job.following)]
+        shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
+        for spot in hold.spots if wanted.cpus or wanted.memory else ():
+            node = shape.node(spot.leaves[0])
+            cpus, memory = found.get(node, (0, 0))
+            found[node] = cpus - wanted.cpus, memory - int(wanted.memory)
+    return found
 
 
 def home(machine: AllocatorMachine, job: JobState) -> str | None:

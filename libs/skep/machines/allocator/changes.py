@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, resizes
+from skep.machines.allocator import cellwork, packs, resizes
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -28,7 +28,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ DEADLINES_MS = {
     Checkpoint: 120_000,
     Move: 60_000,
     Resize: 300_000,
+    Share: 30_000,
 }
 """What an agent gives the job's own side, from when it takes the command. A suspension waits for
 the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join
@@ -81,6 +82,8 @@ def close(
     for claimer in machine.cells.claimers(cellwork.holder(job.job, job.attempt)):
         machine.soft.ripe[cellwork.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
+        if change.why is Reason.UNPACKED and result is Result.UNDONE:
+            result = Result.DONE  # It leaves in another way.
         over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
 
 
@@ -132,6 +135,7 @@ def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
     job.released, job.held, job.resized = False, None, 0
+    job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
 
@@ -171,6 +175,8 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         at = fact.change.at
         for name in (at,) if at else () if fact.change.prepare else fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
+    if isinstance(fact.change, Share):
+        packs.told(job, fact.change)
     for name in fact.nodes:
         if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
             machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
@@ -217,36 +223,43 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             job.held = fact.why
         if fact.released and not job.released:
             _release(machine, job)
-    elif fact.goal is Goal.RESUME and job.state is State.SUSPENDED:
+    elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.held = None
+    elif fact.goal is Goal.MIGRATE and fact.released:
+        _release(machine, job)
     elif isinstance(change.change, Resize):
         job.resized = change.change.world
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:
     """Give the GPUs of a suspended attempt to whoever comes next."""
-    name = cellwork.holder(job.job, job.attempt)
+    name, attempt = cellwork.holder(job.job, job.attempt), (job.job, job.attempt)
     for claimer in machine.cells.claimers(name):
         machine.soft.ripe[cellwork.job_of(claimer)] = None
+    others = packs.partners(machine, job.live, attempt)
     machine.cells.release(name)
     for node in job.live:
-        machine.nodes[node].suspend((job.job, job.attempt), suspended=True)
-    job.released = True
+        machine.nodes[node].suspend(attempt, suspended=True)
+    job.released, job.packed = True, None
     machine.away[job.job] = job
     machine.note_borrowed(job)
+    packs.parted(machine, others)
     machine.soft.changes += 1
 
 
 def _apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
-    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
     live = [job.members[name] for name in job.live]
-    spots = cellwork.spots(machine, fact.chain, live)
-    where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-    hold = Hold(asked, where)
-    hold.priority = OPPORTUNISTIC
-    machine.cells.enter(hold)
+    if packs.decided(job, fact.attempt) is not None:
+        packs.enter(machine, job, fact.attempt, fact.chain, live)
+    else:
+        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+        spots = cellwork.spots(machine, fact.chain, live)
+        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
+        hold = Hold(asked, where)
+        hold.priority = OPPORTUNISTIC
+        machine.cells.enter(hold)
     for name in job.live:
         machine.nodes[name].suspend((job.job, job.attempt), suspended=False)
     job.released, job.chain = False, fact.chain

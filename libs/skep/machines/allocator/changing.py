@@ -12,17 +12,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import cellwork, changes, dispatch, moving, resizing, spanning
+from skep.machines.allocator import (
+    cellwork,
+    changes,
+    dispatch,
+    moving,
+    packing,
+    packs,
+    resizing,
+    rounds,
+    spanning,
+)
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant, after
 from skep.wire.changes import (
     Ask,
     AskCheckpoint,
     AskMigrate,
+    AskPack,
     AskResize,
     AskResume,
     AskSuspend,
     AskTaken,
+    AskUnpack,
     ChangeAsked,
     Goal,
     GpusRegained,
@@ -31,7 +43,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.commands import Change, Checkpoint, Move, Resize, Resume, Suspend
+from skep.wire.commands import Change, Checkpoint, Resize, Resume, Share, Suspend
 from skep.wire.facts import JobWaits
 from skep.wire.node import Manner, MemberChanged, MemberKnown, MemberLoaded, MemberReady
 from skep.wire.reasons import Reason
@@ -39,13 +51,6 @@ from skep.wire.reasons import Reason
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
-FIRST_STEP = 1
-"""The mini-batch first named to a gang on several nodes: almost always past, and whoever is past it
-says where it is, which is what the next one is counted from."""
-MARGIN = 2
-MARGIN_GROWS = 4
-ROUNDS_MAX = 7
-"""Rounds of one suspension: the last one leaves 2,048 mini-batches for a command to arrive in."""
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
@@ -65,7 +70,11 @@ def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
     if job is None:
         changes.over(machine, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
         return
-    if job.state in (State.QUEUED, State.RESERVED, State.STOPPING):
+    waits = job.state in (State.QUEUED, State.RESERVED)
+    if waits and isinstance(fact.ask, AskPack):
+        changes.over(machine, taken, *packing.answer(machine, job, fact.ask, now))
+        return
+    if waits or job.state is State.STOPPING:
         changes.over(machine, taken, Result.REFUSED, now, Reason.NOT_RUNNING, f"it is {job.state}")
         return
     if job.asked is not None:
@@ -76,13 +85,15 @@ def ask(machine: AllocatorMachine, fact: ChangeAsked, now: Instant) -> None:
 
 def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Begin what was asked for last, if nothing else is under way."""
+    if packing.lower(machine, job, now):
+        return
     asked = job.asked
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
         return
     wish = asked.ask
     if _depends(wish) and not job.known:
         return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
-    refusal = _refusal(job, wish)
+    refusal = _refusal(machine, job, wish)
     if refusal is not None:
         changes.over(machine, asked, Result.REFUSED, now, *refusal)
         return
@@ -103,38 +114,47 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.REQUESTED)
         case AskMigrate(to=to):
             why, detail = moving.begin(machine, job, to, now)
-            if why is not Reason.REQUESTED:
+            if why is not Reason.REQUESTED and not job.released:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
+            # Without GPUs it waits for some there: `come_back`.
         case AskResize(workers=workers) if workers == job.size:
             changes.over(machine, asked, Result.DONE, now)
         case AskResize(workers=workers):
             why, detail = resizing.begin(machine, job, workers, now)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
+        case AskPack():
+            why, detail = packing.begin(machine, job, wish, now)
+            if why is not Reason.REQUESTED:
+                changes.over(machine, asked, Result.REFUSED, now, why, detail)
+        case AskUnpack():
+            _leave(machine, job, asked, now)
 
 
 def _depends(wish: Ask) -> bool:
     """Return whether a request needs something of the job's own side."""
-    return isinstance(wish, AskCheckpoint | AskMigrate | AskResize) or (
+    return isinstance(wish, AskCheckpoint | AskMigrate | AskResize | AskUnpack) or (
         isinstance(wish, AskSuspend) and wish.release
     )
 
 
-def _refusal(job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
+        case AskUnpack() if not packs.shares(machine, job):
+            return Reason.NOT_PACKED, ""
+        case AskResize() if packs.shares(machine, job):
+            return Reason.PACKED, "unpack it first"
         case AskSuspend(release=True) if "release" not in job.can:
             return Reason.CANNOT, "release (`skep show` tells what it can)"
-        case AskCheckpoint() | AskMigrate() | AskResize() if job.state is State.SUSPENDED:
+        case AskCheckpoint() | AskResize() if job.state is State.SUSPENDED:
             return Reason.NOT_RUNNING, "it is suspended: resume it first"
         case AskCheckpoint() if "checkpoint" not in job.can:
             return Reason.CANNOT, "checkpoint (`skep show` tells what it can)"
         case AskMigrate() if "migrate" not in job.can:
             return Reason.CANNOT, "migrate (`skep show` tells what it can)"
-        case AskMigrate() if len(job.live) > 1:
-            return Reason.CANNOT, "migrate a gang that is on several nodes"
-        case AskMigrate() if job.size != job.spec.resources.workers:
-            return Reason.CANNOT, "migrate a gang of another size than its spec's"
+        case AskMigrate() if len(job.live) < len(job.members):
+            return Reason.NOT_RUNNING, "a part of it has ended"
         case AskResize(workers=workers):
             return resizing.refusal(job, workers)
         case _:
@@ -200,7 +220,7 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     change = job.change
     if change is None or job.state is State.STOPPING:
         return
-    if isinstance(change.change, Move):
+    if moving.concludes(change):
         moving.conclude(machine, job, now)
         if job.change is None:
             follow(machine, job, now)
@@ -218,6 +238,10 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             _suspended(machine, job, told, now, release=release)
         case Resume():
             _resumed(machine, job, told, now)
+        case Share():
+            detail = "; ".join(_refusals(told).values())
+            changes.close(machine, job, Result.UNDONE if detail else Result.DONE, change.why, now,
+                          detail=detail)  # fmt: skip
         case Resize():
             resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
         case _:
@@ -264,22 +288,22 @@ def _suspended(
                       detail=change.detail)  # fmt: skip
         if why is Reason.PREEMPTED and not job.released:
             dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+        elif why is Reason.UNPACKED and not job.released:
+            _stay_or_stop(machine, job, now, change.detail)
 
 
 def _again(
     machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant, detail: str
 ) -> None:
     """Name a later mini-batch, or give the suspension up."""
+    if change.goal is Goal.MIGRATE:
+        moving.again(machine, job, now, detail)
+        return
     gang = isinstance(change.change, Suspend) and change.change.step > 0
     gang = gang or change.undoing
-    if (
-        change.goal is Goal.SUSPEND
-        and gang
-        and change.round < ROUNDS_MAX
-        and job.state is State.RUNNING
-    ):
-        margin = MARGIN * MARGIN_GROWS ** (change.round - 1)
-        step = change.far + margin if len(job.live) > 1 else 0
+    later = rounds.later(change)
+    if change.goal is Goal.SUSPEND and gang and later is not None and job.state is State.RUNNING:
+        step = later if len(job.live) > 1 else 0
         release = "release" in job.can and _wants_release(change)
         _round(machine, job, change, Suspend(release=release, step=step), tuple(job.live), now,
                number=change.round + 1)  # fmt: skip
@@ -288,11 +312,14 @@ def _again(
     changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
     if why is Reason.PREEMPTED and _claimed(machine, job):
         dispatch.stop(machine, job, Reason.PREEMPTED, now, for_whom)
+    elif why is Reason.UNPACKED:
+        _stay_or_stop(machine, job, now, detail)
 
 
 def _wants_release(change: OpenChange) -> bool:
     asked = change.asked.ask if change.asked is not None else None
-    return asked.release if isinstance(asked, AskSuspend) else change.why is Reason.PREEMPTED
+    leaves = change.why in (Reason.PREEMPTED, Reason.UNPACKED)
+    return asked.release if isinstance(asked, AskSuspend) else leaves
 
 
 def _resumed(
@@ -334,6 +361,8 @@ def _stored(
     changes.close(machine, job, result, why, now, detail="; ".join(refused.values()))
     if change.why is Reason.PREEMPTED and _claimed(machine, job):
         dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+    elif change.why is Reason.UNPACKED:
+        _stay_or_stop(machine, job, now, change.detail)
 
 
 def _claimed(machine: AllocatorMachine, job: JobState) -> bool:
@@ -349,7 +378,7 @@ def _suspend(
 ) -> None:  # fmt: skip
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
-    suspend = Suspend(release=release, step=FIRST_STEP if several else 0)
+    suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
     begin(machine, job, Goal.SUSPEND, suspend, now, why, detail)
 
 
@@ -358,7 +387,8 @@ def begin(
     why: Reason, detail: str = "",
 ) -> None:  # fmt: skip
     """Begin a change of every part of an attempt."""
-    asked = job.asked.number if job.asked is not None and why is Reason.REQUESTED else 0
+    asks = why in (Reason.REQUESTED, Reason.UNPACKED)
+    asked = job.asked.number if job.asked is not None and asks else 0
     _tell(machine, job, JobChanging(
         job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
         nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
@@ -397,6 +427,8 @@ def give_way(
     """
     if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
         return False
+    if job.change is not None and isinstance(job.change.change, Share):
+        changes.close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     change, can = job.change, job.can
     if change is not None and change.why is Reason.PREEMPTED and not memory:
         return False  # It is under way.
@@ -435,6 +467,25 @@ def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail:
     return begins
 
 
+def _leave(machine: AllocatorMachine, job: JobState, asked: AskTaken, now: Instant) -> None:
+    """Have a job leave GPUs that it shares, with as little lost as it can."""
+    if "release" in job.can:
+        _suspend(machine, job, now, Reason.UNPACKED, release=True)
+    elif "checkpoint" in job.can and job.state is State.RUNNING:
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED)
+    else:
+        changes.over(machine, asked, Result.DONE, now)
+        dispatch.stop(machine, job, Reason.UNPACKED, now)
+
+
+def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
+    """Stop a job that could not leave its GPUs alive, unless all others have left them."""
+    if packs.shares(machine, job):
+        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
+    elif job.state is State.SUSPENDED and job.held is Reason.UNPACKED:
+        begin(machine, job, Goal.RESUME, Resume(), now, Reason.ALONE)
+
+
 def come_back(machine: AllocatorMachine, now: Instant) -> None:
     """Give suspended attempts their GPUs again, where those are idle, and resume them.
 
@@ -447,18 +498,23 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
         return  # Nothing came free since, and nobody asked.
     room = RETURNS_MAX
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
-        if job.change is not None or not _wants_back(job):
+        if job.change is not None or not (_wants_back(job) or _wants_away(job)):
             continue
         if room <= 0:
             soft.check_at = now  # Go on in the next decision.
             return
+        if _wants_away(job):
+            room -= len(job.live)
+            if _goes_away(machine, job, now) or not _wants_back(job):
+                continue
         chain = cellwork.home(machine, job)
         if chain is None:
             room -= _wait(machine, job)
             continue
         room -= len(job.live)
         machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
-        why = Reason.REQUESTED if job.asked is not None else Reason.WAITS_FOR_ITS_GPUS
+        asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
+        why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
     soft.looked = looked
 
@@ -469,12 +525,32 @@ def _wants_back(job: JobState) -> bool:
     return job.held is not Reason.REQUESTED
 
 
+def _wants_away(job: JobState) -> bool:
+    return job.asked is not None and isinstance(job.asked.ask, AskMigrate)
+
+
+def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Begin to move a suspended job that has no GPUs to where some are; return whether it begins.
+
+    One that only made room goes on at home as well, if that comes free first.
+    """
+    assert job.asked is not None, job
+    assert isinstance(job.asked.ask, AskMigrate), job
+    refusal = _refusal(machine, job, job.asked.ask)
+    if refusal is not None:
+        changes.over(machine, job.asked, Result.REFUSED, now, *refusal)
+        return False
+    why, detail = moving.begin(machine, job, job.asked.ask.to, now)
+    if why is Reason.REQUESTED:
+        return True
+    if not _wants_back(job) and job.waits != (Reason.WAITS_FOR_GPUS, detail):
+        machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=detail))
+    return False
+
+
 def _wait(machine: AllocatorMachine, job: JobState) -> bool:
     """Say what a job waits for; return whether that is news."""
-    needs = " ".join(
-        f"{name}:{','.join(str(one) for devices in job.members[name].devices for one in devices)}"
-        for name in job.live
-    )
+    needs = cellwork.gpus_of(job)
     news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
     if news:
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))

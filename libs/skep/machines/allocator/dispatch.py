@@ -109,6 +109,8 @@ class Soft:
         """What was found broken in this round."""
         self.looked = -1, -1
         """`changes` and the latest request when suspended jobs were last looked at."""
+        self.reshare: dict[str, None] = {}
+        """Jobs whose partners on their GPUs may have changed since they were told their share."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
 
@@ -155,6 +157,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
             command(machine, name, job.job, job.attempt, now)
         if job.state is State.RUNNING:
             limit(machine, job, now)
+            soft.reshare[job.job] = None
         if job.successor is not None:
             for name in job.successor.members:
                 command(machine, name, job.job, job.successor.attempt, now)
@@ -241,6 +244,8 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
         _ask_to_join(machine, event)
     if node.lost:
         _back(machine, event.node, now)
+    elif event.trouble:
+        suspects.troubled(machine, event)
 
 
 def _ask_to_join(machine: AllocatorMachine, event: Heartbeat) -> None:
@@ -431,7 +436,7 @@ def _bind_command(
 ) -> BindJob:
     node, member = machine.nodes[name], made.members[name]
     first = next(member for member in made.members.values() if member.first_rank == 0)
-    joins, world = 0, job.spec.resources.workers
+    joins, world = 0, job.size
     if isinstance(made, JobState) and (joins := resizes.came(machine, made, name)):
         world = 1 + max(one.numbers[-1] for one in made.members.values())
     ranks = resizes.plans(member, world)
@@ -457,6 +462,8 @@ def _bind_command(
         trace=job.trace,
         image=job.spec.runtime.image if job.spec.runtime is not None else "",
         awaits=f"generation-{joins}" if joins else getattr(made, "secret", ""),
+        share=0.0 if isinstance(made, Successor) else made.told[0],
+        beside=() if isinstance(made, Successor) else made.told[1],
         joins=joins,
     )
 

@@ -51,5 +51,6 @@ def check(machine: AllocatorMachine) -> None:
     held_by = {cellwork.holder(*attempt) for each in held.values() for attempt in each}
     claims = {cellwork.holder(job.job, job.following) for job in machine.reserved.values()}
     assert set(machine.cells.holds) | set(machine.cells.astray) <= held_by | claims
+    assert set(machine.cells.sets) <= held_by
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)

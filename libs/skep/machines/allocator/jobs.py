@@ -23,6 +23,7 @@ from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
 from skep.wire.commands import Change
 from skep.wire.facts import End, Member, MemberGone
 from skep.wire.node import Door, Outcome
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
@@ -144,6 +145,13 @@ class JobState(msgspec.Struct):
     spent: int = 0
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
+    packed: GpusShared | None = None
+    """The decision by which an attempt of it is on GPUs that others hold."""
+    told: tuple[float, tuple[str, ...]] = (0.0, ())
+    """What the attempt was told last: its share of each device's memory, and beside which jobs."""
+    mixed: bool = False
+    """The attempt shared GPUs at some time: its end says nothing about them."""
+
     @property
     def following(self) -> int:
         """Return the number of the job's next attempt."""
@@ -247,8 +255,8 @@ def judge(job: JobState) -> Verdict:
         return Verdict(End.CANCELLED, Reason.CANCELLED)
     if job.stopped_why is Reason.TIME_LIMIT:
         return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
-    if job.stopped_why is Reason.PREEMPTED:
-        return Verdict(None, Reason.PREEMPTED, job.stopped_detail)
+    if job.stopped_why in (Reason.PREEMPTED, Reason.UNPACKED):
+        return Verdict(None, job.stopped_why, job.stopped_detail)
     if job.stopped_why is Reason.NOT_TAKEN:
         return _lost(job, Reason.NOT_TAKEN, job.stopped_detail)
     if job.stopped_why is Reason.NODE_LOST:

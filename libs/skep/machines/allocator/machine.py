@@ -28,6 +28,7 @@ from skep.machines.allocator import (
     invariants,
     moves,
     moving,
+    packs,
     resizes,
     schedule,
     spanning,
@@ -87,6 +88,7 @@ from skep.wire.node import (
     NodeJoined,
     Outcome,
 )
+from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.resizes import ResizeMessage
@@ -221,9 +223,7 @@ class AllocatorMachine:
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
             return
-        if job.parts.get(event.node) is not Part.BOUND or not _speaks(job, event):
-            return
-        if not self.nodes[event.node].means((event.job, event.attempt), event.order):
+        if job.parts.get(event.node) is not Part.BOUND or not self._speaks(job, event):
             return
         # The node's clock may be wrong, and the time limit counts from here.
         at = min(max(event.at, job.bound_at), now)
@@ -235,28 +235,29 @@ class AllocatorMachine:
         elif job.state is State.RUNNING:
             dispatch.command(self, event.node, job.job, job.attempt, now)
 
+    def _speaks(self, job: JobState, event: MemberStarted | MemberExited) -> bool:
+        """Return whether the agent that speaks has the part, and means the one it has now."""
+        mine = job.members[event.node].identity == event.identity
+        return mine and self.nodes[event.node].means((event.job, event.attempt), event.order)
+
     def _member_exited(self, event: MemberExited, now: Instant) -> None:
-        attempt = event.job, event.attempt
-        node = self.nodes.get(event.node)
-        if node is not None and not node.means(attempt, event.order):
-            return  # Of an earlier part of the attempt: its gang has come back here since.
-        if node is not None and attempt in node.ghosts and event.identity == node.joined.identity:
+        node, attempt = self.nodes.get(event.node), (event.job, event.attempt)
+        if node is not None and node.haunted(attempt, event.identity, event.order):
             self.record(GhostGone(job=event.job, attempt=event.attempt, node=event.node))
             return
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
             if job is not None:
                 moving.exited(self, job, event, now)
-            return
-        if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
-            return
-        if spanning.exited(self, job, event, now):
+        elif job.parts.get(event.node, Part.GONE) is Part.GONE or not self._speaks(job, event):
+            pass  # Said again, or of an earlier part.
+        elif spanning.exited(self, job, event, now):
             changing.after_change(self, job, now)
-            return
-        self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
-                               outcome=event.outcome, detail=event.detail, steps=event.steps,
-                               step_ns=event.step_ns))  # fmt: skip
-        self.settle(job, now)
+        else:
+            self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
+                                   outcome=event.outcome, detail=event.detail, steps=event.steps,
+                                   step_ns=event.step_ns))  # fmt: skip
+            self.settle(job, now)
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -271,10 +272,8 @@ class AllocatorMachine:
         """Go on after a part of an attempt is gone: stop the others, or judge the whole."""
         if not job.over:
             failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
-            if failed and job.state is not State.STOPPING:
+            if (failed or job.deserted) and job.state is not State.STOPPING:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
-            elif job.deserted and job.state is not State.STOPPING:
-                dispatch.stop(self, job, Reason.PEER_FAILED, now, "its gang has ended")
             changing.conclude(self, job, now)
             return
         dispatch.abandon(self, job, now)
@@ -356,6 +355,8 @@ class AllocatorMachine:
                 moves.apply(self, fact)
             case ResizeMessage():
                 resizes.apply(self, fact)
+            case GpusShared():
+                self.jobs[fact.job].packed = fact  # What follows in its record does it.
             case _:
                 restore(self, fact)
 
@@ -453,12 +454,14 @@ class AllocatorMachine:
         self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
-        """Free what an attempt held on a node."""
+        """Free what an attempt held on a node, or leave it to those that share it."""
         name = cellwork.holder(*attempt)
         for claimer in self.cells.claimers(name):
             self.soft.ripe[cellwork.job_of(claimer)] = None
+        others = packs.partners(self, (node.joined.node,), attempt)
         node.release(attempt)
         self.cells.release(name, node.joined.node)
+        packs.parted(self, others)
         self.soft.changes += 1
 
     def _apply_queued(self, fact: JobQueued) -> None:
@@ -486,11 +489,13 @@ class AllocatorMachine:
 
     def _apply_bound(self, fact: JobBound) -> None:
         job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
-        if self.reserved.pop(fact.job, None) is None:
-            self.queue(job).remove(job.entry)
-            self.cells.enter(cellwork.hold(self, job, fact, claims=False))
-        else:
+        packed = packs.decided(job, fact.attempt)
+        if self.reserved.pop(fact.job, None) is not None:
             self.cells.occupy(name)
+        elif self.parked.pop(fact.job, None) is None:
+            self.queue(job).remove(job.entry)
+        if name not in self.cells.holds and packed is None:
+            self.cells.enter(cellwork.hold(self, job, fact, claims=False))
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
         job.chain = fact.chain
@@ -501,13 +506,11 @@ class AllocatorMachine:
         job.stopped_detail = ""
         changes.forget(self, job)
         self.order = fact.order
-        attempt = fact.job, fact.attempt
-        for member in fact.members:
-            port = fact.master_port if member.first_rank == 0 else 0
-            node = self.nodes[member.node]
-            node.take(attempt, cellwork.holding(job, member, port))
-            node.open_orders[attempt] = fact.order
+        cellwork.take(self, job, fact)
         self.placed[job.job] = job
+        if packed is not None:
+            job.packed = packed
+            packs.enter(self, job, fact.attempt, fact.chain, fact.members)
         self.note_borrowed(job)
 
     def _apply_stopping(self, fact: JobStopping) -> None:
@@ -524,9 +527,9 @@ class AllocatorMachine:
 
     def give_back(self, name: str) -> None:
         """Free its VC's cells of an attempt that is to end; its GPUs stay taken until it has."""
-        hold = self.cells.holds.get(name)
-        if hold is not None and hold.guaranteed and not self.cells.claimers(name):
-            self.cells.demote(name)
+        self.cells.stand_back(name)
+        shared = self.cells.sets.get(name)
+        packs.parted(self, map(cellwork.named, shared.partners if shared is not None else ()))
         self.soft.changes += 1
 
     def _apply_gone(self, fact: MemberGone) -> None:
@@ -547,7 +550,8 @@ class AllocatorMachine:
         suspects.over(self, job, fact)
         job.move("JobRequeued")
         job.retries_used += fact.counted
-        job.losses += not fact.counted and fact.why is not Reason.PREEMPTED
+        given_way = fact.why in (Reason.PREEMPTED, Reason.UNPACKED)
+        job.losses += not fact.counted and not given_way
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
         changes.forget(self, job)
@@ -569,9 +573,16 @@ class AllocatorMachine:
     # --- for decisions -----------------------------------------------------------------------
 
     def loss(self, now: Instant) -> Loss:
-        """Return how to weigh victims: the GPU-seconds that stopping each would lose."""
+        """Return how to weigh victims: the GPU-seconds that stopping each would lose.
+
+        Whoever shares GPUs with one would have to be stopped as well.
+        """
 
         def lost(name: str) -> float:
+            shared = self.cells.sets.get(name)
+            return sum(alone(each) for each in (shared.partners if shared else (name,)))
+
+        def alone(name: str) -> float:
             job = self.jobs.get(cellwork.job_of(name))
             if job is None or job.state is State.STOPPING or not job.bound_at:
                 return 0.0
@@ -586,8 +597,3 @@ class AllocatorMachine:
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
         invariants.check(self)
-
-
-def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
-    """Return whether the agent that speaks is the one the part was given to."""
-    return job.members[event.node].identity == event.identity

@@ -50,12 +50,7 @@ def _apply_bound(machine: AllocatorMachine, job: JobState, fact: SuccessorBound)
     if not spots[0].level:
         hold.priority = OPPORTUNISTIC
     machine.cells.enter(hold)
-    attempt = fact.job, fact.attempt
-    for member in fact.members:
-        port = fact.master_port if member.first_rank == 0 else 0
-        node = machine.nodes[member.node]
-        node.take(attempt, cellwork.holding(job, member, port))
-        node.open_orders[attempt] = fact.order
+    cellwork.take(machine, job, fact)
     machine.order = fact.order
     job.spent = fact.attempt
     job.successor = Successor(
@@ -78,6 +73,9 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     job.members, job.chain = successor.members, successor.chain
     job.parts = dict.fromkeys(job.members, Part.RAN)
     job.gone, job.learned, job.successor = [], successor.learned, None
+    job.waits, job.released = None, False  # It holds what its successor got.
+    machine.away.pop(job.job, None)
+    job.packed, job.told, job.mixed = None, (0.0, ()), False
     machine.note_borrowed(job)
 
 

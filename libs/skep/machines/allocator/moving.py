@@ -1,12 +1,19 @@
-"""Moving a running attempt: a successor makes everything ready while the job trains on.
+"""Moving an attempt: a successor makes everything ready, while the job trains on if it does.
 
-    bind the successor elsewhere; once it listens, Move: the source stops at a boundary and sends
-    its state; once all of it has arrived, JobMoved; then the successor is resumed, the source
-    stopped. Whatever fails before JobMoved, the successor is stopped and the source goes on.
+    running      bind the successor elsewhere; once it listens, Move: the source stops at a boundary
+                 and sends its state; once all of it has arrived, JobMoved; then the successor is
+                 resumed, the source stopped
+    on several   the same, but first all parts of the source stand after one mini-batch, agreed on
+      nodes      in rounds as for a suspension; only then is any state sent
+    suspended    the same without stopping anybody, also from the host's memory; the successor is
+                 then suspended in its turn, or goes on if the job had only made room
 
-The job pauses only from Move on, and every hop follows at once from the event before it. Before
-JobMoved nobody resumes the successor, after it nobody resumes the source: as the two are different
-attempts, a late command for one is never taken by the other (Gandiva, section 4.1).
+Whatever fails before JobMoved, the successor is stopped and the source is as it was: it goes on, or
+stays suspended. A job that trains pauses only from when it is told to stop, and every hop follows
+at once from the event before it. Before JobMoved nobody resumes the successor, after it nobody
+resumes the source: as the two are different attempts, a late command for one is never taken by the
+other (Gandiva, section 4.1). Every rank gets a successor, also one that stays on its node: whose
+process group has other members and another address is begun anew by every rank.
 """
 
 from __future__ import annotations
@@ -15,12 +22,14 @@ import hashlib
 import hmac
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from skep.cells.holds import Placement
-from skep.machines.allocator import cellwork, changes, dispatch
-from skep.machines.allocator.jobs import JobState, Successor
+from skep.machines.allocator import cellwork, changes, dispatch, rounds
+from skep.machines.allocator.jobs import JobState, OpenChange, State, Successor
 from skep.units import Instant, after, seconds
 from skep.wire.changes import Goal, JobChanging, MemberAnswered, MemberLearned, Result
-from skep.wire.commands import Move, Resume, Target
+from skep.wire.commands import Move, Resume, Suspend, Target
 from skep.wire.facts import GhostGone
 from skep.wire.moves import (
     JobMoved,
@@ -40,13 +49,14 @@ MOVE_WITHIN = seconds(180)
 
 
 def begin(machine: AllocatorMachine, job: JobState, to: str, now: Instant) -> tuple[Reason, str]:
-    """Begin to move an attempt, to a node if one is named; return why not, in an empty text if so.
+    """Begin to move an attempt, to the nodes named in `to` if any are; return why not.
 
-    The open change begins with nobody told.
+    REQUESTED if it begins: with an open change of which nobody is told yet.
     """
     where = _place(machine, job, to)
     if where is None:
-        return Reason.NO_ROOM, f"on {to}" if to else "on other nodes"
+        gpus = f"{job.size} x {job.spec.resources.gpus} GPUs"
+        return Reason.NO_ROOM, f"{gpus} on {to or 'other nodes'}"
     made = cellwork.members(machine, where)
     port = machine.nodes[made[0].node].port()
     if port is None or len(made) > GANG_NODES_MAX:
@@ -69,12 +79,16 @@ def begin(machine: AllocatorMachine, job: JobState, to: str, now: Instant) -> tu
 
 
 def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | None:
-    """Return idle GPUs elsewhere: of the VC's cells if there are, else borrowed for now."""
-    wanted = job.spec.resources
+    """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
+
+    Of the VC's cells if there are, else borrowed for now. Nobody makes room for a move.
+    """
+    wanted = msgspec.structs.replace(job.spec.resources, workers=job.size)
+    named = [name.strip() for name in to.split(",") if name.strip()]
 
     def limit(name: str) -> int:
         node = machine.nodes.get(name)
-        if node is None or name in job.members or (to and name != to):
+        if node is None or (name not in named if named else name in job.members):
             return 0
         return node.workers(wanted)
 
@@ -114,7 +128,7 @@ def heard(
         case MemberReady() if node not in successor.doors:
             machine.record(SuccessorReady(job=name, attempt=attempt, node=node, doors=event.doors))
             if len(successor.doors) == len(successor.members):
-                _move(machine, job, successor, now)
+                _ready(machine, job, successor, now)
         case MemberLoaded() if node not in successor.loaded:
             machine.record(SuccessorLoaded(job=name, attempt=attempt, node=node, step=event.step))
             conclude(machine, job, now)
@@ -122,7 +136,16 @@ def heard(
             pass  # Said again.
 
 
-def _move(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
+def _ready(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
+    """Have the source stand if it does not, or (on one node it stops by itself) send its state."""
+    machine.soft.remind(after(now, MOVE_WITHIN), ("", job.job, successor.attempt))
+    if job.state is State.RUNNING and len(job.live) > 1:
+        _tell(machine, job, Suspend(step=rounds.FIRST_STEP), now)
+    else:
+        _send(machine, job, successor, now)
+
+
+def _send(machine: AllocatorMachine, job: JobState, successor: Successor, now: Instant) -> None:
     """Have the source send its state."""
     targets = tuple(Target(rank=door.rank, host=door.host, port=door.port, token=successor.secret)
                     for doors in successor.doors.values() for door in doors)  # fmt: skip
@@ -131,62 +154,145 @@ def _move(machine: AllocatorMachine, job: JobState, successor: Successor, now: I
 
 
 def _tell(
-    machine: AllocatorMachine, job: JobState, change: Move | Resume, now: Instant,
-    nodes: tuple[str, ...] | None = None, *, undoing: bool = False, detail: str = "",
+    machine: AllocatorMachine, job: JobState, change: Move | Resume | Suspend, now: Instant,
+    nodes: tuple[str, ...] | None = None, *, number: int = 1, undoing: bool = False,
+    detail: str = "",
 ) -> None:  # fmt: skip
     told = tuple(job.live) if nodes is None else nodes
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
                                goal=Goal.MIGRATE, change=change, nodes=told, detail=detail,
-                               why=Reason.REQUESTED, at=now, undoing=undoing,
+                               why=Reason.REQUESTED, at=now, round=number, undoing=undoing,
                                trace=job.trace))  # fmt: skip
     for name in told:
         dispatch.command(machine, name, job.job, job.attempt, now)
 
 
+# --- what the source says ----------------------------------------------------------------------
+
+
+def concludes(change: OpenChange) -> bool:
+    """Return whether the answers to a change are taken here: all of a move, but to go on."""
+    return change.goal is Goal.MIGRATE and not isinstance(change.change, Resume)
+
+
 def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Go on once the source has sent everything and the successor has it; or undo the move."""
+    """Go on with a move as far as what its parts have said allows."""
     change, successor = job.change, job.successor
-    if change is None or successor is None or not isinstance(change.change, Move):
+    assert change is not None, job
+    if successor is not None and len(job.live) < len(job.members):
+        undo(machine, job, now, Reason.NOT_TAKEN, "a part of it has ended")
+    elif isinstance(change.change, Move) and successor is not None:
+        _sent(machine, job, change, successor, now)
+    elif None in change.answers.values():
+        pass
+    elif successor is not None:
+        _stood(machine, job, change, successor, now)
+    elif change.undoing:
+        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=change.detail)
+    else:
+        _stays(machine, job, change, now)
+
+
+def _stood(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, successor: Successor, now: Instant
+) -> None:
+    """Have a gang send its state once all of it stands after one mini-batch; else try a later."""
+    refused = [name for name, answer in change.answers.items() if _refused(answer)]
+    took = tuple(name for name in change.answers if name not in refused)
+    frozen = [name for name, answer in change.answers.items()
+              if answer is not None and answer.manner is Manner.FROZEN]  # fmt: skip
+    if frozen:
+        # Wherever it is: what it has in its hands is not its state.
+        text = f"{frozen[0]}: it came to no boundary in time"
+        undo(machine, job, now, Reason.NOT_TAKEN, text)
+    elif not refused:
+        _send(machine, job, successor, now)
+    elif took:
+        _tell(machine, job, Resume(), now, took, number=change.round, undoing=True)
+    else:
+        again(machine, job, now, _why(change, refused[0]))
+
+
+def again(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
+    """Name a later mini-batch to a gang that runs everywhere, or give the move up."""
+    change = job.change
+    assert change is not None, job
+    later = rounds.later(change)
+    if job.successor is None:
+        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+    elif later is None or len(job.live) < len(job.members):
+        dispatch.drop(machine, job, now, Reason.NOT_TAKEN, detail)
+        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
+    else:
+        _tell(machine, job, Suspend(step=later), now, number=change.round + 1)
+
+
+def _sent(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, successor: Successor, now: Instant
+) -> None:
+    """Have the successor be the job once the source has sent everything and that has it."""
+    refused = next((name for name, one in change.answers.items() if _refused(one)), None)
+    if refused is not None:
+        undo(machine, job, now, Reason.NOT_TAKEN, _why(change, refused))
         return
-    answers = change.answers
-    refused = [name for name, one in answers.items() if _refused(one)]
-    if refused:
-        first = answers[refused[0]]
-        assert first is not None
-        undo(machine, job, now, Reason.NOT_TAKEN, f"{refused[0]}: {first.detail}".rstrip(": "))
-        return
-    sent = bool(answers) and None not in answers.values()
+    sent = bool(change.answers) and None not in change.answers.values()
     if not sent or len(successor.loaded) < len(successor.members):
         return
-    source, step = job.attempt, min(successor.loaded.values())
+    source, step, released = job.attempt, min(successor.loaded.values()), job.released
     left = list(job.live)
     machine.record(JobMoved(job=job.job, attempt=successor.attempt, source=source, at=now,
                             order=machine.order + 1, step=step, trace=job.trace))  # fmt: skip
-    _tell(machine, job, Resume(), now)
+    # Whom somebody suspended stands on; who only made room has room now.
+    stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
+    _tell(machine, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:
         dispatch.command(machine, name, job.job, source, now)
     machine.soft.call_off(("", job.job, source))
     machine.soft.call_off(("", job.job, job.attempt))
-    dispatch.limit(machine, job, now)
+    if job.state is State.RUNNING:
+        dispatch.limit(machine, job, now)
+
+
+def _stays(machine: AllocatorMachine, job: JobState, change: OpenChange, now: Instant) -> None:
+    """End the move of a suspended job: it stands where it is now, with its GPUs or without."""
+    told = [answer for answer in change.answers.values() if answer is not None]
+    wanted = isinstance(change.change, Suspend) and change.change.release
+    released = wanted and all(answer.released for answer in told)
+    changes.close(machine, job, Result.DONE, change.why, now, released=released)
 
 
 def undo(
     machine: AllocatorMachine, job: JobState, now: Instant, why: Reason, detail: str = ""
 ) -> None:
-    """Give a successor up; the source, which may have stopped to send its state, goes on."""
+    """Give a successor up; the source goes on, or stands on if it was suspended before."""
     change = job.change
     assert change is not None, job
+    back = tuple(name for name in _standing(job, change) if name in job.live)
     dispatch.drop(machine, job, now, why, detail)
-    stood = tuple(name for name in job.live
-                  if name in change.answers and not _refused(change.answers[name]))  # fmt: skip
-    if stood:
-        _tell(machine, job, Resume(), now, stood, undoing=True, detail=detail)
+    if back:
+        change_back = Resume() if job.state is State.RUNNING else Suspend()
+        _tell(machine, job, change_back, now, back, undoing=True, detail=detail)
     else:
         changes.close(machine, job, Result.UNDONE, why, now, detail=detail)
 
 
+def _standing(job: JobState, change: OpenChange) -> list[str]:
+    """Return the nodes that have to be told, for their part to be as it was before the move."""
+    answers = change.answers
+    if isinstance(change.change, Resume):
+        return [name for name, answer in answers.items() if answer is None or _refused(answer)]
+    if isinstance(change.change, Move) and len(job.live) > 1 and job.state is State.RUNNING:
+        return list(answers)  # They stood before they were told to send.
+    return [name for name, answer in answers.items() if not _refused(answer)]
+
+
 def _refused(answer: MemberAnswered | None) -> bool:
     return answer is not None and answer.manner is Manner.UNCHANGED
+
+
+def _why(change: OpenChange, name: str) -> str:
+    answer = change.answers[name]
+    return f"{name}: {answer.detail}".rstrip(": ") if answer is not None else name
 
 
 def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: Instant) -> None:

@@ -17,7 +17,7 @@ from skep.cells.fair import place_yielding
 from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork, changing, suspects
+from skep.machines.allocator import cellwork, changing, packing, suspects
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.policies.queue import Entry, Head
@@ -64,6 +64,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         machine.soft.advice_until = Instant(0)
         for queue in machine.queues.values():
             queue.advise(())
+    packing.follow(machine, now)
     bound = _finish(machine, now)
     for opportunistic in (False, True):
         if opportunistic:
@@ -277,7 +278,8 @@ def _reserve(
     head: Head, why: Reason, now: Instant,
 ) -> int:  # fmt: skip
     """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
-    victims = tuple(cellwork.job_of(name) for name in where.victims)
+    users = _with_partners(machine, where)
+    victims = tuple(cellwork.job_of(name) for name in users)
     needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
     if victims == (job.job,):
         needs = "its earlier attempt"  # On a node that was lost, and came back with it.
@@ -286,18 +288,28 @@ def _reserve(
                                  members=made, victims=victims, at=now, why=why,
                                  ranked=head.ranked))  # fmt: skip
     cost = len(made) + len(victims)
-    _stop_all(machine, job, where.victims, now, max(0, MEMBERS_BOUND_MAX - cost))
+    _stop_all(machine, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
     if not _room(machine, job, made):
         _more_victims(machine, job, made, now)
     return cost
 
 
-def _users(machine: AllocatorMachine, job: JobState) -> dict[str, None]:
+def _users(machine: AllocatorMachine, job: JobState) -> list[str]:
     """Return who uses what a job claims."""
     hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
-    user = machine.cells.chains[hold.chain].user
-    return {holder.job: None for spot in hold.spots for leaf in spot.leaves
-            if (holder := user[leaf]) is not None}  # fmt: skip
+    return machine.cells.users(hold.chain, hold.spots)
+
+
+def _with_partners(machine: AllocatorMachine, where: Placement) -> list[str]:
+    """Return the victims of a placement, and beside each whoever shares those GPUs with it."""
+    cells = machine.cells
+    users = cells.users(where.chain, where.spots)
+    by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
+    for name in users:
+        hold = cells.hold_of(name)
+        assert hold is not None, name
+        by_hold[hold.job].append(name)
+    return [name for names in by_hold.values() for name in names]
 
 
 def _stop_all(
@@ -382,7 +394,7 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
     wanted = job.spec.resources
     if not (wanted.cpus or wanted.memory):
         return None
-    owed = _owed(machine)
+    owed = cellwork.owed(machine)
 
     def limit(name: str) -> int:
         node = machine.nodes.get(name)
@@ -398,21 +410,8 @@ def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
     return limit
 
 
-def _owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
-    """Return by node the CPUs and memory that reservations will take there, below zero."""
-    owed: dict[str, tuple[int, int]] = {}
-    for job in machine.reserved.values():
-        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
-        shape, wanted = machine.cells.chains[hold.chain].topology, job.spec.resources
-        for spot in hold.spots if wanted.cpus or wanted.memory else ():
-            node = shape.node(spot.leaves[0])
-            cpus, memory = owed.get(node, (0, 0))
-            owed[node] = cpus - wanted.cpus, memory - int(wanted.memory)
-    return owed
-
-
 def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
-    hold = machine.cells.holds.get(cellwork.holder(job, attempt))
+    hold = machine.cells.hold_of(cellwork.holder(job, attempt))
     if hold is None:
         return job in machine.away and machine.away[job].attempt == attempt
     return not hold.guaranteed

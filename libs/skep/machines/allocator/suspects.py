@@ -7,6 +7,9 @@ alibi without that GPU, and only if the job never failed so without it: a script
 it runs never has a GPU quarantined, however many jobs run it. With enough jobs whose signs count,
 the GPU is quarantined, up to a share of its chain.
 
+What a device says itself, as its driver hears of it, needs no such weighing: it is quarantined at
+once, up to the same share.
+
 So that there is an alibi, a job's next attempt goes to another node if there is room (`place`).
 
 All of it follows from the allocator's facts (`Suspicion` is durable state), apart from the alibi of
@@ -25,6 +28,7 @@ from skep.machines.allocator.jobs import FAILURES, JobState, State
 from skep.units import Instant, seconds
 from skep.wire.facts import End, GpuQuarantined, JobEnded, JobRequeued
 from skep.wire.reasons import Reason
+from skep.wire.reports import Heartbeat
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -56,6 +60,8 @@ class Suspicion(msgspec.Struct):
     """By job: the GPUs of attempts that ran well."""
     ruled: dict[str, int] = {}
     """GPUs quarantined by the rule, each with how many jobs spoke against it."""
+    told: dict[str, str] = {}
+    """By GPU: what it said of itself when it was quarantined for that the last time."""
 
 
 def over(machine: AllocatorMachine, job: JobState, fact: JobRequeued | JobEnded) -> None:
@@ -68,7 +74,7 @@ def over(machine: AllocatorMachine, job: JobState, fact: JobRequeued | JobEnded)
     if rule.jobs and 0 < len(gpus) <= GPUS_MAX and (succeeded or lasted):
         gone = [name for gpu in gpus for name in known.signs.pop(gpu, ())]
         _note(known.ran, job.job, gpus)
-    elif rule.jobs and gpus and SIGNS.get(fact.why) in rule.signs:
+    elif rule.jobs and gpus and SIGNS.get(fact.why) in rule.signs and not job.mixed:
         # The one that `judge` went by: the others of a gang were stopped because of it.
         blamed = (gone.node for gone in job.gone if gone.outcome in FAILURES)
         part = _part(job, next(blamed, ""))
@@ -93,6 +99,8 @@ def quarantined(machine: AllocatorMachine, fact: GpuQuarantined) -> None:
     known.ruled.pop(gpu, None)
     if fact.quarantine and fact.why is Reason.REPEATED_FAILURES:
         known.ruled[gpu] = len(signs)
+    elif fact.quarantine and fact.why is Reason.DEVICE_TROUBLE:
+        known.ruled[gpu], known.told[gpu] = 0, fact.detail
     _forget(machine, list(signs))
 
 
@@ -142,6 +150,25 @@ def convict(machine: AllocatorMachine, now: Instant) -> None:
                 GpuQuarantined(node=name, device=int(device), quarantine=True,
                                why=Reason.REPEATED_FAILURES,
                                detail=f"{named} failed there and ran elsewhere")
+            )  # fmt: skip
+
+
+def troubled(machine: AllocatorMachine, event: Heartbeat) -> None:
+    """Quarantine GPUs that say themselves that something is wrong with them, up to the share.
+
+    One that an operator took back stays so until it says something else.
+    """
+    known, node = machine.suspicion, machine.nodes.get(event.node)
+    if not machine.asked.quarantine.jobs or node is None:
+        return
+    for each in event.trouble:
+        home = machine.cells.find(event.node, each.index)
+        if home is None or each.index in node.quarantined:
+            continue
+        if known.told.get(f"{event.node}/{each.index}") != each.text and _room(machine, home[0]):
+            machine.record(
+                GpuQuarantined(node=event.node, device=each.index, quarantine=True,
+                               why=Reason.DEVICE_TROUBLE, detail=each.text)
             )  # fmt: skip
 
 

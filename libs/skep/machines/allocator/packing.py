@@ -1,0 +1,283 @@
+"""Packing a job with one that runs: on GPUs that this one holds, beside it (Gandiva, section 4.1).
+
+    pack     GpusShared and JobBound in one record; the partners are told their new share
+    unpack   suspended with release where it can be, else stored and stopped, else stopped
+
+The guest is bound like any job, but takes nothing from the cells: there is one hold, counted once,
+for all who are on those GPUs. So nobody's guarantee changes by it, and it is refused wherever it
+would: to other tenants' jobs, to GPUs that somebody claims, on nodes that take no further work.
+Partners that cannot lower their share go on with what they have: a set is a decision about GPUs,
+and what they answered is recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from skep.cells.holds import Hold
+from skep.cells.nodes import Attempt, NodeState
+from skep.cells.pick import closest
+from skep.cells.topology import Topology
+from skep.machines.allocator import cellwork, dispatch, packs
+from skep.machines.allocator.jobs import JobState, State
+from skep.units import Instant
+from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
+from skep.wire.commands import Resume, Share
+from skep.wire.facts import JobBound, Member, ReservationDropped
+from skep.wire.packs import GpusShared, Mode
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+JOBS_PER_GPU_MAX = 8
+"""Jobs that may share one GPU: with more, none makes progress worth its memory."""
+
+Refusal = tuple[Reason, str]
+
+
+class Seat(NamedTuple):
+    """GPUs that a guest may have beside others."""
+
+    chain: str
+    member: Member
+    beside: tuple[Attempt, ...]
+    told: float
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Return every GPU of it."""
+        return tuple(device for devices in self.member.devices for device in devices)
+
+
+def begin(machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant) -> Refusal:
+    """Put a job that waits beside another; return why not, or REQUESTED if that is done."""
+    if job.state not in (State.QUEUED, State.RESERVED) and not job.released:
+        return Reason.NOT_WAITING, f"it is {job.state}"
+    seat = _seat(machine, job, wish)
+    if not isinstance(seat, Seat):
+        return seat  # Nothing was done.
+    if job.released:
+        _regain(machine, job, wish, seat, now)
+    else:
+        port = machine.nodes[seat.member.node].port()
+        if port is None:
+            return Reason.WAITS_FOR_PORT, seat.member.node
+        _bind(machine, job, wish, seat, port, now)
+    for name, _ in seat.beside:
+        lower(machine, machine.jobs[name], now)
+    return Reason.REQUESTED, ""
+
+
+def answer(
+    machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant
+) -> tuple[Result, Instant, Reason | None, str]:
+    """Put a job that has no GPUs beside another, and return what came of the request."""
+    why, detail = begin(machine, job, wish, now)
+    done = why is Reason.REQUESTED
+    return Result.DONE if done else Result.REFUSED, now, None if done else why, detail
+
+
+def _bind(
+    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant
+) -> None:
+    if job.state is State.RESERVED:
+        machine.record(ReservationDropped(job=job.job, attempt=job.following,
+                                          why=Reason.REQUESTED))  # fmt: skip
+    attempt = job.following
+    machine.record(_decision(job, attempt, wish, seat, now))
+    machine.record(JobBound(job=job.job, attempt=attempt, order=machine.order + 1,
+                            members=(seat.member,), master_port=port, why=Reason.PACKED, at=now,
+                            trace=job.trace, chain=seat.chain))  # fmt: skip
+    dispatch.command(machine, seat.member.node, job.job, attempt, now)
+
+
+def _regain(
+    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, now: Instant
+) -> None:
+    assert job.asked is not None, job
+    machine.record(_decision(job, job.attempt, wish, seat, now))
+    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now))
+    _tell(machine, job, Goal.RESUME, Resume(), Reason.REQUESTED, now, ask=job.asked.number)
+
+
+def _decision(job: JobState, attempt: int, wish: AskPack, seat: Seat, now: Instant) -> GpusShared:
+    return GpusShared(mode=Mode.PACK, job=job.job, attempt=attempt, beside=seat.beside,
+                      node=seat.member.node, devices=seat.devices, why=Reason.REQUESTED, at=now,
+                      share=wish.share, told=seat.told, trace=job.trace)  # fmt: skip
+
+
+# --- whether, and where ------------------------------------------------------------------------
+
+
+def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Refusal:
+    """Return GPUs of the named job for a guest: those with fewest jobs on them; or why not."""
+    partner = machine.jobs.get(wish.beside)
+    if partner is None or partner.spec.vc != job.spec.vc:
+        return Reason.UNKNOWN_JOB, f"{wish.beside} is no unfinished job of {job.spec.vc}"
+    if partner.state is not State.RUNNING:
+        return Reason.PARTNER_NOT_RUNNING, f"{partner.job} is {partner.state}"
+    if len(partner.members) > 1:
+        return Reason.PARTNER_SPANS_NODES, f"{partner.job} is on {len(partner.members)}"
+    name = cellwork.holder(partner.job, partner.attempt)
+    hold = machine.cells.hold_of(name)
+    node = machine.nodes[partner.live[0]]
+    if hold is None or name in machine.cells.astray or not node.usable:
+        return Reason.NODE_CLOSED, node.joined.node
+    shape = machine.cells.chains[hold.chain].topology
+    refusal = _unfit(machine, job, hold, shape, node)
+    if refusal is not None:
+        return refusal
+    found = _devices(machine, job, node, node.holdings[partner.job, partner.attempt].devices)
+    if isinstance(found[0], Reason):
+        return found[0], str(found[1])
+    leaves = [
+        leaf for device in found if (leaf := shape.leaf(node.joined.node, device)) is not None
+    ]
+    gangs = _gangs(job, shape, leaves)
+    if gangs is None:
+        return Reason.TIED_ELSEWHERE, "its workers have to be closer to one another"
+    return _shared(machine, job, wish, node, hold.chain,
+                   tuple(tuple(shape.device(leaf) for leaf in each) for each in gangs))  # fmt: skip
+
+
+def _unfit(
+    machine: AllocatorMachine, job: JobState, hold: Hold, shape: Topology, node: NodeState
+) -> Refusal | None:
+    """Return why a job does not go with a hold, whichever of its GPUs it had; or None."""
+    wanted = job.spec.resources
+    if wanted.gpu_type not in (None, shape.gpu):
+        return Reason.OTHER_GPU_TYPE, f"{shape.gpu}, and it asks for {wanted.gpu_type}"
+    if wanted.pinned and hold.pin != wanted.pinned:
+        return Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}"
+    owed = cellwork.owed(machine).get(node.joined.node, (0, 0))
+    if not job.released and node.workers(wanted, *owed) < wanted.workers:
+        return Reason.HOST_FULL, (f"{node.joined.node} has {node.cpus_free + owed[0]} CPUs and "
+                                  f"{node.memory_free + owed[1]} bytes left")  # fmt: skip
+    return None
+
+
+def _devices(
+    machine: AllocatorMachine, job: JobState, node: NodeState, theirs: tuple[int, ...]
+) -> list[int] | Refusal:
+    """Return the GPUs of a partner that a guest may choose from, or why there are too few."""
+    need = job.spec.gpus
+    if job.released:
+        mine = [device for ranks in job.members[job.live[0]].devices for device in ranks]
+        if job.live != [node.joined.node] or not set(mine) <= set(theirs):
+            return Reason.TIED_ELSEWHERE, f"its processes are on {cellwork.gpus_of(job)}"
+        theirs, need = tuple(mine), len(mine)
+    if len(theirs) < need:
+        return Reason.PARTNER_TOO_SMALL, f"it needs {need}, and {len(theirs)} are there"
+    crowds = {device: packs.on(node, device) for device in theirs}
+    roomy = [device for device in theirs if len(crowds[device]) < JOBS_PER_GPU_MAX]
+    if len(roomy) < need:
+        most = max(len(crowd) for crowd in crowds.values())
+        return Reason.GPUS_CROWDED, f"{most} jobs are on one of them"
+    calm = [device for device in roomy
+            if device not in node.quarantined and not _claimed(machine, node, device)
+            and all(_stays(machine, other) for other in crowds[device])]  # fmt: skip
+    if len(calm) < need:
+        return Reason.PARTNER_CHANGING, " ".join(
+            dict.fromkeys(
+                name for device in roomy if device not in calm for name, _ in crowds[device]
+            )
+        )
+    fewest = sorted(len(crowds[device]) for device in calm)[need - 1]
+    return [device for device in calm if len(crowds[device]) <= fewest]
+
+
+def _claimed(machine: AllocatorMachine, node: NodeState, device: int) -> bool:
+    found = machine.cells.find(node.joined.node, device)
+    return found is None or found[1] in machine.cells.chains[found[0]].claim
+
+
+def _stays(machine: AllocatorMachine, attempt: Attempt) -> bool:
+    """Return whether an attempt runs, and nothing is under way with it but a word on its share."""
+    job = machine.jobs.get(attempt[0])
+    if job is None or job.attempt != attempt[1] or job.state is not State.RUNNING:
+        return False
+    changes = job.change is not None and not isinstance(job.change.change, Share)
+    return not (changes or job.asked is not None or job.successor is not None)
+
+
+def _gangs(job: JobState, shape: Topology, leaves: list[int]) -> list[tuple[int, ...]] | None:
+    """Return GPUs for each worker of a guest, close to one another, or None if it is tied more."""
+    if job.released:
+        member = job.members[job.live[0]]
+        by_device = {shape.device(leaf): leaf for leaf in leaves}
+        return [tuple(by_device[device] for device in devices) for devices in member.devices]
+    wanted, topology = job.spec.resources, job.spec.resources.topology
+    cells = [sorted(leaves)]
+    if topology is not None and topology.hard:
+        level = shape.level(topology.within)
+        groups: dict[int, list[int]] = {}
+        for leaf in cells[0] if level is not None else ():
+            groups.setdefault(shape.up(leaf, level or 1), []).append(leaf)
+        cells = [each for each in groups.values() if len(each) >= job.spec.gpus]
+    if not cells:
+        return None
+    left, made = cells[0], []
+    for _ in range(wanted.workers):
+        made.append(closest(shape, left, wanted.gpus))
+        left = [leaf for leaf in left if leaf not in made[-1]]
+    return made
+
+
+def _shared(
+    machine: AllocatorMachine, job: JobState, wish: AskPack, node: NodeState, chain: str,
+    devices: tuple[tuple[int, ...], ...],
+) -> Seat | Refusal:  # fmt: skip
+    """Return a guest's place with what is left of the devices' memory for it, if anything is."""
+    beside: dict[Attempt, None] = {}
+    told: list[float] = []
+    for device in (device for each in devices for device in each):
+        there = packs.on(node, device)
+        beside |= dict.fromkeys(there)
+        said = [packs.said_for(machine, each) for each in there] + [wish.share]
+        even = said.count(0.0)
+        left = 1.0 - sum(said)
+        if left < 0 or (even and left < 1 / 10**packs.SHARE_DIGITS):
+            return Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"
+        told.append(wish.share or round(left / even, packs.SHARE_DIGITS))
+    member = Member(node=node.joined.node, identity=node.joined.identity, first_rank=0,
+                    devices=devices)  # fmt: skip
+    return Seat(chain, member, tuple(beside), min(told))
+
+
+# --- what partners are told --------------------------------------------------------------------
+
+
+def follow(machine: AllocatorMachine, now: Instant) -> None:
+    """Tell whoever's partners have come or gone."""
+    marked, machine.soft.reshare = machine.soft.reshare, {}
+    for name in marked:
+        job = machine.jobs.get(name)
+        if job is not None:
+            lower(machine, job, now)
+
+
+def lower(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Begin to tell a job its share if it has another than it was told; return whether it does.
+
+    One that does not run, or is being changed, is told after that.
+    """
+    if job.state is not State.RUNNING or job.change is not None:
+        return False
+    share = packs.due(machine, job)
+    if (share.share, share.beside) == job.told:
+        return False
+    why = Reason.PACKED if share.beside else Reason.ALONE
+    _tell(machine, job, Goal.SHARE, share, why, now)
+    return True
+
+
+def _tell(
+    machine: AllocatorMachine, job: JobState, goal: Goal, change: Share | Resume, why: Reason,
+    now: Instant, *, ask: int = 0,
+) -> None:  # fmt: skip
+    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
+                               goal=goal, change=change, nodes=tuple(job.live), why=why, at=now,
+                               ask=ask, trace=job.trace))  # fmt: skip
+    for name in job.live:
+        dispatch.command(machine, name, job.job, job.attempt, now)

@@ -1,0 +1,70 @@
+"""What the allocator's log says about attempts that go on elsewhere (I13)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.sim.violation import ViolationError, require
+from skep.wire.commands import Move
+from skep.wire.member import Member
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.node import Manner
+
+if TYPE_CHECKING:
+    from skep.sim.model import AllocatorModel, ModelJob
+
+
+def take(
+    model: AllocatorModel, job: ModelJob, fact: SuccessorBound | JobMoved | SuccessorDropped
+) -> None:
+    """Take one fact."""
+    name = fact.job
+    if isinstance(fact, SuccessorBound):
+        _bound(model, job, fact)
+        return
+    successor = model.successors.pop(name, None)
+    if successor is None or successor.attempt != fact.attempt:
+        invariant = "I13"
+        raise ViolationError(invariant, f"{name} has no successor {fact.attempt}")
+    left, attempt = list(successor.members), fact.attempt
+    if isinstance(fact, JobMoved):
+        require(job.stopping is None, "I13", f"{name} moves while it is stopped")
+        _is_whole(model, job, name, successor)
+        left = [member for node, member in job.members.items() if node not in job.gone]
+        attempt = job.attempt
+        model.moved[name, fact.attempt] = name, attempt
+        job.attempt = fact.attempt
+        job.members = {member.node: member for member in successor.members}
+        job.gone, job.ran = {}, dict.fromkeys(job.members)
+        job.guaranteed = any(level for one in successor.members for level in one.levels)
+    for member in left:
+        model.ghosts[member.node, name, attempt] = member
+
+
+def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:
+    """A successor has GPUs for every rank that the gang has now."""
+    name = fact.job
+    free = not job.queued and job.stopping is None and name not in model.successors
+    require(free and fact.attempt == job.spent + 1, "I13", f"{name}: {fact}")
+    ranks = [one.first_rank + i for one in fact.members for i in range(len(one.devices))]
+    require(ranks == list(range(job.workers)), "I13", f"{name}: {fact.members} for {job.workers}")
+    job.spent = fact.attempt
+    model.successors[name], model.loaded[name] = fact, {}
+    for gpu in (gpu for member in fact.members for gpu in gpus(member)):
+        require(gpu not in model.gpus, "I2", f"{name} got {gpu}, which is in use")
+        model.gpus[gpu] = name, fact.attempt
+
+
+def _is_whole(model: AllocatorModel, job: ModelJob, name: str, successor: SuccessorBound) -> None:
+    """Require that every part of the source has sent its state, and every successor has it."""
+    moves = job.changing is not None and isinstance(job.changing.change, Move)
+    told = [job.answers.get(node) for node in job.members]
+    sent = all(one is not None and one.manner is not Manner.UNCHANGED for one in told)
+    require(moves and sent, "I13", f"{name} moves, and was sent by {told}")
+    missing = [one.node for one in successor.members if one.node not in model.loaded[name]]
+    require(not missing, "I13", f"{name} moves, and has not arrived on {missing}")
+
+
+def gpus(member: Member) -> list[tuple[str, int]]:
+    """Return the GPUs of a part: the identity of a machine, and a device."""
+    return [(member.identity, device) for devices in member.devices for device in devices]

@@ -1,0 +1,36 @@
+"""A sample of the crash matrix: nothing that was confirmed is lost, whoever dies in a change."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from scripts.crash_matrix import crash_matrix
+from scripts.crashes import table
+from scripts.crashes.cells import chosen
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None,
+        reason="PyTorch is not installed: pip install 'skep[train]'",
+    ),
+]
+
+SEED = 3
+SAMPLE = ("suspend/answered/allocator", "release/taken/agent", "resume/ordered/everything",
+          "checkpoint/taken/job", "migrate/sending/source-agent", "migrate/moved/allocator",
+          "grow/starting/newcomer", "shrink/taken/nats")  # fmt: skip
+
+
+def test_whoever_dies_in_a_change_the_job_goes_on_to_the_bit(tmp_path: Path) -> None:
+    wanted = [cell for only in SAMPLE for cell in chosen(only)]
+    assert len(wanted) == len(SAMPLE)
+    report = crash_matrix(wanted, SEED, lambda row, _: print(row), tmp_path)
+    print(f"seed {SEED}", table.markdown(report["cells"]), sep="\n")
+    assert report["problems"] == []
+    assert [row for row in report["cells"] if not row["ok"]] == []
+    assert report["ran"] == len(SAMPLE)
