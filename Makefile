@@ -42,8 +42,10 @@ $(READY): pyproject.toml
 demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a service, show the result
 	@$(BIN)/python scripts/demo/run.py $(ARGS)
 
+# A file is one worker's. By itself xdist would begin with the files of most tests and leave those
+# of few long ones to the end, for one worker; in the order of their names the cheap ones come last.
 test: $(READY) ## Run the tests (one of them: make test ARGS="tests/unit -k name")
-	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
+	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 check: format-check lint types imports tidy proto-check ## Everything but the tests: what CI checks
 	@echo "check: all good"

@@ -295,7 +295,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     moves.JobMoved(job="j17", attempt=2, source=1, order=47, at=LATER, step=120, trace=TRACE),
     moves.SuccessorDropped(job="j17", attempt=2, order=47, why=Reason.NOT_TAKEN, at=LATER,
                            detail="the successor took too long"),
-    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER),
+    changes.GpusRegained(job="j17", attempt=1, chain="cpux4", at=LATER, members=(MEMBER,)),
     resizes.GangWidened(job="j17", attempt=1, member=MORE, at=AT, trace=TRACE),
     packs.GpusShared(mode=packs.Mode.PACK, job="j17", attempt=1, beside=(("j12", 2),),
                      node="node-1", devices=(0,), why=Reason.REQUESTED, at=AT, told=0.5,
@@ -358,7 +358,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
 JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.SuspendRank(**_RANK, order=41, step=120),
     talk.ReleaseRank(**_RANK, order=42, max_bytes=16_000_000_000),
-    talk.ResumeRank(**_RANK, order=51),
+    talk.ResumeRank(**_RANK, order=51, devices=(2, 3), cpus=(4, 5, 6, 7)),
     talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
     talk.ShareRank(**_RANK, order=73, share=0.5),

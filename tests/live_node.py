@@ -15,9 +15,9 @@ from skep.machines.base import Effect
 from skep.units import GIB, Instant
 from skep.wire import codec, subjects
 from skep.wire.commands import AGENT_PYTHON, BindJob, Change, ChangeJob, StopJob
-from skep.wire.node import Gpu, MemberChanged, NodeEvent, NodeJoined
+from skep.wire.node import MemberChanged, NodeEvent, NodeJoined
 from skep_services.adapters.clock import SystemClock
-from skep_services.adapters.devices import CpuSlots
+from skep_services.adapters.devices import CpuSlots, Devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
@@ -45,16 +45,17 @@ class Quiet:
 class LiveNode:
     """The node whose state is in `folder`/state; its bus is in memory, and outlives the agent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, devices: Devices | None = None) -> None:
         self.folder, self.state = folder, folder / "state"
         self.state.mkdir(mode=0o700)
+        self.devices = devices or CpuSlots(4, "cpu")
         self.joined = NodeJoined(
             node="node-1",
             identity="id-node-1",
             incarnation=0,
             address="127.0.0.1",
             ports=(21000, 21099),
-            gpus=tuple(Gpu(index=index, type="cpu") for index in range(4)),
+            gpus=self.devices.gpus(),
             cpus=4,
             memory=8 * GIB,
         )
@@ -71,7 +72,7 @@ class LiveNode:
         self.bus = MemoryBus(self.broker, "node-node-1", self.fatal.append)
         self.runtime = process_runtime(self.state)
         inherited = {"PATH": PATH, "SKEP_ADDRESS": "127.0.0.1"}
-        self.calls = AgentCalls(self.bus, self.runtime, CpuSlots(4, "cpu"), self.state, inherited,
+        self.calls = AgentCalls(self.bus, self.runtime, self.devices, self.state, inherited,
                                 self.fatal.append)  # fmt: skip
         self.shell = Shell(self.machine, bus=self.bus, clock=SystemClock(), observer=Quiet(),
                            owner="test", facts=self.journal, calls=self.calls,

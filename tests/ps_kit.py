@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from skep_job.ps.errors import Broken
 from skep_job.ps.placement import Placement
 from skep_job.ps.wire import Channel, Message, Patience, Secret, Settings, admit, dial
 
@@ -46,7 +47,7 @@ class Place:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sides: queue.SimpleQueue[Side] = queue.SimpleQueue()
+        self._sides: queue.SimpleQueue[Side | None] = queue.SimpleQueue()
         self._all: list[Side] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -63,14 +64,19 @@ class Place:
         return Settings(*self.at, SECRET, wait_s=WITHIN_S, lost_s=1.0)
 
     def side(self) -> Side:
-        """Return the next connection."""
-        return self._sides.get(timeout=WITHIN_S)
+        """Return the next connection. Raises Broken once this place is closed."""
+        side = self._sides.get(timeout=WITHIN_S)
+        if side is None:
+            reason = "closed"
+            raise Broken(reason)
+        return side
 
     def close(self) -> None:
         """End it, and every connection."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(WITHIN_S)
         self._listener.close()
+        self._sides.put(None)
         for side in self._all:
             side.channel.close()
 

@@ -70,10 +70,15 @@ class Rank:
         self.connected = False
         self.frozen = False
         self.share = command.share
-        self.joining = bool(command.awaits)
-        if self.joining:
+        self.joining = command.awaits.startswith("generation-")
+        if command.awaits:
             self.stands = self.made(talk.Ready, port=9)
             self.outbox.append(self.stands)
+
+    def load(self) -> None:
+        """Have the state of the rank that this one succeeds."""
+        self.steps, self.stands = 3, self.made(talk.Loaded, step=3)
+        self.outbox.append(self.stands)
 
     def made(self, kind: type[Any], **fields: Any) -> Any:
         who = {"job": self.job, "attempt": self.attempt, "rank": self.rank, "part": self.part}
@@ -122,6 +127,8 @@ class Rank:
                 self.say(talk.Rescaled, order=message.order, generation=message.generation)
             case _ if self.stands is not None and isinstance(message, talk.SuspendRank):
                 self.stands = self.say(talk.Suspended, order=message.order, step=self.steps)
+            case talk.MoveRank() if self.stands is not None:
+                self.stands = self.say(talk.Sent, order=message.order, step=self.steps, bytes=10)
             case _ if message.step and self.steps >= message.step:
                 self.say(talk.Past, order=message.order, step=self.steps)
             case _:

@@ -24,7 +24,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -260,6 +260,21 @@ class Accelerator:
         self._take(self._away)
         self._away = 0
 
+    def moved_to(self, folder: str, device: int) -> Accelerator:
+        """Leave this device for another, with the memory that it had; what is away stays away.
+
+        Raises what a new one does; then this process is on neither.
+        """
+        self.close()
+        moved = Accelerator(folder, device, self._load._replace(memory=0), self._limit)
+        moved._load, moved._away = self._load, self._away
+        try:
+            moved._take(self._memory)
+        except OutOfMemoryError:
+            moved.close()
+            raise
+        return moved
+
     @property
     def memory(self) -> int:
         """Return the bytes this process has on the device."""
@@ -313,7 +328,7 @@ class Attachment:
 
     def __init__(self, folder: str, devices: Sequence[int], load: FakeLoad) -> None:
         """Take no place yet."""
-        self._folder, self._devices, self._load = folder, devices, load
+        self._folder, self.devices, self._load = folder, devices, load
         self._held: dict[int, list[Accelerator]] = {}
         self.limit = Limit()
 
@@ -322,7 +337,7 @@ class Attachment:
         process = os.getpid()
         if process not in self._held:  # The first step, or the first in a fork.
             self._held[process] = [Accelerator(self._folder, device, self._load, self.limit)
-                                   for device in self._devices]  # fmt: skip
+                                   for device in self.devices]  # fmt: skip
         return self._held[process]
 
     def used(self) -> int:
@@ -343,8 +358,41 @@ class Attachment:
             self.away()
             raise
 
+    def go(self, devices: Sequence[int]) -> Callable[[], None]:
+        """Have the places of this process on as many other devices; return what undoes it.
+
+        Raises what Accelerator does; everything is then as it was.
+        """
+        process, before = os.getpid(), self.devices
+        held = self._held.pop(process, [])
+        moved: list[Accelerator] = []
+        try:
+            pairs = zip(held, devices, strict=bool(held))
+            moved.extend(one.moved_to(self._folder, device) for one, device in pairs)
+        except Exception:
+            for one in moved:
+                one.close()
+            pairs = zip(held, before, strict=True)
+            self._held[process] = [one.moved_to(self._folder, device) for one, device in pairs]
+            raise
+        self.devices = devices
+        if held:
+            self._held[process] = moved
+
+        def undo() -> None:
+            self.go(before)
+
+        return undo
+
 
 _attached: Attachment | None = None
+
+
+def go(devices: Sequence[int]) -> Callable[[], None]:
+    """Have this process on other fake devices, if it is on any; see `Attachment.go`."""
+    if _attached is None or list(devices) == list(_attached.devices):
+        return _nothing
+    return _attached.go(devices)
 
 
 def mine() -> Sequence[Accelerator]:
@@ -407,6 +455,10 @@ def read_load(text: str) -> FakeLoad:
     step_s = float(given.pop("step_ms")) / 1e3
     memory = int(given.pop("memory", 0))
     return FakeLoad(step_s, memory=memory, **{key: float(value) for key, value in given.items()})
+
+
+def _nothing() -> None:
+    pass
 
 
 def _path(folder: str, device: int) -> str:

@@ -96,6 +96,10 @@ class Control:
         """Have `handler` see orders of this kind on the reporter's thread as they arrive."""
         self._at_once[kind] = handler
 
+    def seen_by(self, kind: str) -> AtOnce | None:
+        """Return what sees them, for whoever comes in its place."""
+        return self._at_once.get(kind)
+
     def say(self, kind: str, **fields: object) -> None:
         """Queue a message to the agent. Never blocks; does nothing in a fork."""
         if os.getpid() != self._pid:

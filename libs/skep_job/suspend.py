@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from skep_job.control import Control, Lost, Message
+from skep_job.place import Place, numbers
 from skep_job.share import MemoryShare
 from skep_job.tally import Tally
 
@@ -55,6 +56,7 @@ class Suspender:
         self._control = control
         self._host_bytes = host_bytes
         self._move_away = release
+        self._place = Place(os.environ)
         self._store: Store | None = None
         self._limit: int | None = None
         self._guard = _SignalGuard(self._bring_back, control.let_pass)
@@ -62,19 +64,20 @@ class Suspender:
     def install(self) -> None:
         """Take the agent's orders from here on."""
         self._control.on("suspend", self._suspend)
+        self._control.on("resume", self._go_elsewhere)
         self._control.peek = self._peek
         self._control.at_once("resume", self._resume_running)
         self._control.at_once("release", self._refuse_running)
 
     def can(self) -> list[str]:
         """Return the names of what can be done with this process at its boundaries."""
-        # A process keeps its CUDA devices for life; slots of a CPU are only an affinity.
-        return ["suspend", "release"] if _uses_cuda() else ["suspend", "release", "rebind"]
+        return ["suspend", "release", *(["rebind"] if self._place.movable() else [])]
 
     # --- on the reporter's thread ------------------------------------------------------------
 
     def _resume_running(self, message: Message) -> object:
-        if self._control.stands:
+        devices = numbers(message.get("devices")) or self._place.devices
+        if self._control.stands or devices != self._place.devices:
             return False
         step = self._tally.reached()
         self._control.say("resumed", order=message["order"], step=step, pause_ns=0)
@@ -87,6 +90,11 @@ class Suspender:
         return True
 
     # --- on the training thread ----------------------------------------------------------------
+
+    def _go_elsewhere(self, message: Message) -> None:
+        """Go on with other devices, though nobody suspends the job any more: a signal ended it."""
+        self._place.enter(numbers(message.get("devices")), numbers(message.get("cpus")))
+        self._control.say("resumed", order=message["order"], step=self._control.step, pause_ns=0)
 
     def _suspend(self, message: Message) -> None:
         control, since_ns = self._control, time.monotonic_ns()
@@ -118,11 +126,11 @@ class Suspender:
                 return message
 
     def _go_on(self, message: Message) -> bool:
-        """Take the state back, and the processors if the agent names others."""
+        """Take the state back, on other devices if the agent names them."""
+        devices, cpus = numbers(message.get("devices")), numbers(message.get("cpus"))
         try:
             with self._guard.moving():
-                self._take_back()
-            _rebind(message.get("cpus"))
+                self._take_back(devices, cpus)
         except Exception as error:  # No memory on the device, most likely: it may be asked again.
             self._control.fail(message, error)
             self._guard.run_deferred()
@@ -152,11 +160,17 @@ class Suspender:
             raise RuntimeError(reason)
         return self._store.peek(storage)
 
-    def _take_back(self) -> None:
-        if self._store is not None:
+    def _take_back(self, devices: tuple[int, ...] = (), cpus: tuple[int, ...] = ()) -> None:
+        undo = self._place.enter(devices, cpus)
+        if self._store is None:
+            return
+        try:
             with self._share.taking_back():
                 self._store.take_back()
-            self._store = None
+        except BaseException:
+            undo()
+            raise
+        self._store = None
 
     def _bring_back(self) -> Callable[[], None]:
         """Have the state where the script expects it; return what undoes that."""
@@ -251,23 +265,6 @@ class _SignalGuard:
         with self.moving():
             put_away()
         self.run_deferred()
-
-
-def _uses_cuda() -> bool:
-    cuda = sys.modules.get("torch.cuda")
-    is_initialized = vars(cuda).get("is_initialized") if cuda is not None else None
-    return is_initialized is not None and bool(is_initialized())
-
-
-def _rebind(cpus: object) -> None:
-    """Have every thread of this process run on `cpus` from here on, if any are named."""
-    if not isinstance(cpus, list) or not cpus:
-        return
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(thread), cpus)
-        except ProcessLookupError:
-            pass  # It ended meanwhile.
 
 
 def _nothing() -> None:

@@ -40,6 +40,9 @@ class Together:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._group: Any = None
+        self._many = False
+        """Whether there were others when the ranks were last found; the reporter's thread reads it.
+        While they are about to be others there is no group, and yet nothing to be done alone."""
         self._stride = 1
         self._left = 1  # boundaries until the next agreement
         self._since_ns = 0
@@ -51,12 +54,14 @@ class Together:
 
     def begin(self) -> None:
         """Find the other ranks. Called by all of them at the same place of the script."""
+        self._many = False
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return
         if not distributed.is_initialized() or distributed.get_world_size() < 2:
             return
         self._group = distributed.new_group(backend="gloo")
+        self._many = True
         self._stride = self._left = 1  # Whoever has just joined counts from here too.
         for kind in ("checkpoint", "move"):
             self._control.at_once(kind, self._hold)
@@ -113,6 +118,8 @@ class Together:
 
     def _hold(self, message: Message) -> object:
         """Keep an order until all ranks have it; on the reporter's thread."""
+        if not self._many:
+            return False  # The last one of a gang that has shrunk, since it asked for these.
         if self._control.stands or message.get("step", 0):
             return False  # It stands where the others do, or all were told the same clock.
         self._control.held = message

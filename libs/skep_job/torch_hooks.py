@@ -27,6 +27,8 @@ class TorchHooks:
         """`can` says what the job can do, and is asked at the first boundary of either kind."""
         self._tally = tally
         self._can = can
+        self.more: tuple[str, ...] = ()
+        """What the script's own library can do beside, told with the rest."""
         self._control = control or Control()
         self._after_step = after_step(tally, self._control)
         self._optimizer_hook: Any = None
@@ -57,7 +59,7 @@ class TorchHooks:
 
     def can(self) -> list[str]:
         """Return what can be done with this process without its help."""
-        return self._can()
+        return [*self._can(), *self.more]
 
     def _on_optimizers(self, module: ModuleType) -> None:
         try:
@@ -87,7 +89,7 @@ class TorchHooks:
 
     def _tell(self) -> None:
         try:
-            self._control.say("can", tier="observed", can=self._can())
+            self._control.say("can", tier="observed", can=self.can())
         except Exception as error:
             self._tally.fail("looking at what can be done", error)
 

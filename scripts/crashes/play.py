@@ -51,13 +51,13 @@ class Play:
 
     def __init__(self, world: World, folder: Path, cells: Sequence[Cell]) -> None:
         """Prepare, and begin with the uninterrupted runs."""
-        kinds = dict.fromkeys(MECHANISMS[cell.mechanism].kind for cell in cells)
+        self.kinds = dict.fromkeys(MECHANISMS[cell.mechanism].kind for cell in cells)
         self.steps = min(STEPS_MAX, STEPS_FIRST + STEPS_EACH * len(cells))
         self.world, self.folder = world, folder
         self.jobs: dict[str, Job] = {}
         self.all: list[Job] = []
         self._numbers = itertools.count(1)
-        self._runs = {kind: Reference(kind, folder, self.steps) for kind in kinds}
+        self._runs = {kind: Reference(kind, folder, self.steps) for kind in self.kinds}
         self._totals: dict[str, list[float]] = {}
         self._stands: dict[str, tuple[int, Stands]] = {}
         self._known: dict[str, None] = {}
@@ -91,12 +91,16 @@ class Play:
         if job is not None and last is not None and last.step > ENOUGH * self.steps:
             await self.finish(job)
             job = None
-        if job is None:
-            job = Job(kind, self.folder, next(self._numbers))
-            job.id = f"j{await self.world.publish('submit', job.spec(VC))}"
-            self.jobs[kind] = job
-            self.all.append(job)
+        job = job or await self.submit(kind)
         await self.trains(job)
+        return job
+
+    async def submit(self, kind: str) -> Job:
+        """Begin another job of a kind."""
+        job = Job(kind, self.folder, next(self._numbers))
+        job.id = f"j{await self.world.publish('submit', job.spec(VC))}"
+        self.jobs[kind] = job
+        self.all.append(job)
         return job
 
     def stands(self, job: Job) -> Stands:
@@ -457,6 +461,8 @@ async def play_all(
     rows: list[Row] = []
     began = time.monotonic()
     try:
+        for kind in play.kinds:
+            await play.submit(kind)  # They start side by side.
         for number, cell in enumerate(cells, 1):
             row = await play.play(cell)
             rows.append(row)

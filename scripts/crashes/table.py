@@ -27,14 +27,15 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 job is a rank that stays, and the second rank the newcomer or the one that leaves."""
 
 COLOURS = {
-    "done, same attempt": "#bfe3c4",
-    "done, moved": "#bfe3c4",
-    "undone, same attempt": "#cfe0f3",
+    "undone": "#cfe0f3",
+    "same attempt": "#bfe3c4",
+    "moved": "#bfe3c4",
     "restarted": "#f6e2ae",
     "ended": "#e2e2e2",
     "FAILED": "#e9908a",
 }
-LEFT, TOP, WIDE, HIGH = 190, 92, 96, 21
+"""By a word in what came of a cell: the first that is there."""
+LEFT, TOP, WIDE, HIGH = 190, 92, 106, 21
 
 
 def short(row: Row) -> str:
@@ -99,8 +100,8 @@ def _colour(row: Row) -> str:
 def _legend() -> list[str]:
     parts, x = [], 16.0
     meanings = {
-        "done, same attempt": "done, the job goes on",
-        "undone, same attempt": "undone, the job goes on",
+        "same attempt": "done, the job goes on",
+        "undone": "undone, the job goes on",
         "restarted": "goes on from its checkpoint",
         "ended": "cancelled, nothing left",
         "FAILED": "not as stated",

@@ -30,9 +30,13 @@ SCRIPT = Path(__file__).parent / "jobs" / "growing.py"
 
 def resize(cluster: Embedded, job: str, workers: int) -> dict[str, Any]:
     """Ask for a size on the command line, and return what came of it."""
+    return ask(cluster, "resize", job, "--workers", str(workers))
+
+
+def ask(cluster: Embedded, *words: str) -> dict[str, Any]:
+    """Ask for a change on the command line, and return what came of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "skep_services", "resize", job, "--workers", str(workers),
-         "--wait", "--json"],
+        [sys.executable, "-m", "skep_services", *words, "--wait", "--json"],
         env=cluster.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     answer: dict[str, Any] = json.loads(done.stdout)["jobs"][0]
@@ -87,9 +91,19 @@ def test_a_gang_grows_and_shrinks_while_it_trains(
         assert held(cluster, job)[:1] == [first]
         assert len(held(cluster, job)) == workers
         trains_on(notes, job)
+    # It moves with the size it has, and changes that where it is then.
+    resize(cluster, job, 2)
+    moved = ask(cluster, "migrate", job)
+    assert (moved["result"], moved["state"]) == ("done", "running"), moved
+    row = cluster.get(f"/v1/jobs/{job}")
+    assert (row["workers"], row["gpus"], row["attempt"]) == (2, 2, 2)
+    trains_on(notes, job)
+    assert resize(cluster, job, 1)["state"] == "running"
+    assert [node for node, _ in held(cluster, job)] != [first[0]]
+    trains_on(notes, job)
     Path(f"{notes}.stop").touch()
     assert cluster.ended(job)["state"] == "succeeded"
     made = steps(notes, 0)
     assert [step for step, _ in made] == list(range(1, len(made) + 1)), "each once"
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [
-        1, 2, 1, 2, 1]  # fmt: skip
+        1, 2, 1, 2, 1, 2, 1]  # fmt: skip

@@ -165,3 +165,40 @@ def test_who_makes_room_stands_aside_and_comes_back_by_itself(
     for job in (borrower, other):
         job.end.touch()
         assert cluster.ended(job.job)["state"] == "succeeded"
+
+
+def test_a_job_goes_on_with_another_gpu_of_its_node(
+    cluster: Embedded, nlp: Tenant, vision: Tenant, tmp_path: Path
+) -> None:
+    job = Job(nlp, tmp_path, "wanderer")
+    job.can("rebind")
+    job.trains()
+    node, _, first = job.row["place"].partition(":")
+    # Others come until somebody has its GPU.
+    assert job.ask("suspend", "--release")["result"] == "done"
+    others: list[Job] = []
+    while (node, int(first)) not in held(cluster):
+        tenant = (nlp, vision)[len(others) % 2]
+        others.append(Job(tenant, tmp_path, f"other-{len(others)}", over_quota="opportunistic"))
+        others[-1].trains()
+    stood = job.steps()
+    assert job.ask("resume")["state"] == "running"
+    job.trains()
+    row = job.row
+    there, _, device = row["place"].partition(":")
+    assert (there, device != first, row["attempt"]) == (node, True, 1)
+    assert held(cluster)[node, int(device)] == job.job
+    assert {pid for _, pid, _ in job.steps()} == {stood[0][1]}, "the very same process"
+    events = cluster.get(f"/v1/jobs/{job.job}/events")["events"]
+    assert f"goes on with {row['place']}, borrowed" in [one["text"] for one in events]
+
+    # To the last bit what it would have trained where it began.
+    alone = Job(vision, tmp_path, "alone", over_quota="opportunistic")
+    count = len(job.steps())
+    until(lambda: len(alone.steps()) >= count, "the same job to come so far", DEADLINE_S)
+    assert [loss for *_, loss in alone.steps()][:count] == [loss for *_, loss in job.steps()][
+        :count
+    ]
+    for one in (job, alone, *others):
+        one.end.touch()
+        assert cluster.ended(one.job)["state"] == "succeeded"

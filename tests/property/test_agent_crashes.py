@@ -43,12 +43,14 @@ MECHANISMS: dict[str, tuple[Change, ...]] = {
     "release": (Suspend(release=True), Resume()),
     "checkpoint": (Checkpoint(),),
     "move": (Move(targets=TARGETS), Resume()),
+    "move suspended": (Suspend(release=True), Move(targets=TARGETS), Resume()),
+    "move undone": (Suspend(), Move(targets=TARGETS), Suspend(), Resume()),
     "grow": (GROWN,),
     "shrink": (SHRUNK,),
     "share": (Share(share=0.5, beside=("j2",)), Share()),
     "share asleep": (Suspend(release=True), Share(share=0.25, beside=("j2",)), Resume()),
 }
-TOGETHER = ("suspend", "release", "checkpoint")
+TOGETHER = ("suspend", "release", "checkpoint", "share")
 """What several processes of a rank can do as one."""
 
 CRASH_AT_MAX = 140
@@ -89,8 +91,14 @@ def play(
     world = World(GANG, CAN, seed, parts)
     world.run(lambda: len(world.ranks) == 2 * parts and world.part.known is not None)
     assert world.training()
+    return play_on(world, MECHANISMS[mechanism], at, victim)
+
+
+def play_on(
+    world: World, changes: tuple[Change, ...], at: int, victim: Callable[[World], None]
+) -> World:
     dies_at = world.turns + at
-    for change in MECHANISMS[mechanism]:
+    for change in changes:
         command = world.ask(change)
         world.send(command)
         dead = False
@@ -124,6 +132,20 @@ def test_the_agent_dies(mechanism: str) -> None:
         world = play(mechanism, at, World.crash, seed=at)
         judge(world)
         assert world.exited is None or world.part.broken
+
+
+def test_a_successor_that_is_suspended_stands_whenever_the_agent_dies() -> None:
+    """It has its state and is the job, of somebody who had it stand: it trains when resumed."""
+    moved = bind(ranks=plans((0,), (1,)), world=2, awaits="secret")
+    for at in range(0, CRASH_AT_MAX, STRIDE):
+        world = World(moved, CAN, seed=at)
+        world.run(partial(_has_told, world, "started", "known", "ready"))
+        for rank in world.ranks.values():
+            rank.load()
+        world.run(partial(_has_told, world, "loaded"))
+        play_on(world, (Suspend(release=True), Resume()), at, World.crash)
+        assert {one.manner for one in world.told} == {Manner.BOUNDARY}
+        assert world.part.stand is Stand.RUNNING
 
 
 @pytest.mark.parametrize("token", [ONE, TWO])
@@ -190,6 +212,10 @@ def test_any_changes_with_any_crashes(seed: int, steps: list[tuple[Change, list[
     assert world.changed(Resume()) is not None
     judge(world)
     assert world.part.stand is Stand.RUNNING
+
+
+def _has_told(world: World, *names: str) -> bool:
+    return all(getattr(world.part, name) is not None for name in names)
 
 
 def _has_ranks(world: World, count: int) -> bool:

@@ -60,6 +60,54 @@ def start(**more: Any) -> machine.StartRank:
     return machine.StartRank("j7.2.2", bind(**more), PLAN)
 
 
+def nvml(registered: list[tuple[int, int]]) -> SimpleNamespace:
+    """Return a management library with two devices, to which something happens."""
+
+    class NVMLError(Exception):
+        value = 15
+
+    def processes(handle: int) -> list[Any]:
+        if handle:
+            raise NVMLError
+        return [SimpleNamespace(pid=7, usedGpuMemory=9),
+                SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
+
+    happened = [
+        SimpleNamespace(device=1, eventType=8, eventData=79),
+        SimpleNamespace(device=1, eventType=8, eventData=31),
+        SimpleNamespace(device=0, eventType=2, eventData=0),
+        SimpleNamespace(device=1, eventType=8, eventData=79),
+    ]
+
+    def wait(events: str, milliseconds: int) -> Any:
+        assert (events, milliseconds) == ("the set", 0)
+        if not happened:
+            raise NVMLError
+        return happened.pop(0)
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_ERROR_GPU_IS_LOST=15,
+        nvmlEventTypeXidCriticalError=8,
+        nvmlEventTypeDoubleBitEccError=2,
+        nvmlEventSetCreate=lambda: "the set",
+        nvmlDeviceGetSupportedEventTypes=lambda handle: 31,
+        nvmlDeviceRegisterEvents=lambda handle, types, _: registered.append((handle, types)),
+        nvmlEventSetWait_v2=wait,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetComputeRunningProcesses=processes,
+        nvmlDeviceGetRemappedRows=lambda handle: (0, 1, 0, handle),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle else "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+            total=150_000_000_000 + handle, used=10 + handle
+        ),
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50 + handle),
+    )
+
+
 class TestDevices:
     def test_slots_share_the_hosts_memory(self) -> None:
         slots = devices.CpuSlots(4, "cpu")
@@ -122,50 +170,8 @@ class TestDevices:
             devices.NvmlGpus()
 
     def test_nvml_inventory(self, monkeypatch: Any, tmp_path: Path) -> None:
-        class NVMLError(Exception):
-            value = 15
-
-        def processes(handle: int) -> list[Any]:
-            if handle:
-                raise NVMLError
-            return [SimpleNamespace(pid=7, usedGpuMemory=9),
-                    SimpleNamespace(pid=8, usedGpuMemory=None)]  # fmt: skip
-
-        happened = [
-            SimpleNamespace(device=1, eventType=8, eventData=79),
-            SimpleNamespace(device=1, eventType=8, eventData=31),
-            SimpleNamespace(device=0, eventType=2, eventData=0),
-            SimpleNamespace(device=1, eventType=8, eventData=79),
-        ]
         registered: list[tuple[int, int]] = []
-
-        def wait(events: str, milliseconds: int) -> Any:
-            assert (events, milliseconds) == ("the set", 0)
-            if not happened:
-                raise NVMLError
-            return happened.pop(0)
-
-        library = SimpleNamespace(
-            NVMLError=NVMLError,
-            NVML_ERROR_GPU_IS_LOST=15,
-            nvmlEventTypeXidCriticalError=8,
-            nvmlEventTypeDoubleBitEccError=2,
-            nvmlEventSetCreate=lambda: "the set",
-            nvmlDeviceGetSupportedEventTypes=lambda handle: 31,
-            nvmlDeviceRegisterEvents=lambda handle, types, _: registered.append((handle, types)),
-            nvmlEventSetWait_v2=wait,
-            nvmlInit=lambda: None,
-            nvmlDeviceGetCount=lambda: 2,
-            nvmlDeviceGetComputeRunningProcesses=processes,
-            nvmlDeviceGetRemappedRows=lambda handle: (0, 1, 0, handle),
-            nvmlDeviceGetHandleByIndex=lambda index: index,
-            nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle else "NVIDIA H200",
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
-                total=150_000_000_000 + handle, used=10 + handle
-            ),
-            nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
-            nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=50 + handle),
-        )
+        library = nvml(registered)
         monkeypatch.setitem(sys.modules, "pynvml", library)
         found = devices.open_devices({"SKEP_DEVICE": "cuda"}, tmp_path)
         assert [(gpu.type, gpu.uuid) for gpu in found.gpus()] == [
@@ -207,6 +213,16 @@ class TestEnvironment:
         assert {name: plan.env.get(name) for name in wanted} == wanted
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
+
+    def test_ranks_on_parameter_servers_know_how_many_and_their_secret(
+        self, tmp_path: Path
+    ) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        assert "SKEP_PS_TOKEN" not in run_plan(start(), tmp_path, slots, {}).env
+        served = run_plan(start(servers=2, secret="a1"), tmp_path, slots, {}).env
+        assert (served["SKEP_PS_SERVERS"], served["SKEP_PS_TOKEN"]) == ("2", "a1")
+        own = start(servers=2, secret="a1", env={"SKEP_PS_TOKEN": "b2"})
+        assert run_plan(own, tmp_path, slots, {}).env["SKEP_PS_TOKEN"] == "b2"
 
     def test_every_python_of_a_command_watches_for_training(self, tmp_path: Path) -> None:
         slots = devices.CpuSlots(4, "cpu")

@@ -126,7 +126,9 @@ def test_state_leaves_the_devices_while_it_stands() -> None:
     assert calls(effects) == [ThawRun(ONE), ThawRun(TWO)]
     resume = both(decide, RunThawed)
     number = order(decide.machine.serial, RESUME)
-    assert told(resume) == [talk.ResumeRank(**WHO, rank=rank, order=number) for rank in (0, 1)]
+    assert told(resume) == [
+        talk.ResumeRank(**WHO, rank=rank, order=number, devices=(rank,)) for rank in (0, 1)
+    ]
     last = all_say(decide, talk.Resumed, order=number, step=2, pause_ns=50)
     done = answer(last)
     assert (done.manner, done.pause_ns) == (Manner.BOUNDARY, 50)
@@ -141,7 +143,7 @@ def test_a_step_that_is_past_is_agreed_on_anew_further_ahead() -> None:
     again = decide(said(talk.Past, 1, order=order(1, STOP), step=13))
     assert facts_of(again) == [ChangeTried(**WHO, serial=2)]
     assert told(again) == [
-        talk.ResumeRank(**WHO, rank=rank, order=order(2, UNDO)) for rank in (0, 1)
+        talk.ResumeRank(**WHO, rank=rank, order=order(2, UNDO), devices=(rank,)) for rank in (0, 1)
     ]
     decide(said(talk.Resumed, 0, order=order(2, UNDO)))
     # Rank 1 stands nowhere: it says that it cannot resume, and is believed to go on.
@@ -227,17 +229,19 @@ def test_a_resume_that_fails_leaves_it_suspended() -> None:
     suspended(decide)
     decide(change(Resume(), 3))
     both(decide, RunThawed)
-    failed = decide(said(talk.Failed, 0, order=order(2, RESUME), what="resume", error="no memory"))
+    decide(said(talk.Failed, 0, order=order(2, RESUME), what="resume", error="no memory"))
+    failed = decide(said(talk.Failed, 1, order=order(2, RESUME), what="resume", error="no memory"))
     assert calls(failed) == [FreezeRun(ONE), FreezeRun(TWO)]
     done = answer(both(decide, RunFrozen))
-    assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 0: no memory")
+    assert (done.manner, done.detail) == (Manner.UNCHANGED, "rank 1: no memory")
     assert state(decide) == (Stand.SUSPENDED, (Hold.SCHEDULER,))
+    assert not done.released
 
 
 def test_who_stands_though_nobody_wants_it_is_told_to_go_on() -> None:
     decide = running()
     stray = decide(said(talk.Suspended, 1, order=3, step=5))
-    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=STRAY)]
+    assert told(stray) == [talk.ResumeRank(**WHO, rank=1, order=STRAY, devices=(1,))]
 
 
 def test_a_rank_that_returns_is_told_again() -> None:

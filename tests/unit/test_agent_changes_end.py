@@ -87,6 +87,18 @@ def grown(decide: Driver[AgentMachine]) -> MemberChanged:
     return answer(effects)
 
 
+def test_a_gang_on_parameter_servers_meets_nowhere() -> None:
+    decide = running(steps=3)
+    where = decide.machine.joined.address
+    wish = Resize(generation=1, world=3, ranks=plans((0,), (1,), (2,)), master_address=where,
+                  master_port=7, servers=4)  # fmt: skip
+    (start,) = calls(decide(change(wish)))  # No place is opened for it.
+    assert isinstance(start, StartRank)
+    decide(up(THREE))
+    asked = told(decide(said(talk.Ready, 2, port=0)))
+    assert [one.servers for one in asked] == [4, 4, 4]  # type: ignore[union-attr]
+
+
 def test_a_gang_grows_and_shrinks() -> None:
     decide = running(steps=3)
     assert grown(decide).manner is Manner.BOUNDARY

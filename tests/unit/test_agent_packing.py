@@ -46,7 +46,7 @@ from tests.change_kit import (
 )
 from tests.kit import Driver, at, bind, joined, plans
 
-SHARE = TOLD_IN.index(Phase.SHARE)
+SHARE = TOLD_IN[Phase.SHARE]
 CAN = (*EVERYTHING, "share")
 HALF = Share(share=0.5, beside=("j2",))
 
@@ -111,6 +111,12 @@ def test_who_ended_or_is_away_is_in_nobodys_way() -> None:
     # Coming back, it is.
     decide(change(Resume(), 10))
     assert exits(decide(partner(order=11, attempt=2, beside=("j2",))))
+
+    decide = running(can=(*EVERYTHING, "rebind"))
+    suspended(decide, release=True)
+    decide(change(Resume(ranks=plans((2,), (3,))), 10))
+    assert starts(decide(partner(order=11))) == ["j2.1.0"], "it comes back to other devices"
+    assert exits(decide(bind("j4", order=12, ranks=plans((3,)))))
 
     decide = running()
     for token in (ONE, TWO):

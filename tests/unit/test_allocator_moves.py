@@ -11,9 +11,16 @@ from skep.machines.allocator.dispatch import READY_WITHIN
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.units import NS_PER_SECOND
-from skep.wire.changes import AskMigrate, Goal, JobChanged, Result
-from skep.wire.commands import BindJob, ChangeJob, Move, Resume, StopJob
-from skep.wire.facts import GhostGone, JobBound, JobEnded, JobStopping
+from skep.wire.changes import (
+    AskMigrate,
+    AskResume,
+    AskSuspend,
+    Goal,
+    JobChanged,
+    Result,
+)
+from skep.wire.commands import BindJob, ChangeJob, Move, Resume, StopJob, Suspend
+from skep.wire.facts import GhostGone, JobBound, JobEnded, JobStopping, JobWaits
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Door, Manner, MemberLoaded, MemberReady, Outcome
 from skep.wire.reasons import Reason
@@ -211,3 +218,202 @@ def test_secrets_differ_with_the_key_of_the_process() -> None:
         (bound,) = of(decide(ask(2, AskMigrate(job="j1"))), SuccessorBound)
         secrets.add(bound.secret)
     assert len(secrets) == 2
+
+
+# --- gangs on several nodes --------------------------------------------------------------------
+
+
+def rank_door(bind: BindJob) -> MemberReady:
+    rank = bind.ranks[0].rank
+    door = Door(rank=rank, host="10.0.0.2", port=31_000 + rank)
+    return MemberReady(node=bind.node, identity=bind.identity, job=bind.job, attempt=bind.attempt,
+                       doors=(door,), at=T0)  # fmt: skip
+
+
+def gang(to: str = "") -> tuple[Driver[AllocatorMachine], list[BindJob]]:
+    """Return an allocator with a gang on two nodes, and the BindJobs of its successor on two."""
+    decide = running("node-1", "node-2", can=MOVES)
+    for name in ("node-3", "node-4"):
+        decide(joined(name))
+    return decide, commands(decide(ask(2, AskMigrate(job="j1", to=to)), 10), BindJob)
+
+
+def standing(decide: Driver[AllocatorMachine], binds: list[BindJob]) -> list[ChangeJob]:
+    """Return the orders to send, once all of the gang stands after the second step named."""
+    decide(rank_door(binds[0]), 20)
+    first = told(decide(rank_door(binds[1]), 20))
+    assert {(one.node, one.change) for one in first} == {
+        ("node-1", Suspend(step=1)), ("node-2", Suspend(step=1))}  # fmt: skip
+    decide(changed(first[0], step=1), 21)
+    (back,) = told(decide(changed(first[1], Manner.UNCHANGED, step=9), 21))
+    assert (back.node, back.change) == (first[0].node, Resume())
+    again = told(decide(changed(back), 22))
+    assert {one.change for one in again} == {Suspend(step=11)}
+    assert not told(decide(changed(again[0], step=11), 23))
+    sent = told(decide(changed(again[1], step=11), 23))
+    assert all(isinstance(one.change, Move) for one in sent)
+    return sent
+
+
+def test_a_gang_on_several_nodes_stands_after_one_mini_batch_before_any_state_is_sent() -> None:
+    decide, binds = gang()
+    assert [bind.node for bind in binds] == ["node-3", "node-4"]
+    sent = standing(decide, binds)
+    assert [one.node for one in sent] == ["node-1", "node-2"]
+    effects: list[Effect] = []
+    for event in (changed(sent[0]), loaded(binds[0]), changed(sent[1])):
+        effects += decide(event, 24)
+    assert not of(effects, JobMoved), "a part of the successor has nothing yet"
+    effects = decide(loaded(binds[1]), 25)
+    assert len(of(effects, JobMoved)) == 1
+    assert [(one.node, one.change) for one in told(effects)] == [
+        ("node-3", Resume()), ("node-4", Resume())]  # fmt: skip
+    assert [one.node for one in commands(effects, StopJob)] == ["node-1", "node-2"]
+    for resume in told(effects):
+        effects = decide(changed(resume), 26)
+    assert over(effects) == [(2, Result.DONE, None)]
+
+
+def test_all_of_a_gang_goes_on_if_one_part_cannot_send() -> None:
+    decide, binds = gang()
+    sent = standing(decide, binds)
+    decide(changed(sent[0]), 24)
+    decide(loaded(binds[0]), 24)
+    effects = decide(changed(sent[1], Manner.UNCHANGED, detail="no way"), 24)
+    put_back(effects)
+    back = told(effects)
+    # Also the one that refused: it stood before it was asked.
+    assert [(one.node, one.change) for one in back] == [("node-1", Resume()), ("node-2", Resume())]
+    for one in back:
+        effects = decide(changed(one), 25)
+    assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
+    assert decide.machine.jobs["j1"].state is State.RUNNING
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_successor_that_ends_while_a_gang_comes_to_stand_has_all_of_it_go_on(rounds: int) -> None:
+    decide, binds = gang()
+    decide(rank_door(binds[0]), 20)
+    first = told(decide(rank_door(binds[1]), 20))
+    open_ = first
+    if rounds:  # It ends in the middle of having those go on that stopped in vain.
+        decide(changed(first[0], step=1), 21)
+        open_ = told(decide(changed(first[1], Manner.UNCHANGED, step=9), 21))
+    effects = decide(exited("j1", attempt=2, node="node-3", outcome=Outcome.EXITED), 22)
+    put_back(effects)
+    back = told(effects)
+    assert [one.node for one in back] == [one.node for one in open_]
+    for one in back:
+        effects = decide(changed(one), 23)
+    assert over(effects) == [(2, Result.UNDONE, Reason.NOT_TAKEN)]
+
+
+def test_a_part_that_comes_to_no_boundary_ends_the_move() -> None:
+    decide, binds = gang()
+    decide(rank_door(binds[0]), 20)
+    first = told(decide(rank_door(binds[1]), 20))
+    decide(changed(first[0], step=1), 21)
+    effects = decide(changed(first[1], Manner.FROZEN), 51)
+    put_back(effects)
+    assert {one.change for one in told(effects)} == {Resume()}
+
+
+def test_a_gang_moves_to_the_nodes_that_are_named() -> None:
+    decide, binds = gang("node-4, node-3")
+    assert sorted(bind.node for bind in binds) == ["node-3", "node-4"]
+    decide, binds = gang("node-1,node-3")
+    assert binds == []  # Its own GPUs on node-1 are not idle.
+    assert not decide.machine.jobs["j1"].asked
+
+
+# --- suspended jobs -----------------------------------------------------------------------------
+
+
+def suspended(*, release: bool) -> tuple[Driver[AllocatorMachine], BindJob, ChangeJob]:
+    """Return an allocator that moves a job which a tenant suspended, and its order to send."""
+    decide = running("node-1", can=MOVES)
+    decide(joined("node-2"))
+    (suspend,) = told(decide(ask(2, AskSuspend(job="j1", release=release)), 10))
+    decide(changed(suspend, released=release), 11)
+    (bind,) = commands(decide(ask(3, AskMigrate(job="j1")), 12), BindJob)
+    (move,) = told(decide(ready(bind), 13))
+    assert (move.node, move.attempt, type(move.change)) == ("node-1", 1, Move)
+    return decide, bind, move
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_suspended_job_moves_and_is_suspended_there(release: bool) -> None:
+    decide, bind, move = suspended(release=release)
+    decide(changed(move), 14)
+    effects = decide(loaded(bind), 15)
+    assert len(of(effects, JobMoved)) == 1
+    (stay,) = told(effects)
+    assert (stay.node, stay.attempt) == ("node-2", 2)
+    assert stay.change == Suspend(release=release)
+    effects = decide(changed(stay, released=release), 16)
+    assert over(effects) == [(3, Result.DONE, None)]
+    job = decide.machine.jobs["j1"]
+    assert (job.state, job.released, job.attempt) == (State.SUSPENDED, release, 2)
+    decide(exited("j1", outcome=Outcome.STOPPED), 17)
+    (resume,) = told(decide(ask(4, AskResume(job="j1")), 18))
+    assert (resume.node, resume.change) == ("node-2", Resume())
+    assert over(decide(changed(resume), 19)) == [(4, Result.DONE, None)]
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_suspended_job_that_could_not_move_stands_where_it_was(release: bool) -> None:
+    decide, _, _ = suspended(release=release)
+    effects = decide(exited("j1", attempt=2, node="node-2", outcome=Outcome.EXITED), 14)
+    put_back(effects)
+    (stay,) = told(effects)
+    assert (stay.node, stay.attempt, stay.change) == ("node-1", 1, Suspend())
+    effects = decide(changed(stay), 15)
+    assert over(effects) == [(3, Result.UNDONE, Reason.NOT_TAKEN)]
+    job = decide.machine.jobs["j1"]
+    assert (job.state, job.released) == (State.SUSPENDED, release)
+
+
+def test_a_job_without_gpus_waits_for_some_elsewhere() -> None:
+    decide = running("node-1", can=MOVES)
+    (suspend,) = told(decide(ask(2, AskSuspend(job="j1", release=True)), 10))
+    decide(changed(suspend, released=True), 11)
+    effects = decide(ask(3, AskMigrate(job="j1", to="")), 12)
+    assert not over(effects)
+    (waits,) = of(effects, JobWaits)
+    assert waits.why is Reason.WAITS_FOR_GPUS
+    (bind,) = commands(decide(joined("node-2"), 13), BindJob)
+    assert (bind.node, bind.attempt) == ("node-2", 2)
+
+
+def test_a_gang_without_gpus_may_move_in_part_to_some_of_its_own() -> None:
+    decide = running("node-1", "node-2", can=MOVES)
+    commands_ = told(decide(ask(2, AskSuspend(job="j1", release=True)), 10))
+    for one in commands_:
+        decide(changed(one, step=1, released=True), 11)
+    assert decide.machine.jobs["j1"].released
+    decide(joined("node-3"), 12)
+    binds = commands(decide(ask(3, AskMigrate(job="j1", to="node-1,node-3")), 12), BindJob)
+    assert sorted(bind.node for bind in binds) == ["node-1", "node-3"]
+    decide(rank_door(binds[0]), 13)
+    sent = told(decide(rank_door(binds[1]), 13))
+    assert [one.node for one in sent] == ["node-1", "node-2"]
+    effects: list[Effect] = []
+    for event in (changed(sent[0]), loaded(binds[0]), changed(sent[1]), loaded(binds[1])):
+        effects = decide(event, 14)
+    assert len(of(effects, JobMoved)) == 1
+    assert sorted(one.node for one in commands(effects, StopJob)) == ["node-1", "node-2"]
+
+
+def test_a_job_that_only_made_room_goes_on_where_it_moved() -> None:
+    decide = running("node-1", can=MOVES, opportunistic=True)
+    (suspend,) = told(decide(admitted(3, gpus=4), 10))
+    decide(changed(suspend, released=True), 11)
+    decide(started("j3", node="node-1"), 12)
+    decide(joined("node-2"), 12)
+    (bind,) = commands(decide(ask(4, AskMigrate(job="j1")), 13), BindJob)
+    (move,) = told(decide(ready(bind), 14))
+    decide(changed(move), 15)
+    (resume,) = told(decide(loaded(bind), 16))
+    assert (resume.node, resume.change) == ("node-2", Resume())
+    assert over(decide(changed(resume), 17)) == [(4, Result.DONE, None)]
+    assert decide.machine.jobs["j1"].state is State.RUNNING

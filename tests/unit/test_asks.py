@@ -105,15 +105,21 @@ def test_a_request_about_an_unfinished_job_is_passed_on_once(
         ({"job": "j5", "workers": 1}, "$.workers", Reason.BAD_VALUE, "use 2"),
         ({"job": "j5", "workers": 0}, "$.workers", Reason.BAD_VALUE, ""),
         ({"job": "j5"}, "$.workers", Reason.MISSING_KEY, ""),
+        ({"job": "j5", "servers": 5}, "$.servers", Reason.BAD_VALUE, "use 4"),
+        ({"job": "j5", "servers": 0}, "$.servers", Reason.BAD_VALUE, ""),
+        ({"job": "j5", "workers": 9, "servers": 2}, "$.workers", Reason.BAD_VALUE, "use 3"),
+        ({"job": "j1", "servers": 2}, "$.servers", Reason.CANNOT,
+         "submit it with `ps: {servers: 1, min: 1, max: 4}`"),
     ],
 )  # fmt: skip
 def test_a_size_that_the_spec_does_not_allow_is_refused(
     admission: Driver[AdmissionMachine], tree: Any, path: str, reason: Reason, suggestion: str
 ) -> None:
     resources = {"workers": 2}
-    admission(submission(5, raw={"name": "e", "vc": "nlp", "command": "x", "resources": resources,
-                                 "elastic": {"min": 2, "max": 3}}))  # fmt: skip
-    fine = {"ask": "resize", "job": "j5", "workers": 3}
+    admission(submission(5, raw={"name": "e", "vc": "nlp", "script": "x", "resources": resources,
+                                 "elastic": {"min": 2, "max": 3},
+                                 "ps": {"servers": 2, "max": 4}}))  # fmt: skip
+    fine = {"ask": "resize", "job": "j5", "workers": 3, "servers": 4}
     (effect, _) = admission(request(fine, number=6, reply=REPLY))
     assert isinstance(effect, Record)
     (effect,) = admission(request({"ask": "resize", **tree}, number=7, reply=REPLY))

@@ -128,4 +128,6 @@ def test_the_table_shows_every_cell() -> None:
     )
     picture = table.svg([row, failed], "t")
     assert picture.count("no answer") == 1
-    assert table.COLOURS["FAILED"] in picture
+    assert picture.count(table.COLOURS["FAILED"]) == 2, "the cell's, and the legend's"
+    undone = table.svg([{**row, "came": "undone, same attempt"}], "t")
+    assert undone.count(table.COLOURS["undone"]) == 2

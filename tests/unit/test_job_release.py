@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skep_job import release as module
+from skep_job import snapshot
 from skep_job.release import PinnedMemory, Refused, SharedMemory, find, release, threads_beside
 
 pytestmark = [
@@ -208,3 +209,43 @@ def test_chance_is_not_touched(torch: Any) -> None:
     release(torch).take_back()
     assert torch.equal(torch.get_rng_state(), state)
     assert not kept.any()
+
+
+class Tied:
+    """Two names of one weight, a view of another from its middle, and a small one that stays."""
+
+    def __init__(self, torch: Any) -> None:
+        base = torch.randn(300, 300)
+        self.weight = torch.randn(200, 200)
+        self.parts = {"one": self.weight, "two": self.weight, "other": torch.randn(200, 200),
+                      "view": base[7:250].t(), "small": torch.randn(3)}  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.parts
+
+
+def bytes_of(tensor: Any, peek: Any = None) -> bytes:
+    data, keep = snapshot.host_bytes(tensor, peek)
+    copy = bytes(data)
+    del keep  # Not before.
+    return copy
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_state_is_sent_from_the_hosts_memory(torch: Any, pinned: bool, reused: None) -> None:
+    tied = Tied(torch)
+    here = snapshot.take({"model": tied}, {})
+    before = {name: bytes_of(each) for name, each in here.tensors.items()}
+    assert len(before) == 4, "what has two names is sent once"
+    storages = find(torch, "cpu").storages
+    mine = {each.untyped_storage()._cdata for each in tied.parts.values()}
+    store: Any = PinnedMemory(torch, pinned=False) if pinned else SharedMemory()
+    store.put([each for each in storages if each._cdata in mine])
+    away = snapshot.take({"model": tied}, {})
+    assert snapshot.is_released(away.tensors)
+    assert away.plain == here.plain
+    assert {name: bytes_of(each, store.peek) for name, each in away.tensors.items()} == before
+    assert snapshot.is_released(away.tensors), "nothing came back for it"
+    store.take_back()
+    with pytest.raises(LookupError):
+        store.peek(tied.weight.untyped_storage())

@@ -19,6 +19,7 @@ from skep.wire.spec import (
     SPEC_BYTES_MAX,
     JobSpec,
     Limits,
+    ParameterServers,
     Problem,
     Resources,
     SizeHint,
@@ -390,6 +391,31 @@ def test_sizes_of_a_gang_are_around_that_of_the_spec(
 ) -> None:
     tree = {**SMALL, "resources": {"workers": 2, "gpus": 4}, "elastic": elastic}
     assert [(path, suggestion) for path, _, _, suggestion in problems(tree)] == found
+
+
+@pytest.mark.parametrize(
+    "ps, found",
+    [
+        ({"servers": 0}, "`servers` must be 1 to 64"),
+        ({"servers": 2, "min": 3}, "`min` must be 1 to 2, the servers it begins with"),
+        ({"servers": 2, "max": 1}, "`max` must be 2, the servers it begins with, to 64"),
+        ({"servers": 2, "max": 65}, "`max` must be 2, the servers it begins with, to 64"),
+        ({"severs": 2}, "unknown key `severs`"),
+    ],
+)
+def test_parameter_servers_are_counted(ps: dict[str, int], found: str) -> None:
+    script = {"name": "x", "vc": "nlp", "script": "train.py"}
+    ((_, _, text, suggestion),) = problems({**script, "ps": ps})
+    assert text == found
+    assert suggestion == ("did you mean `servers`?" if "severs" in ps else "")
+    parsed = parse_tree({**script, "ps": {"servers": 2, "max": 4}})
+    assert isinstance(parsed, JobSpec)
+    assert parsed.ps == ParameterServers(servers=2, min=1, max=4)
+
+
+def test_parameter_servers_need_a_script() -> None:
+    ((path, _, _, suggestion),) = problems({**SMALL, "ps": {"servers": 1}})
+    assert (path, suggestion) == ("$.ps", "name the Python file as `script`, the rest as `args`")
 
 
 def test_every_problem_is_found_at_once_in_order() -> None:

@@ -47,7 +47,7 @@ from skep.wire.facts import (
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, Elastic, JobSpec, Problem
+from skep.wire.spec import GANG_NODES_MAX, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -64,6 +64,7 @@ class ActiveJob(msgspec.Struct):
     guaranteed: bool
     cancelling: bool = False
     elastic: Elastic | None = None
+    ps: ParameterServers | None = None
 
 
 class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
@@ -205,7 +206,7 @@ class AdmissionMachine:
                 self._answered(fact.job, fact.spec.vc, fact.key)
                 job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
                                 guaranteed=not fact.spec.opportunistic,
-                                elastic=fact.spec.elastic)  # fmt: skip
+                                elastic=fact.spec.elastic, ps=fact.spec.ps)  # fmt: skip
                 self.active[fact.job] = job
                 self._count(job, 1)
             case Refused():
@@ -489,7 +490,8 @@ class AdmissionMachine:
                 only = "only jobs of one virtual cluster share GPUs"
                 problem = msgspec.structs.replace(partner, path="$.beside", suggestion=only)
         if problem is None and isinstance(ask, AskResize):
-            problem = _size_problem(ask, self.active[ask.job].elastic)
+            job = self.active[ask.job]
+            problem = _size_problem(ask, job.elastic) or _servers_problem(ask, job.ps)
         return problem
 
     def _added(self, joined: NodeJoined) -> None:
@@ -508,6 +510,8 @@ class AdmissionMachine:
 
 def _size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:
     """Return why a job's spec does not allow a size, or None."""
+    if ask.workers is None:
+        return None
     if allowed is None:
         return Problem(path="$.job", reason=Reason.CANNOT,
                        text=f"the spec of {ask.job} does not say that it is elastic",
@@ -517,6 +521,21 @@ def _size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:
     return Problem(path="$.workers", reason=Reason.BAD_VALUE,
                    text=f"{ask.job} may have {allowed.min} to {allowed.max} workers",
                    suggestion=f"use {min(max(ask.workers, allowed.min), allowed.max)}")  # fmt: skip
+
+
+def _servers_problem(ask: AskResize, allowed: ParameterServers | None) -> Problem | None:
+    """Return why a job's spec does not allow so many parameter servers, or None."""
+    if ask.servers is None:
+        return None
+    if allowed is None:
+        return Problem(path="$.servers", reason=Reason.CANNOT,
+                       text=f"the spec of {ask.job} does not say that it has parameter servers",
+                       suggestion="submit it with `ps: {servers: 1, min: 1, max: 4}`")  # fmt: skip
+    if allowed.min <= ask.servers <= allowed.max:
+        return None
+    return Problem(path="$.servers", reason=Reason.BAD_VALUE,
+                   text=f"{ask.job} may have {allowed.min} to {allowed.max} parameter servers",
+                   suggestion=f"use {min(max(ask.servers, allowed.min), allowed.max)}")  # fmt: skip
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

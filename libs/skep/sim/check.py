@@ -18,6 +18,8 @@
         job, with the whole state, and what it succeeds never again
     I14 a gang has GPUs for exactly its ranks but while it changes its size; when that is over,
         done or not, all its ranks are of one generation
+    I15 a suspended attempt returns to the GPUs it had; to others of its nodes only if it said that
+        it can, and it trains on no others than the log gives it
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

@@ -9,7 +9,7 @@ import msgspec
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import moves, sizes
+from skep.sim import moves, returns, sizes
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
 from skep.sim.violation import Key, ViolationError, require
@@ -22,6 +22,7 @@ from skep.wire.changes import (
     JobChanged,
     JobChanging,
     MemberAnswered,
+    MemberLearned,
     Result,
 )
 from skep.wire.cluster import VirtualCluster
@@ -141,6 +142,8 @@ class ModelJob(msgspec.Struct):
     suspended: bool = False
     changing: JobChanging | None = None
     answers: dict[str, MemberAnswered] = {}
+    before: dict[str, Member] = {}
+    """What it had before it got GPUs again, until it runs on those."""
     size: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
 
@@ -198,6 +201,8 @@ class AllocatorModel:
         """Jobs that no cell can hold as things are: somebody has to cancel them."""
         self.released: dict[Key, None] = {}
         """Attempts that, suspended, hold no GPUs."""
+        self.learned: dict[tuple[str, int, str], tuple[str, ...]] = {}
+        """What a node's part of an attempt can do."""
         self.asked: dict[int, None] = {}
         """Requests for changes that were taken, by number."""
         self.answered: dict[int, None] = {}
@@ -268,6 +273,8 @@ class AllocatorModel:
         match fact:
             case JobChanging() | MemberAnswered() | JobChanged() | GpusRegained():
                 self._change(fact)
+            case MemberLearned():
+                self.learned[fact.job, fact.attempt, fact.node] = fact.can
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
@@ -352,7 +359,7 @@ class AllocatorModel:
         require(allowed, "I8", f"{name} is opportunistic and got cells of {job.spec.vc}")
         job.members = {member.node: member for member in fact.members}
         job.gone, job.ran, job.stopping = {}, {}, None
-        job.suspended, job.size = False, 0
+        job.suspended, job.size, job.before = False, 0, {}
         for member in fact.members:
             node = self.nodes[member.node]
             usable = not (node.lost or node.drained or node.clearing)
@@ -477,16 +484,15 @@ class AllocatorModel:
                 require(job.changing is not None, "I12", f"{name}: no change was open")
                 if fact.result is Result.DONE:
                     self._changed(job, fact, members)
+                elif fact.released and fact.goal is Goal.RESUME:
+                    for member in returns.refused(self, job, fact):
+                        self._stands(member, name, fact.attempt)
                 resized = fact.goal is Goal.RESIZE and fact.result is Result.DONE
                 if resized or (fact.result is Result.UNDONE and _spans(job)):
                     self._together(members, name, fact.attempt)
                 job.changing = None
             case GpusRegained():
-                require((name, fact.attempt) in self.released, "I12", f"{name} has its GPUs")
-                del self.released[name, fact.attempt]
-                for gpu in (gpu for member in members for gpu in gpus(member)):
-                    require(gpu not in self.gpus, "I2", f"{name} got {gpu}, which is in use")
-                    self.gpus[gpu] = name, fact.attempt
+                returns.regained(self, job, fact)
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -505,7 +511,7 @@ class AllocatorModel:
             require(common, "I12", f"{fact.job} stands at different mini-batches: {steps}")
             job.suspended = True
         elif job.changing is not None and isinstance(job.changing.change, Resume):
-            job.suspended = False
+            job.suspended, job.before = False, {}
         if fact.released:
             require(job.suspended, "I12", f"{fact.job} gives its GPUs back and trains")
             for member in members:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from skep.cells import rebind
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.nodes import NodeState
@@ -28,6 +29,7 @@ from skep.machines.allocator import (
     dispatch,
     moving,
     resizing,
+    returns,
 )
 from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
@@ -131,6 +133,19 @@ def _any_home(machine: Any, job: Any) -> str:
     return str(job.chain) if job.chain in machine.cells.chains else ""
 
 
+def _told_nothing(_member: Any) -> tuple[Any, ...]:
+    return ()
+
+
+def _goes_anywhere(_job: Any) -> bool:
+    return True
+
+
+def _takes_all(chain: Any, level: int, index: int, below: int) -> list[int]:
+    del below
+    return [leaf for leaf in chain.topology.span(level, index) if leaf not in chain.bad]
+
+
 def _commits_early(machine: Any, job: Any, successor: Any, now: Any) -> None:
     _send(machine, job, successor, now)
     if job.change is not None and job.change.answers:
@@ -197,6 +212,12 @@ PLANTS = (
           ("I12",)),
     Plant("a suspended job returns to GPUs that others use", cellwork, "home", _any_home,
           ("I0", "I2", "I12")),
+    Plant("a suspended job goes on with GPUs that others use", rebind, "available", _takes_all,
+          ("I0", "I2", "I12")),
+    Plant("who goes on with other GPUs is not told with which", returns, "plans", _told_nothing,
+          ("I2", "I4")),
+    Plant("a job goes on with other GPUs that never said it can", returns, "moves", _goes_anywhere,
+          ("I15",)),
     Plant("a job moves before its successor has its state", moving, "_send", _commits_early,
           ("I0", "I13")),
     Plant("a gang on several nodes moves without standing first", moving, "_ready", _moves_apart,

@@ -8,6 +8,7 @@ its command line:
     opaque        it does not speak: its agent freezes it wherever it is
     resident      it stops between two mini-batches
     releases      and gives its device memory back
+    rebinds       and goes on with other devices of its node
     stores        and writes checkpoints
     both          and both
     moves         and goes on elsewhere, too
@@ -32,6 +33,7 @@ from skep.machines.agent import (
 )
 from skep.sim.processes import STEP, Host, Listener, Run
 from skep.sim.timeline import MILLISECOND, SECOND
+from skep.sim.violation import require
 from skep.wire.talk import (
     Answer,
     Can,
@@ -61,11 +63,12 @@ from skep.wire.talk import (
 CAN: dict[str, tuple[str, ...]] = {
     "resident": ("suspend",),
     "releases": ("suspend", "release"),
+    "rebinds": ("suspend", "release", "rebind"),
     "stores": ("suspend", "checkpoint"),
     "both": ("suspend", "release", "checkpoint"),
     "moves": ("suspend", "release", "checkpoint", "migrate"),
     "grows": ("suspend", "release", "migrate", "resize"),
-    "fails": ("suspend", "release", "checkpoint", "migrate", "resize"),
+    "fails": ("suspend", "release", "checkpoint", "migrate", "resize", "rebind"),
 }
 
 STATE_BYTES = 1 << 20
@@ -197,9 +200,14 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
             return failed if fails else _regroup(host, run, message)
         case ResumeRank() if _waits(run):
             return failed  # It waits for its place in the gang, not for this.
-        case ResumeRank():
-            if fails and run.standing and host.chance() < 0.3:
+        case ResumeRank(devices=devices):
+            # One that is to go on elsewhere fails more often: there is less room than where it was.
+            moves = devices != run.devices
+            if fails and run.standing and host.chance() < (0.8 if moves else 0.3):
                 return failed
+            require(not moves or (run.standing and "rebind" in CAN[run.tier]), "I15",
+                    f"{run.token} is on {run.devices} and is to go on with {devices}")  # fmt: skip
+            run.devices = devices
             host.go_on(run)
             return Resumed(**who, step=here)
         case CheckpointRank():

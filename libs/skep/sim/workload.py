@@ -47,7 +47,7 @@ TIERS = (
     "opaque",
     "resident",
     "releases",
-    "releases",
+    "rebinds",
     "stores",
     "both",
     "fails",

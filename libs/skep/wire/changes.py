@@ -8,6 +8,7 @@ and ends with exactly one JobChanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -16,11 +17,12 @@ import msgspec
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire.commands import Change
+from skep.wire.member import Member
 from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
 from skep.wire.parse import nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import WORKERS_MAX, Problem
+from skep.wire.spec import SERVERS_MAX, WORKERS_MAX, Problem
 
 ASK_BYTES_MAX = 4096
 """A request names a job and little more."""
@@ -56,9 +58,13 @@ class AskMigrate(_Ask, frozen=True, tag="migrate"):
 
 
 class AskResize(_Ask, frozen=True, tag="resize"):
-    """Have so many workers from now on, within what the job's spec calls `elastic`."""
+    """Have so many workers from now on, within what the job's spec calls `elastic`.
 
-    workers: int
+    Or so many parameter servers, within its `ps`, or both. What is not given stays as it is.
+    """
+
+    workers: int | None = None
+    servers: int | None = None
 
 
 class AskPack(_Ask, frozen=True, tag="pack"):
@@ -127,12 +133,22 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
     made: Ask = msgspec.convert(tree, kind)
-    if isinstance(made, AskResize) and not 1 <= made.workers <= WORKERS_MAX:
-        return [Problem(path="$.workers", reason=Reason.BAD_VALUE,
-                        text=f"`workers` must be 1 to {WORKERS_MAX}")]  # fmt: skip
+    if isinstance(made, AskResize):
+        problems = list(_size_problems(made))
     if isinstance(made, AskPack):
-        return _pack_problems(made) or made
-    return made
+        problems = _pack_problems(made)
+    return problems or made
+
+
+def _size_problems(ask: AskResize) -> Iterator[Problem]:
+    if ask.workers is None and ask.servers is None:
+        yield Problem(path="$.workers", reason=Reason.MISSING_KEY,
+                      text="`workers` is required, or `servers`")  # fmt: skip
+    for name, most in (("workers", WORKERS_MAX), ("servers", SERVERS_MAX)):
+        count = getattr(ask, name)
+        if count is not None and not 1 <= count <= most:
+            yield Problem(path=f"$.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be 1 to {most}")  # fmt: skip
 
 
 def _pack_problems(ask: AskPack) -> list[Problem]:
@@ -277,12 +293,17 @@ class JobChanged(ChangeMessage, frozen=True, tag="job-changed"):
 
 
 class GpusRegained(ChangeMessage, frozen=True, tag="gpus-regained"):
-    """A suspended attempt that had given its GPUs back has them again, opportunistically."""
+    """A suspended attempt that had given its GPUs back has GPUs again, opportunistically.
+
+    They are the very same; or `members` tells which GPUs of the same nodes its parts have from here
+    on, as its ranks can go on with others.
+    """
 
     job: str
     attempt: int
     chain: str
     at: Instant
+    members: tuple[Member, ...] = ()
 
 
 ChangeFact = (

@@ -30,7 +30,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     where they listen, and train only once they have the state and are resumed. It is the secret
     that whoever sends the state has to know. With `joins` they are to join a gang that trains on
     other nodes: they make everything ready, and wait for a Resize that names them. Such an order
-    may come again for an attempt whose ranks here have left it: it counts by its number.
+    may come again for an attempt whose ranks here have left it: it counts by its number. With
+    `servers` rank 0 keeps so many parameter servers beside itself, which let in whoever knows
+    `secret`.
     """
 
     order: int
@@ -56,6 +58,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     awaits: str = ""
     share: float = 0.0
     beside: tuple[str, ...] = ()
+    servers: int = 0
+    secret: str = ""
     joins: int = 0
 
 
@@ -162,7 +166,8 @@ class Resize(Message, frozen=True, tag="resize"):
     """Be `world` ranks from after mini-batch `step` on, which meet in `generation` at an address.
 
     `ranks` are this node's from then on: those it has and that are not among them leave, those it
-    has not are started. 0 as `step`: agree on one.
+    has not are started. 0 as `step`: agree on one. With `servers` they train on so many parameter
+    servers from then on: nobody meets, and no step is agreed on.
 
     A gang on several nodes is told in two rounds. `prepare`: only start those that join, and open
     the meeting place on the node `at`; say (MemberReady) once they are ready, and hold them so.
@@ -176,6 +181,7 @@ class Resize(Message, frozen=True, tag="resize"):
     master_address: str
     master_port: int
     step: int = 0
+    servers: int = 0
     prepare: bool = False
     agree: bool = False
     at: str = ""

@@ -281,7 +281,10 @@ class JobWaits(Message, frozen=True, tag="job-waits"):
 
 
 class JobBound(Message, frozen=True, tag="job-bound"):
-    """An attempt got its GPUs. `order` numbers the commands that follow from it."""
+    """An attempt got its GPUs. `order` numbers the commands that follow from it.
+
+    `secret` is what its parameter servers ask for, if it has any.
+    """
 
     job: str
     attempt: int
@@ -293,6 +296,7 @@ class JobBound(Message, frozen=True, tag="job-bound"):
     ranked: Reason = Reason.ARRIVAL
     trace: str = ""
     chain: str = ""
+    secret: str = ""
 
 
 class MemberRan(Message, frozen=True, tag="member-ran"):

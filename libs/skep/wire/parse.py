@@ -22,6 +22,7 @@ from skep.wire.spec import (
     NOT_BUILT,
     PRIORITY_MAX,
     RETRIES_MAX,
+    SERVERS_MAX,
     SPEC_BYTES_MAX,
     SPEC_VERSION,
     TIME_S_MAX,
@@ -29,6 +30,7 @@ from skep.wire.spec import (
     Elastic,
     JobSpec,
     Limits,
+    ParameterServers,
     Problem,
     Resources,
     SizeHint,
@@ -237,6 +239,13 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _resources(spec.resources)
     if spec.elastic is not None:
         yield from _elastic(spec.elastic, spec.resources)
+    if spec.ps is not None:
+        yield from _servers(spec.ps)
+        if spec.script is None:
+            yield Problem(path="$.ps", reason=Reason.BAD_VALUE,
+                          text="a job on parameter servers is started by Skep from a `script`",
+                          suggestion="name the Python file as `script`, the rest as `args`",
+                          )  # fmt: skip
     yield from _limits(spec.limits)
     yield from _size(spec.size)
 
@@ -287,6 +296,15 @@ def _elastic(elastic: Elastic, resources: Resources) -> Iterator[Problem]:
         yield Problem(path="$.elastic.max", reason=Reason.BAD_VALUE,
                       text=f"{elastic.max} workers of {resources.gpus} GPUs make no gang",
                       suggestion=f"use at most {most}")  # fmt: skip
+
+
+def _servers(ps: ParameterServers) -> Iterator[Problem]:
+    if not 1 <= ps.servers <= SERVERS_MAX:
+        yield _bad("$.ps.servers", f"1 to {SERVERS_MAX}")
+    elif not 1 <= ps.min <= ps.servers:
+        yield _bad("$.ps.min", f"1 to {ps.servers}, the servers it begins with")
+    elif not ps.servers <= ps.max <= SERVERS_MAX:
+        yield _bad("$.ps.max", f"{ps.servers}, the servers it begins with, to {SERVERS_MAX}")
 
 
 def _limits(limits: Limits) -> Iterator[Problem]:

@@ -183,7 +183,7 @@ TEXT: dict[Reason, str] = {
     Reason.ONE_NODE_ONLY: "only a gang whose ranks are all on one node can change its size",
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
-    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once the GPUs it ran on are idle",
+    Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once GPUs it can go on with are idle",
     Reason.NOT_WAITING: "it has GPUs of its own: only a job that waits for some can be packed",
     Reason.PARTNER_NOT_RUNNING: "the job it is to be packed with does not run",
     Reason.PARTNER_CHANGING: "a job on those GPUs is being changed, or has to make room: try again",

@@ -20,6 +20,8 @@ GANG_NODES_MAX = 1024
 longest) and GPU (8 bytes), and may also hold a spec and what else the same decision binds."""
 PRIORITY_MAX = 1000
 RETRIES_MAX = 100
+SERVERS_MAX = 64
+"""Parameter servers of one job: on its first worker's node, each a processor and its memory."""
 TIME_S_MAX = 365 * 24 * 3600
 ENV_MAX = 1024
 IMAGE_CHARS_MAX = 512
@@ -110,6 +112,17 @@ class Elastic(_Part, frozen=True):
     max: int
 
 
+class ParameterServers(_Part, frozen=True):
+    """The job trains on parameter servers: processes beside its first worker, without a GPU.
+
+    It begins with `servers`; while it runs, `skep resize --servers` may have `min` to `max`.
+    """
+
+    servers: int = 1
+    min: int = 1
+    max: int = SERVERS_MAX
+
+
 class JobSpec(_Part, frozen=True):
     """One job. Exactly one of `command` and `script` is given.
 
@@ -139,6 +152,7 @@ class JobSpec(_Part, frozen=True):
     runtime: Runtime | None = None
     demotable: bool = False
     elastic: Elastic | None = None
+    ps: ParameterServers | None = None
 
     @property
     def gpus(self) -> int:

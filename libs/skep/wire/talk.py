@@ -189,10 +189,14 @@ class ReleaseRank(Speech, frozen=True, tag="release"):
 
 
 class ResumeRank(Speech, frozen=True, tag="resume"):
-    """Take the state back, on `devices` if they are others than before, and go on."""
+    """Take the state back, on `devices` if they are others than the rank has, and go on.
+
+    `cpus`: the processors on which the processes of a rank with these devices are kept; none: any.
+    """
 
     order: int
     devices: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
 
 
 class CheckpointRank(Speech, frozen=True, tag="checkpoint"):
@@ -217,6 +221,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     """Be one of `world` from after mini-batch `step` on, or leave.
 
     `agree`: from after the mini-batch that all agree on where they meet, once everybody is there.
+    `servers`: on so many parameter servers; then the job finds the mini-batch itself.
     """
 
     order: int
@@ -226,6 +231,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     port: int
     step: int = 0
     leaves: bool = False
+    servers: int = 0
     agree: bool = False
 
 

@@ -7,6 +7,7 @@ its chunks and receives their new values:
     from skep_job.ps import SGD
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)    # joins the job
 
+    ps: {servers: 2, min: 1, max: 4}    # in the spec of a Skep job; then `skep resize --servers`
     python -m skep_job.ps.launch --servers 2 train.py    # in a gang that Skep or torchrun starts
     python -m skep_job.ps.server                         # one more server, at any time
     python -m skep_job.ps.ask status | remove server 2 | remove worker 1

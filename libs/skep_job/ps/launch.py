@@ -6,6 +6,9 @@ Of N ranks the first two are servers then, the others are workers, with RANK fro
 of N - 2. With --beside all ranks are workers, and rank 0 starts the servers next to itself. Rank 0
 keeps the coordinator at MASTER_ADDR:MASTER_PORT, and starts it again if it is killed. Every rank
 needs the same SKEP_PS_TOKEN, a secret of the job.
+
+Skep runs the script of a job whose spec says `ps` in this way, with --beside, and sets the token;
+SKEP_PS_SERVERS then says how many servers. Such a job is resized by `scaling`.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import threading
 
 from skep_job.launch import main as run_script
 from skep_job.observe import boot
+from skep_job.ps import scaling
 from skep_job.ps.errors import ParameterServerError
-from skep_job.ps.wire import settings
+from skep_job.ps.wire import Settings, settings
+from skep_job.settings import Unobserved
 
 EXIT_USAGE = 2
 RESTARTS_MAX = 10
@@ -28,18 +33,32 @@ END_S = 20.0
 """How long coordinator and servers may take to see that every worker is done."""
 
 
-class Children:
+class Children(scaling.Servers):
     """Processes of this rank. They end with it."""
 
     def __init__(self) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._codes: dict[str, int] = {}
+        self._told: list[str] = []
         self._ending = False
+        self._servers: list[str] = []
 
-    def server(self, name: str) -> None:
+    def start(self) -> None:
         """Start a server."""
-        self._keep(name, ["server", "--exit-on-term"], again=None)
+        self._servers.append(f"server {len(self._servers)}")
+        self._keep(self._servers[-1], ["server", "--exit-on-term"], again=None)
+
+    def alive(self) -> int:
+        """Return how many servers run."""
+        return sum(self._processes[name].poll() is None for name in self._servers)
+
+    def failed(self) -> str:
+        """Return which servers ended otherwise than asked to, once."""
+        ended = [(name, self._processes[name].poll()) for name in self._servers]
+        failed = [name for name, code in ended if code and name not in self._told]
+        self._told += failed
+        return f"{', '.join(failed)} could not join: see the log of rank 0" if failed else ""
 
     def coordinator(self, servers: int, workers: int) -> None:
         """Start the coordinator, and again whenever a signal kills it."""
@@ -47,9 +66,12 @@ class Children:
         self._keep("coordinator", command, again="--recover")
 
     def wait(self, seconds: float | None = None) -> int:
-        """Wait for their ends; return the first code that is not 0."""
-        for thread in self._threads:
-            thread.join(seconds)
+        """Wait for their ends, `seconds` after the coordinator's; return a code that is not 0.
+
+        The coordinator ends once every worker has: others may go on for longer than this one.
+        """
+        for number, thread in enumerate(self._threads):
+            thread.join(seconds if number else None)
         if any(thread.is_alive() for thread in self._threads):
             self.end()
             return 1
@@ -91,33 +113,38 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--servers", type=int, required=True, help="how many the job begins with")
+    count = os.environ.get("SKEP_PS_SERVERS", "")
+    parser.add_argument("--servers", type=int, required=not count,
+                        default=int(count) if count.isdecimal() else 0,
+                        help="how many the job begins with")  # fmt: skip
     parser.add_argument("--beside", action="store_true", help="servers beside rank 0, no ranks")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    first = 0 if options.beside else options.servers
+    beside = options.beside or bool(count)
+    first = 0 if beside else options.servers
     if options.servers < 1 or world <= first:
         parser.error(f"{options.servers} servers leave no worker of {world} ranks")
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     os.environ["SKEP_PS"] = f"{address}:{os.environ.get('MASTER_PORT', '')}"
     try:
-        settings(dict(os.environ))
+        where = settings(dict(os.environ))
     except ParameterServerError as error:
         print(f"skep ps: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
 
-    if rank >= first:
-        boot(os.environ)  # With the rank that Skep knows; the script has one among the workers.
     children = Children()
+    scales = None
+    if rank >= first:  # With the rank that Skep knows; the script has one among the workers.
+        scales = _scaling(where, children if rank == 0 else None, options.servers, beside=beside)
     signal.signal(signal.SIGTERM, lambda number, _: _stop(children, number))
     if rank == 0:
         children.coordinator(options.servers, world - first)
-        for number in range(options.servers if options.beside else 0):
-            children.server(f"server {number}")
+        for _ in range(options.servers if beside else 0):
+            children.start()
     if rank < first:
-        children.server("server")
+        children.start()
         raise SystemExit(children.wait())
     os.environ["RANK"] = str(rank - first)
     os.environ["WORLD_SIZE"] = str(world - first)
@@ -125,7 +152,23 @@ def main() -> None:
         run_script([options.script, *options.arguments])
     finally:
         _leave_optimizers()
+        if scales is not None:
+            scales.finish()
         children.wait(END_S)
+
+
+def _scaling(
+    where: Settings, children: Children | None, servers: int, *, beside: bool
+) -> scaling.Scaling | None:
+    """Be observed, and resized if all ranks are workers; None if there is no agent."""
+    observation = boot(os.environ)
+    if isinstance(observation, Unobserved) or not beside:
+        return None
+    observation.hooks.more = ("resize",)
+    scales = scaling.Scaling(observation.control, where, observation.tally.reached,
+                             children, servers)  # fmt: skip
+    scales.install(joins=bool(os.environ.get("SKEP_AWAITS")))
+    return scales
 
 
 def _stop(children: Children, number: int) -> None:

@@ -103,6 +103,11 @@ class SGD(Optimizer):
         return self._worker.world
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """Return the ids of the servers that keep the parameters at this version."""
+        return tuple(self._worker.placement.servers)
+
+    @property
     def version(self) -> int:
         """Return how many updates the parameters have had since the servers began."""
         return self._worker.version
@@ -367,9 +372,14 @@ class SGD(Optimizer):
 _open: list[SGD] = []
 
 
+def joined() -> list[SGD]:
+    """Return this process's optimizers on parameter servers that it has not closed."""
+    return list(_open)
+
+
 def close_all() -> None:
     """Be done with every job that this process has joined."""
-    for optimizer in _open:
+    for optimizer in joined():
         optimizer.close()
 
 

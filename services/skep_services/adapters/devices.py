@@ -70,6 +70,10 @@ class Devices(Protocol):
         """Return what a container engine knows these devices by; nothing if it need not."""
         ...
 
+    def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the processors that processes with these devices are kept on; none: any."""
+        ...
+
     def look(self) -> tuple[DeviceState, ...]:
         """Return the state of each device that can tell; takes some milliseconds at most."""
         ...
@@ -78,12 +82,16 @@ class Devices(Protocol):
 class CpuSlots:
     """Slots that stand for GPUs on machines without any: training runs on the CPU."""
 
-    def __init__(self, count: int, kind: str) -> None:
-        """Offer `count` slots called `kind`, each with an equal share of the host's memory."""
+    def __init__(self, count: int, kind: str, cpus: Sequence[int] = ()) -> None:
+        """Offer `count` slots called `kind`, each with an equal share of the host's memory.
+
+        Of these `cpus`, if any, each slot has an equal part, which others share if there are fewer
+        of them than slots: the processes of a slot are kept on its own.
+        """
         if not 1 <= count <= SLOTS_MAX:
             text = f"{count} CPU slots: ask for 1 to {SLOTS_MAX}"
             raise DeviceError(text)
-        self._count, self._kind = count, kind
+        self._count, self._kind, self._cpus = count, kind, tuple(cpus)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the slots."""
@@ -92,11 +100,21 @@ class CpuSlots:
 
     def visible(self, devices: Sequence[int]) -> Mapping[str, str]:
         """Name the slots; hide any real GPU, which nobody allocated."""
-        return {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": ",".join(map(str, devices))}
+        kept = {"SKEP_CPUS": _text_of(self.cpus(devices))} if self._cpus else {}
+        return {**self.in_container(devices), **kept}
 
     def in_container(self, devices: Sequence[int]) -> Mapping[str, str]:
-        """Name the slots as everywhere."""
-        return self.visible(devices)
+        """Name the slots; a container's processors are its engine's matter."""
+        return {"CUDA_VISIBLE_DEVICES": "", "SKEP_DEVICES": _text_of(devices)}
+
+    def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the slots' processors, if each slot has its own."""
+        have, kept = len(self._cpus), {}
+        for device in devices if have else ():
+            first = device * have // self._count
+            last = max((device + 1) * have // self._count, first + 1)
+            kept.update(dict.fromkeys(self._cpus[first:last]))
+        return tuple(sorted(kept))
 
     def names(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return nothing: a slot is no device that could be handed out."""
@@ -137,6 +155,10 @@ class FakeGpus:
     def names(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return nothing, as for any slot."""
         return ()
+
+    def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the processors of the slots."""
+        return self._slots.cpus(devices)
 
     def look(self) -> tuple[DeviceState, ...]:
         """Return what is on the devices, and how busy each was since the last look."""
@@ -270,6 +292,10 @@ class NvmlGpus:
         """Return the driver's UUIDs."""
         return tuple(self._uuids[device] for device in devices)
 
+    def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return nothing: processes with GPUs run on any processor."""
+        return ()
+
     def look(self) -> tuple[DeviceState, ...]:
         """Return what the driver says; what it cannot say on this hardware is left unknown."""
         self._events.take()
@@ -306,7 +332,8 @@ class NvmlGpus:
 def open_devices(environment: Mapping[str, str], state: Path) -> Devices:
     """Return the devices SKEP_DEVICE, SKEP_GPUS and SKEP_GPU_TYPE ask for; raises DeviceError.
 
-    Fake ones have SKEP_GPU_MEMORY bytes each and are kept in the folder `state`.
+    With SKEP_PIN_SLOTS the processes of a CPU slot are kept on its part of the processors. Fake
+    ones have SKEP_GPU_MEMORY bytes each and are kept in the folder `state`.
     """
     device = environment.get("SKEP_DEVICE", "cpu")
     if device == "cuda":
@@ -318,7 +345,14 @@ def open_devices(environment: Mapping[str, str], state: Path) -> Devices:
     if not count.isdecimal():
         text = f"SKEP_GPUS is {count!r}: it must be a number of CPU slots"
         raise DeviceError(text)
-    slots = CpuSlots(int(count), environment.get("SKEP_GPU_TYPE", device))
+    pinned = environment.get("SKEP_PIN_SLOTS", "0")
+    if pinned not in ("0", "1"):
+        text = (
+            f"SKEP_PIN_SLOTS is {pinned!r}: it must be 1 to keep each slot on its processors, or 0"
+        )
+        raise DeviceError(text)
+    cpus = sorted(os.sched_getaffinity(0)) if pinned == "1" else ()
+    slots = CpuSlots(int(count), environment.get("SKEP_GPU_TYPE", device), cpus)
     if device == "cpu":
         return slots
     memory = environment.get("SKEP_GPU_MEMORY", str(FAKE_MEMORY))
@@ -344,6 +378,10 @@ def _limit(path: str) -> int:
 
 
 assert host_memory() < 2**20 * GIB
+
+
+def _text_of(indices: Sequence[int]) -> str:
+    return ",".join(map(str, indices))
 
 
 def _text(value: Any) -> str:

@@ -100,6 +100,22 @@ def _identity(state: Path) -> str:
     return known
 
 
+async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
+    """Tell the machine about the devices for ever; returns at once where they cannot tell."""
+    known: dict[int, tuple[str, ...]] = {}
+    while True:
+        seen = await asyncio.to_thread(devices.look)
+        if not seen:
+            return
+        for each in seen:
+            if each.trouble and each.trouble != known.get(each.index):
+                log.warning("a device is in trouble", device=each.index, trouble=each.trouble)
+            known[each.index] = each.trouble
+        used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
+        await shell.put(DevicesSeen(used))
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled; the jobs go on without the agent."""
     try:
@@ -133,18 +149,9 @@ async def main(chosen: Settings, log: Any) -> None:
     watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
 
-    async def watch_devices(shell: Any) -> None:
-        while True:
-            seen = await asyncio.to_thread(devices.look)
-            used = tuple(DeviceUse(each.index, each.utilisation, each.trouble) for each in seen)
-            if not used:
-                return  # Slots, which cannot tell.
-            await shell.put(DevicesSeen(used))
-            await asyncio.sleep(LOOK_EVERY_S)
-
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
-        watching.append(asyncio.create_task(watch_devices(shell)))
+        watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
         jobs = JobSocket(chosen.state, SystemClock(), shell.put)
         calls.tell = jobs.tell
         await jobs.open()

@@ -16,7 +16,7 @@ from skep.machines import agent as machine
 from skep.wire import codec, subjects
 from skep.wire.node import MemberExited, Outcome
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
-from skep.wire.talk import CheckpointRank, ReleaseRank, Told
+from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
@@ -184,6 +184,8 @@ class AgentCalls:
                 share = max(host_bytes_free() // command.among, 1)
                 most = min(message.max_bytes or share, share)
                 return msgspec.structs.replace(message, max_bytes=most)
+            case ResumeRank():
+                return msgspec.structs.replace(message, cpus=self._devices.cpus(message.devices))
             case _:
                 return message
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skep.machines.agent import StartRank
-from skep.wire.commands import AGENT_PYTHON
+from skep.wire.commands import AGENT_PYTHON, BindJob
 from skep.wire.runs import RunPlan
 from skep_services.adapters.devices import Devices, host_memory
 from skep_services.agent.checkpoints import VARIABLE as CHECKPOINTS_DIR
@@ -207,7 +207,16 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_TOKEN": start.token,
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **({"TRACEPARENT": command.trace} if command.trace else {}),
+        **_server_variables(command),
     }
+
+
+def _server_variables(command: BindJob) -> dict[str, str]:
+    """Return what `skep_job.ps.launch` reads; the spec's own token goes before Skep's."""
+    if not command.servers:
+        return {}
+    token = command.env.get("SKEP_PS_TOKEN", command.secret)
+    return {"SKEP_PS_SERVERS": str(command.servers), "SKEP_PS_TOKEN": token}
 
 
 def _change_variables(

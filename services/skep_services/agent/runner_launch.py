@@ -13,9 +13,11 @@ def launch(
 ) -> int | str:
     """Execute `argv` in a session of its own and return its pid, or what was wrong.
 
+    With SKEP_CPUS in `env` it is kept on those processors, and so is whatever it starts.
     `output` becomes stdout and stderr. Every other descriptor of this process must be
     close-on-exec. The caller reaps the pid.
     """
+    kept = _keep_on(env.get("SKEP_CPUS", ""))
     try:
         process = subprocess.Popen(
             argv,
@@ -32,10 +34,24 @@ def launch(
         return explain(error, argv[0], env, workdir)
     except ValueError as error:
         return f"the command, its environment or workdir cannot be passed to exec: {error}"
+    finally:
+        os.sched_setaffinity(0, kept)
     # The runner reaps all its children itself; an object that believes its process has ended
     # does not try to, and does not warn when it is dropped.
     process.returncode = 0
     return process.pid
+
+
+def _keep_on(cpus: str) -> set[int]:
+    """Keep this thread, and what it starts next, on some processors; return where it was.
+
+    Before and not after the start, so that no process of the run is ever elsewhere.
+    """
+    before = os.sched_getaffinity(0)
+    wanted = {int(cpu) for cpu in cpus.split(",") if cpu.isdecimal()} & before
+    if wanted:
+        os.sched_setaffinity(0, wanted)
+    return before
 
 
 def explain(error: OSError, program: str, env: Mapping[str, str], workdir: str) -> str:

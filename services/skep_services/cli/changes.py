@@ -62,8 +62,12 @@ def options_resize(parser: ArgumentParser) -> None:
     """Add what `resize` takes."""
     options_change(parser)
     parser.add_argument(
-        "-n", "--workers", type=int, metavar="N", required=True,
+        "-n", "--workers", type=int, metavar="N",
         help="how many workers to have, within what the spec calls `elastic`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--servers", type=int, metavar="M",
+        help="how many parameter servers to have, within what the spec calls `ps`",
     )  # fmt: skip
 
 
@@ -89,7 +93,8 @@ def run_migrate(arguments: Namespace) -> int:
 
 def run_resize(arguments: Namespace) -> int:
     """Ask for another size."""
-    return _run(arguments, "resize", {"workers": arguments.workers})
+    sizes = {"workers": arguments.workers, "servers": arguments.servers}
+    return _run(arguments, "resize", {name: n for name, n in sizes.items() if n is not None})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:

@@ -68,9 +68,32 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
             job.changing = None
             if fact.result is Result.DONE:
                 _changed(fold, job, fact, resumes=resumes)
+            elif fact.goal is Goal.RESUME and fact.released:
+                _gave_back(fold, job, fact)
         case GpusRegained():
-            job.released = False
-            fold.holdings.regain(job, fact.attempt)
+            _regained(fold, job, fact)
+
+
+def _regained(fold: Fold, job: Job, fact: GpusRegained) -> None:
+    """Take over that a suspended attempt has GPUs again: the same, or others of its nodes."""
+    attempt = job.attempt(fact.attempt)
+    job.released = False
+    job.stood_on = {part.node: part.devices for part in attempt.members}
+    for member in fact.members:
+        attempt.part(member.node).devices = member.devices
+    job.row.place = attempt.place = _place(attempt)
+    fold.holdings.regain(job, fact.attempt)
+
+
+def _gave_back(fold: Fold, job: Job, fact: JobChanged) -> None:
+    """Take over that a suspended attempt has no GPUs again, and waits for those that it had."""
+    attempt = job.attempt(fact.attempt)
+    job.released = True
+    job.row.class_in_force = ""
+    for part in attempt.members:
+        fold.free(part.node, job.row.job, fact.attempt)
+        part.devices = job.stood_on.get(part.node, part.devices)
+    job.row.place = attempt.place = _place(attempt)
 
 
 def move(fold: Fold, job: Job, fact: MoveFact) -> None:
@@ -130,7 +153,11 @@ def _count(job: Job, attempt: Attempt) -> None:
     job.begins_with = job.begins_with or row.workers
     row.workers = sum(len(part.devices) for part in attempt.members)
     row.gpus = each * row.workers
-    row.place = attempt.place = " ".join(
+    row.place = attempt.place = _place(attempt)
+
+
+def _place(attempt: Attempt) -> str:
+    return " ".join(
         f"{part.node}:{','.join(str(one) for devices in part.devices for one in devices)}"
         for part in attempt.members
         if part.devices

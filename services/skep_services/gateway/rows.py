@@ -203,6 +203,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Whose end it waits for."""
     released: bool = False
     """It is suspended and has given back its GPUs."""
+    stood_on: dict[str, tuple[tuple[int, ...], ...]] = {}
+    """By node: what the attempt had before it was last given GPUs again."""
     begins_with: int = 0
     """The workers of its spec, once it had others; 0 before."""
     changing: Changing | None = None

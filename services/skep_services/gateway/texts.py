@@ -98,8 +98,10 @@ def _about_changes(fact: Any) -> Line | None:
             return Line(f"gets {_place((more,))} beside its own", attempt, more.node)
         case resizes.GangNarrowed(attempt=attempt, node=on, workers=workers):
             return Line(f"keeps the GPUs of {workers} workers on {on}", attempt, on)
-        case changes.GpusRegained(attempt=attempt):
+        case changes.GpusRegained(attempt=attempt, members=()):
             return Line("has the GPUs it ran on again, borrowed", attempt)
+        case changes.GpusRegained(attempt=attempt, members=members):
+            return Line(f"goes on with {_place(members)}, borrowed", attempt)
         case _:
             return None
 

@@ -305,9 +305,11 @@ def _suspended(job: Job, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
         return reasons, [again] if asked else []
     others = _users_of(job, fold)
     named = ", ".join(others[:JOBS_NAMED]) + (" and others" if len(others) > JOBS_NAMED else "")
-    reasons.append(_reason(Reason.WAITS_FOR_ITS_GPUS, row.place))
-    reasons.append(_said("in-place", "its state is in the memory of its node: it cannot go on "
-                                     "elsewhere"))  # fmt: skip
+    moves = all("rebind" in part.can for part in job.attempts[-1].members)
+    reasons.append(_reason(Reason.WAITS_FOR_ITS_GPUS, row.needs or row.place))
+    reasons.append(_said("in-place", "its state is in the memory of its node: it goes on "
+                         + ("on any idle GPUs there, and not" if moves else "there, and cannot")
+                         + " elsewhere"))  # fmt: skip
     change = [f"{named} end or make room"] if others else []
     nodes = dict.fromkeys(part.node for part in job.attempts[-1].members)
     change += [_return_of(node) for node in _away(fold) if node.node in nodes]

@@ -64,6 +64,7 @@ from skep.machines.agent.parts import (
 from skep.machines.agent.planning import (
     back_again,
     clock,
+    holds_none,
     meets_here,
     phases_of,
     refusal_of,
@@ -137,7 +138,7 @@ class Changes:
         part = self._part(key)
         assert part.change is not None, key
         command = part.change.command
-        drive = Drive(command, part.serial, within(now, command.deadline_ms), [])
+        drive = Drive(command, part.serial, within(now, command.deadline_ms), [], again=again)
         self._call(*(StopRun(token, 0.0) for token in strangers(part, command.change)))
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
@@ -148,7 +149,6 @@ class Changes:
             self._answer(key, drive, now)
             return
         self.soft.drives[key] = drive
-        drive.again = again
         drive.meets_here = meets_here(command.change, self._agent.joined)
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
@@ -328,7 +328,7 @@ class Changes:
             pause_ns=drive.pause_ns,
             detail=drive.detail,
             trace=drive.command.trace or part.command.trace,
-            released=drive.given_back,
+            released=holds_none(part, drive),
         )
         fact = settle(part, drive, changed, self._agent.event + 1)
         self._agent.record(fact)
@@ -465,10 +465,8 @@ class Changes:
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 drive.changed_ranks += message.partly
-                # One that stands nowhere, as it says after its hello, goes on already.
-                if token in self.soft.standing:
-                    self._fail(key, failure_text(message), now)
-                    return
+                if token in self.soft.standing:  # Else it goes on already, as its hello says.
+                    drive.stay[token], drive.detail = None, failure_text(message)
             case Failed():
                 pass  # Told to go on, it did so already.
             case _:
@@ -477,7 +475,9 @@ class Changes:
                     devices = self._part(key).ranks[token].plan.devices
                     more = excess(message, devices, self._agent.joined.gpus)
                     drive.detail = drive.detail or more
-        if not drive.waits:
+        if drive.stay and not drive.waits:
+            self._fail(key, drive.detail, now)
+        elif not drive.waits:
             self._next(key, now)
 
     def rank_down(self, key: PartKey, token: str, now: Instant, *, joining: bool) -> None:
@@ -517,8 +517,7 @@ class Changes:
 
     def started(self, key: PartKey, now: Instant) -> None:
         """Note that a part runs: its ranks are to say what they can do, or have already."""
-        self.abilities.expect(key, now)
-        self.abilities.review(key, self._part(key), now)
+        self.abilities.started(key, self._part(key), now)
 
     def forget(self, key: PartKey) -> None:
         """Give up what is under way for a part that ends."""

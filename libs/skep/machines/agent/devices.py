@@ -24,11 +24,12 @@ def devices_of(part: PartState) -> set[int]:
     """Return the devices that processes of a part are on, or come back to."""
     if part.over is not None:
         return set()
-    change = part.changing
-    if part.released and not (change is not None and isinstance(change.change, Resume)):
+    change = part.changing.change if part.changing is not None else None
+    if part.released and not isinstance(change, Resume):
         return set()  # Its state is in the host's memory, and its devices are others'.
-    return {device for rank in part.ranks.values() if rank.down is None
-            for device in rank.plan.devices}  # fmt: skip
+    elsewhere = {plan.rank: plan for plan in change.ranks} if isinstance(change, Resume) else {}
+    plans = (rank.plan for rank in part.ranks.values() if rank.down is None)
+    return {device for plan in plans for device in elsewhere.get(plan.rank, plan).devices}
 
 
 def in_the_way(parts: Mapping[PartKey, PartState], command: BindJob) -> str:

@@ -45,7 +45,7 @@ from skep.wire.talk import (
     Told,
 )
 
-ORDERS_PER_SERIAL = 16
+ORDERS_PER_SERIAL = 8
 """Numbers a try has for what it tells ranks: one for each phase, and one to undo what is left."""
 STRAY = ORDERS_PER_SERIAL - 1
 """The last of them: for ranks that stand though nobody wants them to."""
@@ -93,17 +93,18 @@ class Phase(StrEnum):
     RESTORE = "restore"
 
 
-TOLD_IN = (
-    Phase.UNDO,
-    Phase.STOP,
-    Phase.RELEASE,
-    Phase.RESUME,
-    Phase.WORK,
-    Phase.SHARE,
-    Phase.STAY,
-)
-"""Phases in which ranks are told something; its place here numbers the order."""
-assert len(TOLD_IN) < STRAY
+TOLD_IN = {
+    Phase.UNDO: 0,
+    Phase.STOP: 1,
+    Phase.STAY: 1,
+    Phase.RELEASE: 2,
+    Phase.RESUME: 3,
+    Phase.WORK: 4,
+    Phase.SHARE: 5,
+}
+"""Phases in which ranks are told something, and the numbers of these orders within a try. One that
+is not above the last begins another try."""
+assert max(TOLD_IN.values()) < STRAY
 
 TIMED = (
     Phase.STOP,
@@ -160,6 +161,8 @@ class Drive(msgspec.Struct):
     """Some rank gave its device memory back."""
     kept: bool = False
     """Some rank did not, when it was told to."""
+    stay: dict[str, None] = {}
+    """Ranks that were told to go on and stand where they stood, as they said themselves."""
     room: int = 0
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
@@ -181,7 +184,7 @@ class Drive(msgspec.Struct):
 
 def order_of(serial: int, phase: Phase) -> int:
     """Return the number of what ranks are told in a phase of a try."""
-    return serial * ORDERS_PER_SERIAL + TOLD_IN.index(phase)
+    return serial * ORDERS_PER_SERIAL + TOLD_IN[phase]
 
 
 def common_step(
@@ -226,7 +229,7 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
             return ReleaseRank(job=job, attempt=attempt, rank=rank, order=order, max_bytes=share)
         case Phase.RESUME:
             return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
-                              devices=other_devices(part, change, token))  # fmt: skip
+                              devices=devices_of(part, change, token))  # fmt: skip
         case Phase.SHARE:
             return ShareRank(job=job, attempt=attempt, rank=rank, order=order,
                              share=share_of(part, change))  # fmt: skip
@@ -239,28 +242,30 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
             return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
                                generation=change.generation, world=change.world,
                                host=change.master_address, port=change.master_port,
-                               leaves=not stays, agree=change.agree)  # fmt: skip
+                               leaves=not stays, servers=change.servers,
+                               agree=change.agree)  # fmt: skip
         case Phase.WORK:
             return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
                                   step=drive.step)  # fmt: skip
         case _:
-            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order)
+            return ResumeRank(job=job, attempt=attempt, rank=rank, order=order,
+                              devices=part.ranks[token].plan.devices)  # fmt: skip
 
 
 def stray(part: PartState, rank: int) -> ResumeRank:
     """Return what a rank is told that stands though what it was told has been withdrawn."""
     assert part.command is not None
+    plan = next(each.plan for each in part.ranks.values() if each.plan.rank == rank)
     return ResumeRank(job=part.command.job, attempt=part.command.attempt, rank=rank,
-                      order=part.serial * ORDERS_PER_SERIAL + STRAY)  # fmt: skip
+                      order=part.serial * ORDERS_PER_SERIAL + STRAY,
+                      devices=plan.devices)  # fmt: skip
 
 
-def other_devices(part: PartState, change: object, token: str) -> tuple[int, ...]:
-    """Return the devices that a rank is to go on with, if they are others than it has."""
-    if not isinstance(change, Resume):
-        return ()
+def devices_of(part: PartState, change: object, token: str) -> tuple[int, ...]:
+    """Return the devices that a rank is to go on with: those it has, unless others are named."""
     plan = part.ranks[token].plan
-    wanted = next((each.devices for each in change.ranks if each.rank == plan.rank), plan.devices)
-    return () if wanted == plan.devices else wanted
+    named = change.ranks if isinstance(change, Resume) else ()
+    return next((each.devices for each in named if each.rank == plan.rank), plan.devices)
 
 
 def handled(drive: Drive, event: RunHandled) -> str:

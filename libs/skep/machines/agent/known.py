@@ -47,6 +47,13 @@ class Abilities:
         if self.listens and part.known is None and part.started is not None and not part.joins:
             self._soft.known_by[key] = after(now, KNOWN_AFTER)
 
+    def started(self, key: PartKey, part: PartState, now: Instant) -> None:
+        """Look at what ranks have said, perhaps before the runtime's word that they run."""
+        self.expect(key, now)
+        self.review(key, part, now)
+        self.ready(key, part, now)
+        self.loaded(key, part, now)
+
     def learn(self, key: PartKey, part: PartState, token: str, said: Can, now: Instant) -> None:
         """Take what one rank can do."""
         self._soft.cans[token] = said.tier, said.can

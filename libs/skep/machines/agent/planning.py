@@ -16,7 +16,7 @@ from skep.machines.agent.drives import (
     Drive,
     Phase,
     common_step,
-    other_devices,
+    devices_of,
     resized,
 )
 from skep.machines.agent.parts import PartState, Rank
@@ -80,7 +80,8 @@ def _resume_refusal(part: PartState, change: Resume, can: tuple[str, ...]) -> st
         return f"still suspended by: {', '.join(others)}"
     if part.stand is Stand.AWAITING and part.loaded is None:
         return "its state has not arrived yet"
-    moves = any(other_devices(part, change, token) for token in part.alive())
+    moves = any(devices_of(part, change, token) != rank.plan.devices
+                for token, rank in part.alive().items())  # fmt: skip
     if moves and "rebind" not in can:
         return "the job cannot go on with other devices than it has"
     if moves and part.stand is Stand.FROZEN:
@@ -153,7 +154,7 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
-            meets = [Phase.MEET] if drive.meets_here else []
+            meets = [Phase.MEET] if drive.meets_here and not change.servers else []
             if change.prepare:
                 # With nothing to get ready, it withdraws what was.
                 return [*before, *meets, *starts, *([Phase.HOLD] if meets or starts else [])]
@@ -207,6 +208,20 @@ def clock(
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
+
+
+def holds_none(part: PartState, drive: Drive) -> bool:
+    """Return whether nothing of a part is on its devices, now that the change is over.
+
+    Either the change has released them, or a resume left every rank as it was: none was told to go
+    on, or all that were said that they stand.
+    """
+    if drive.manner is not Manner.UNCHANGED or not isinstance(drive.command.change, Resume):
+        return drive.given_back
+    if not part.released or part.stand is not Stand.SUSPENDED or drive.changed_ranks:
+        return False
+    untold = drive.phase is None and not drive.again
+    return untold or all(token in drive.stay for token in part.alive())
 
 
 def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) -> PartChanged:

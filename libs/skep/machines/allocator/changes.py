@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+import msgspec
+
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, packs, resizes
+from skep.machines.allocator import cellwork, packs, resizes, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -59,6 +60,8 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
     told = change.change
     if isinstance(told, Resize) and not told.ranks:
         told = resizes.told_to(job.members[name], told)
+    elif isinstance(told, Resume) and job.rebound:
+        told = msgspec.structs.replace(told, ranks=returns.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(told)]
     if change.why is Reason.PREEMPTED:
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
@@ -128,13 +131,14 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
         case JobChanged():
             _apply_changed(machine, job, fact)
         case GpusRegained():
-            _apply_regained(machine, job, fact)
+            returns.apply_regained(machine, job, fact)
 
 
 def forget(machine: AllocatorMachine, job: JobState) -> None:
     """Begin an attempt, or end one: nothing is known of it, and nothing under way."""
     job.learned, job.change, job.asked, job.successor = {}, None, None, None
-    job.released, job.held, job.resized = False, None, 0
+    job.released, job.held, job.resized, job.served_by = False, None, 0, 0
+    job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns = Instant(0), 0
     machine.away.pop(job.job, None)
@@ -171,7 +175,7 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
     )
     machine.order = fact.order
-    if isinstance(fact.change, Resize):
+    if isinstance(fact.change, Resize) and not fact.change.servers:
         at = fact.change.at
         for name in (at,) if at else () if fact.change.prepare else fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
@@ -215,6 +219,9 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     job.change = None
     machine.soft.changes += 1
     if fact.result is not Result.DONE:
+        if fact.goal is Goal.RESUME and fact.released and not job.released:
+            returns.apply_refused(machine, job)
+            _release(machine, job)
         return
     if fact.goal is Goal.SUSPEND:
         if job.state is State.RUNNING:
@@ -226,11 +233,11 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
-        job.held = None
+        job.held, job.stood_on = None, {}
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(machine, job)
     elif isinstance(change.change, Resize):
-        job.resized = change.change.world
+        job.resized, job.served_by = change.change.world, change.change.servers
 
 
 def _release(machine: AllocatorMachine, job: JobState) -> None:
@@ -247,21 +254,3 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.note_borrowed(job)
     packs.parted(machine, others)
     machine.soft.changes += 1
-
-
-def _apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
-    live = [job.members[name] for name in job.live]
-    if packs.decided(job, fact.attempt) is not None:
-        packs.enter(machine, job, fact.attempt, fact.chain, live)
-    else:
-        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-        spots = cellwork.spots(machine, fact.chain, live)
-        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-        hold = Hold(asked, where)
-        hold.priority = OPPORTUNISTIC
-        machine.cells.enter(hold)
-    for name in job.live:
-        machine.nodes[name].suspend((job.job, job.attempt), suspended=False)
-    job.released, job.chain = False, fact.chain
-    del machine.away[job.job]
-    machine.note_borrowed(job)

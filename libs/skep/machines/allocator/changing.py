@@ -20,7 +20,9 @@ from skep.machines.allocator import (
     packing,
     packs,
     resizing,
+    returns,
     rounds,
+    servers,
     spanning,
 )
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
+RANKS_TOLD = 16
+"""Ranks whose GPUs, where they are others than before, take what an attempt does in a record."""
 RESUMES_MAX = 3
 """How often a part is asked to go on before its attempt is given up."""
 
@@ -117,10 +121,10 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if why is not Reason.REQUESTED and not job.released:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
             # Without GPUs it waits for some there: `come_back`.
-        case AskResize(workers=workers) if workers == job.size:
+        case AskResize(workers=workers, servers=count) if servers.same(job, workers, count):
             changes.over(machine, asked, Result.DONE, now)
-        case AskResize(workers=workers):
-            why, detail = resizing.begin(machine, job, workers, now)
+        case AskResize(workers=workers, servers=count):
+            why, detail = resizing.begin(machine, job, workers, now, servers=count)
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
         case AskPack():
@@ -155,8 +159,8 @@ def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reaso
             return Reason.CANNOT, "migrate (`skep show` tells what it can)"
         case AskMigrate() if len(job.live) < len(job.members):
             return Reason.NOT_RUNNING, "a part of it has ended"
-        case AskResize(workers=workers):
-            return resizing.refusal(job, workers)
+        case AskResize(workers=workers, servers=count):
+            return servers.refusal(job, count) or resizing.refusal(job, workers)
         case _:
             return None
 
@@ -328,7 +332,12 @@ def _resumed(
     change = job.change
     assert change is not None, job
     refused = _refusals(told)
-    if refused and change.round % RESUMES_MAX:
+    stays = all(told[name].released for name in refused) and len(refused) == len(told)
+    if refused and job.stood_on and stays and len(told) == len(job.live):
+        # Every rank stands where it stood, its state in the host's memory: nothing is lost.
+        changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, released=True,
+                      detail="; ".join(refused.values()))  # fmt: skip
+    elif refused and change.round % RESUMES_MAX:
         _go_on(machine, job, change, tuple(refused), now, undoing=change.undoing)
     elif refused:
         # Some parts run and others cannot: nothing but another attempt puts that right.
@@ -487,10 +496,11 @@ def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail
 
 
 def come_back(machine: AllocatorMachine, now: Instant) -> None:
-    """Give suspended attempts their GPUs again, where those are idle, and resume them.
+    """Give suspended attempts GPUs of their nodes again, where some are idle, and resume them.
 
-    They run there opportunistically and are promoted once their VC's cells cover them, as jobs
-    that borrow are. Who asked for a suspension has to ask for its end.
+    They have the very same, or others if their ranks can go on with those (`returns`). They run
+    there opportunistically and are promoted once their VC's cells cover them, as jobs that borrow
+    are. Who asked for a suspension has to ask for its end.
     """
     soft = machine.soft
     looked = soft.changes, machine.last_asked
@@ -507,12 +517,13 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
             room -= len(job.live)
             if _goes_away(machine, job, now) or not _wants_back(job):
                 continue
-        chain = cellwork.home(machine, job)
-        if chain is None:
+        back = returns.find(machine, job)
+        if back is None:
             room -= _wait(machine, job)
             continue
-        room -= len(job.live)
-        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=chain, at=now))
+        room -= len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
+        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=back.chain, at=now,
+                                    members=back.members))  # fmt: skip
         asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
         why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
         begin(machine, job, Goal.RESUME, Resume(), now, why)
@@ -550,7 +561,7 @@ def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
 
 def _wait(machine: AllocatorMachine, job: JobState) -> bool:
     """Say what a job waits for; return whether that is news."""
-    needs = cellwork.gpus_of(job)
+    needs = returns.needs(job)
     news = job.waits != (Reason.WAITS_FOR_ITS_GPUS, needs)
     if news:
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_ITS_GPUS, needs=needs))

@@ -461,18 +461,25 @@ def _bind_command(
         workdir=job.spec.workdir or "",
         trace=job.trace,
         image=job.spec.runtime.image if job.spec.runtime is not None else "",
-        awaits=f"generation-{joins}" if joins else getattr(made, "secret", ""),
+        awaits=f"generation-{joins}" if joins else _awaited(made),
         share=0.0 if isinstance(made, Successor) else made.told[0],
         beside=() if isinstance(made, Successor) else made.told[1],
         joins=joins,
+        servers=job.spec.ps.servers if job.spec.ps is not None else 0,
+        secret=job.secret,
     )
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:
     """Return the command line of every worker of a job."""
     if spec.script is not None:
-        return (AGENT_PYTHON, "-m", "skep_job", spec.script, *spec.args)
+        module = "skep_job" if spec.ps is None else "skep_job.ps.launch"
+        return (AGENT_PYTHON, "-m", module, spec.script, *spec.args)
     if isinstance(spec.command, str):
         return ("/bin/sh", "-c", spec.command)
     assert spec.command is not None, spec
     return spec.command
+
+
+def _awaited(made: JobState | Successor) -> str:
+    return made.secret if isinstance(made, Successor) else ""

@@ -142,6 +142,17 @@ class JobState(msgspec.Struct):
     successor: Successor | None = None
     resized: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+    rebound: bool = False
+    """The attempt is not, or was not always, on the GPUs that its nodes were told to start it on:
+    whoever is to go on is told on which."""
+    stood_on: dict[str, Member] = {}
+    """By node: what the attempt had before it was given other GPUs to go on with, until it does."""
+    tied: bool = False
+    """Its ranks could not go on with other GPUs, though they had said so."""
+    served_by: int = 0
+    """Parameter servers of the attempt since their number was changed; 0: it was not."""
+    secret: str = ""
+    """What the attempt's parameter servers ask for."""
     spent: int = 0
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
@@ -170,6 +181,11 @@ class JobState(msgspec.Struct):
     def deserted(self) -> bool:
         """Return whether only ranks are left that were to join the gang."""
         return bool(self.live) and all(self.outside(name) for name in self.live)
+
+    @property
+    def servers(self) -> int:
+        """Return how many parameter servers it has, or is to have."""
+        return self.served_by or (self.spec.ps.servers if self.spec.ps is not None else 0)
 
     def succeeds(self, attempt: int) -> bool:
         """Return whether this is the number of the successor that the attempt has."""

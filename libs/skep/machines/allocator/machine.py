@@ -498,7 +498,7 @@ class AllocatorMachine:
             self.cells.enter(cellwork.hold(self, job, fact, claims=False))
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
-        job.chain = fact.chain
+        job.chain, job.secret = fact.chain, fact.secret
         job.bound_at, job.ran_at = fact.at, Instant(0)
         job.members = {member.node: member for member in fact.members}
         job.parts = dict.fromkeys(job.members, Part.BOUND)

@@ -75,6 +75,7 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     job.gone, job.learned, job.successor = [], successor.learned, None
     job.waits, job.released = None, False  # It holds what its successor got.
     machine.away.pop(job.job, None)
+    job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     machine.note_borrowed(job)
 

@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
 
-def refusal(job: JobState, workers: int) -> tuple[Reason, str] | None:
-    """Return why a gang cannot have so many workers, whatever is free; or None."""
+def refusal(job: JobState, workers: int | None) -> tuple[Reason, str] | None:
+    """Return why a gang cannot have so many workers (None: those it has), or None."""
     allowed = job.spec.elastic
-    if allowed is None:
+    if workers is not None and allowed is None:
         return Reason.CANNOT, "resize: its spec has no `elastic`"
-    if not allowed.min <= workers <= allowed.max:
+    if workers is not None and allowed and not allowed.min <= workers <= allowed.max:
         return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} workers"
+    if job.servers and len(job.members) > 1:
+        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}, and has parameter servers"
     if len(job.live) < len(job.parts):
         return Reason.NOT_RUNNING, "some of its ranks have ended"
     if "resize" not in job.can:
@@ -47,13 +49,20 @@ def refusal(job: JobState, workers: int) -> tuple[Reason, str] | None:
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, workers: int, now: Instant
+    machine: AllocatorMachine,
+    job: JobState,
+    workers: int | None,
+    now: Instant,
+    *,
+    servers: int | None = None,
 ) -> tuple[Reason, str]:
-    """Begin to change a gang's size; return why not, or REQUESTED if it begins."""
+    """Begin to change a gang's size; return why not, or REQUESTED if it begins. None: as it is."""
+    workers, servers = workers or job.size, servers or job.servers
     assert job.asked is not None, job
     name = next(name for name in job.live if job.members[name].first_rank == 0)
     node = machine.nodes[name]
-    port = node.holdings[job.job, job.attempt].meets or node.port()
+    # Ranks on parameter servers meet nowhere: they find them where the attempt began.
+    port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
         return Reason.WAITS_FOR_PORT, name
     if workers > job.size:
@@ -69,7 +78,7 @@ def begin(
         return Reason.REQUESTED, ""
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
-    resize = Resize(generation=order, world=workers, master_port=port,
+    resize = Resize(generation=order, world=workers, master_port=port, servers=servers,
                     ranks=resizes.plans(job.members[name], workers),
                     master_address=node.joined.address)  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
@@ -125,6 +134,8 @@ def _nearness(
     """Yield the nodes on which to look for room, one choice after the other; None: any."""
     shape = chain.topology
     yield dict.fromkeys(job.live)
+    if job.servers:
+        return  # They are beside the first worker, for workers of its node.
     level = shape.level(within) if within else None
     if level is not None and level > shape.node_level:
         cells = dict.fromkeys(shape.up(leaf, level) for leaf in _leaves(chain, job))

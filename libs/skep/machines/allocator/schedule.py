@@ -17,7 +17,7 @@ from skep.cells.fair import place_yielding
 from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork, changing, packing, suspects
+from skep.machines.allocator import cellwork, changing, packing, servers, suspects
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.policies.queue import Entry, Head
@@ -266,6 +266,7 @@ def bind(
             ranked=ranked,
             trace=job.trace,
             chain=where.chain,
+            secret=servers.secret(machine, job),
         )
     )
     for name in job.members:

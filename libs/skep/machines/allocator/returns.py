@@ -1,0 +1,136 @@
+"""Where a suspended attempt that gave its GPUs back goes on, and what follows from the facts of it.
+
+    released --GpusRegained--> has GPUs again, borrowed --JobChanging(Resume)--> running
+        ^                            |
+        +---- JobChanged(undone) ----+   no rank could go on with other GPUs: it has none again
+
+Its processes are on their nodes, so it returns there: to the very same GPUs, or, where its ranks
+can `rebind`, to any idle ones of each node. A rank that then cannot after all still stands, its
+state in the host's memory, so nothing is lost: from then on the attempt waits for its own GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement
+from skep.cells.rebind import rebind
+from skep.machines.allocator import cellwork, packs
+from skep.machines.allocator.jobs import JobState
+from skep.wire.changes import GpusRegained
+from skep.wire.commands import RankPlan
+from skep.wire.facts import Member
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+ABILITY = "rebind"
+"""What every rank must have said it can, for its attempt to return to other GPUs."""
+
+
+class Back(NamedTuple):
+    """GPUs to return to: of this chain; `members` are empty where they are the very same."""
+
+    chain: str
+    members: tuple[Member, ...] = ()
+
+
+def find(machine: AllocatorMachine, job: JobState) -> Back | None:
+    """Return which idle GPUs a suspended attempt can return to, or None."""
+    same = cellwork.home(machine, job)
+    if same is not None:
+        return Back(same)
+    return elsewhere(machine, job) if moves(job) else None
+
+
+def moves(job: JobState) -> bool:
+    """Return whether an attempt can return to other GPUs of its nodes than it had."""
+    return ABILITY in job.can and not job.tied
+
+
+def elsewhere(machine: AllocatorMachine, job: JobState) -> Back | None:
+    """Return idle GPUs of the nodes on which an attempt is, in the chain in which it was."""
+    chain = machine.cells.chains.get(job.chain)
+    if chain is None:
+        return None  # Other cells were set since: only what it had is known to be of its kind.
+    shape, live = chain.topology, [job.members[name] for name in job.live]
+    parts: dict[int, list[tuple[int, ...]]] = {}
+    for member in live:
+        leaves = [tuple(shape.leaf(member.node, device) for device in devices)
+                  for devices in member.devices]  # fmt: skip
+        known = [tuple(leaf for leaf in each if leaf is not None) for each in leaves]
+        if known != leaves:
+            return None
+        parts[shape.node_index[member.node]] = known
+    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+    found = rebind(chain, asked, parts)
+    if found is None:
+        return None
+    made = tuple(
+        msgspec.structs.replace(member, levels=(), devices=tuple(
+            tuple(shape.device(leaf) for leaf in leaves)
+            for leaves in found[shape.node_index[member.node]]))
+        for member in live
+    )  # fmt: skip
+    return Back(job.chain, made)
+
+
+def needs(job: JobState) -> str:
+    """Return what an attempt needs to return, in words: GPUs, or so many of its nodes."""
+    if not moves(job):
+        return cellwork.gpus_of(job)
+    counts = {name: sum(map(len, job.members[name].devices)) for name in job.live}
+    return " ".join(f"{count} GPUs of {name}" for name, count in counts.items())
+
+
+def plans(member: Member) -> tuple[RankPlan, ...]:
+    """Return what each rank of a part has, as its node is told."""
+    pairs = zip(member.numbers, member.devices, strict=True)
+    return tuple(RankPlan(rank=rank, local_rank=i, devices=devices)
+                 for i, (rank, devices) in enumerate(pairs))  # fmt: skip
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def apply_regained(machine: AllocatorMachine, job: JobState, fact: GpusRegained) -> None:
+    """Take over that an attempt has GPUs again."""
+    attempt = job.job, job.attempt
+    if fact.members:
+        job.stood_on = {member.node: job.members[member.node] for member in fact.members}
+        job.rebound = True
+        _have(machine, job, fact.members)
+    live = [job.members[name] for name in job.live]
+    if packs.decided(job, fact.attempt) is not None:
+        packs.enter(machine, job, fact.attempt, fact.chain, live)
+    else:
+        asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+        spots = cellwork.spots(machine, fact.chain, live)
+        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
+        hold = Hold(asked, where)
+        hold.priority = OPPORTUNISTIC
+        machine.cells.enter(hold)
+    for name in job.live:
+        machine.nodes[name].suspend(attempt, suspended=False)
+    job.released, job.chain = False, fact.chain
+    del machine.away[job.job]
+    machine.note_borrowed(job)
+
+
+def apply_refused(machine: AllocatorMachine, job: JobState) -> None:
+    """Take over that an attempt stands as before, on none of the GPUs it was to go on with.
+
+    Its processes know only those that they had: it returns to them, and to no others.
+    """
+    _have(machine, job, tuple(job.stood_on[name] for name in job.live))
+    job.tied, job.stood_on = True, {}
+
+
+def _have(machine: AllocatorMachine, job: JobState, members: tuple[Member, ...]) -> None:
+    attempt = job.job, job.attempt
+    for member in members:
+        node = machine.nodes[member.node]
+        node.alter(attempt, msgspec.structs.replace(node.holdings[attempt], member=member))
+    job.members = {**job.members, **{member.node: member for member in members}}

@@ -1,0 +1,42 @@
+"""The parameter servers of jobs: how many there may be, and what they let workers in by.
+
+They are processes of the first rank and hold no GPUs. How many an attempt has changes with its
+size, in one change: see `resizing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING
+
+from skep.machines.allocator.jobs import JobState
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+
+def secret(machine: AllocatorMachine, job: JobState) -> str:
+    """Return what the servers of a job's next attempt are to ask for; empty if it has none."""
+    if job.spec.ps is None:
+        return ""
+    text = f"{job.job}.{job.following}.{machine.order + 1} parameter servers"
+    return hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def same(job: JobState, workers: int | None, servers: int | None) -> bool:
+    """Return whether a job has so many workers and parameter servers (None: whatever it has)."""
+    return workers in (None, job.size) and servers in (None, job.servers)
+
+
+def refusal(job: JobState, servers: int | None) -> tuple[Reason, str] | None:
+    """Return why a job cannot have so many parameter servers (None: those it has), or None."""
+    allowed = job.spec.ps
+    if allowed is None:
+        return (Reason.CANNOT, "resize: its spec has no `ps`") if servers else None
+    if servers and not allowed.min <= servers <= allowed.max:
+        return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} parameter servers"
+    if len(job.members) > 1:
+        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}"
+    return None

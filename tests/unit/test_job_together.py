@@ -1,0 +1,52 @@
+"""What the ranks of a gang agree on, when the gang becomes another one."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skep_job.control import Control
+from skep_job.together import Together
+
+
+class Distributed(SimpleNamespace):
+    """As much of `torch.distributed` as is asked who is there."""
+
+    world = 1
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_world_size(self) -> int:
+        return self.world
+
+    def new_group(self, **_: Any) -> object:
+        return object()
+
+
+def test_a_gang_that_shrank_to_one_rank_does_its_orders_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they wait for ranks that have left, and the checkpoint is never written."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    control, done = Control(), []
+    control.on("checkpoint", lambda message: done.append(message["order"]))
+    control.cooperative = True
+    together = Together(control)
+    for order, world in ((1, 1), (2, 3), (3, 1)):
+        others.world = world
+        together.leave()
+        together.begin()
+        assert together.alone == (world == 1)
+        control.take({"type": "checkpoint", "order": order})
+        assert (control.held is not None) == (world > 1), "it waits for the others"
+        control.held = None
+        if control.due:
+            control.boundary(5, cooperative=True)
+    assert done == [1, 3]
