@@ -216,6 +216,11 @@ class ElasticGang:
         member.wait_told("ready")
         return member
 
+    def overtake(self) -> int:
+        """Return the number of an order that is given by other means."""
+        self._order += 1
+        return self._order
+
     def checkpoint(self, step: int, *members: Member) -> None:
         """Have a checkpoint written after mini-batch `step`."""
         self._order += 1
@@ -225,13 +230,17 @@ class ElasticGang:
     def rescale(
         self,
         places: dict[Member, int],
-        step: int,
+        step: int = 0,
         *,
+        agree: bool = False,
         generation: int = 0,
         world: int = 0,
         store: Store | None = None,
     ) -> int:
-        """Order members to their new ranks (-1: it leaves) from after `step` on."""
+        """Order members to their new ranks (-1: it leaves) from after `step` on.
+
+        `agree`: from after the mini-batch that they agree on.
+        """
         self._order += 1
         self.generation = generation or self.generation + 1
         at = store or self.store
@@ -247,6 +256,7 @@ class ElasticGang:
                 host=at.host,
                 port=at.port,
                 step=step,
+                agree=agree,
             )
         return self._order
 

@@ -58,6 +58,8 @@ class Control:
         """Called when there is something to send. Must not raise, must not block."""
         self.cooperative = False
         """Whether the script says itself where its boundaries are: then hooks see none."""
+        self.withdrawn: Callable[[], None] = _nothing
+        """Called when an order withdraws those before it. Must not raise, must not block."""
         self.held: Message | None = None
         """An order that waits until every rank of the gang has it (`skep_job.together`)."""
         self.peek: Callable[[object], object] | None = None
@@ -208,12 +210,14 @@ class Control:
                 return
             if order == self._order and kind in self._taken:
                 self._outbox.extend(self._answers)  # It is asked again: the answer was lost.
-                again = True
+                again, later = True, False
             else:
-                again = False
-                if order > self._order:
+                again, later = False, order > self._order
+                if later:
                     self._begin(order)
                 self._taken.add(kind)
+        if later:
+            self.withdrawn()
         if again:
             self.wake()
         elif _is_whole(step):

@@ -157,6 +157,12 @@ class Cooperation:
         except Exception as error:
             complain(f"a report was left out: {describe(error)}")
 
+    def sums(self) -> dict[str, float]:
+        return self._metrics.sums
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        self._metrics.go_on_from(sums)
+
     def shield(self, on: bool) -> None:
         self._shields += 1 if on else -1
 

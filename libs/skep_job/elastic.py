@@ -6,8 +6,10 @@
         |<------- a member failed: the old gang, formed again ----------'
 
 The agent starts newcomers (SKEP_AWAITS), which build everything, have their memory ready and wait;
-then it sends every member `rescale` with a step that none has reached. What follows is agreed upon
-in the store (`elastic_round`), which belongs to no rank. At the step, old members that stay bring
+then it sends every member `rescale` with a step that none has reached; members on several nodes,
+of which no agent knows how far the others are, agree on the step in the store, once everybody is
+there (`elastic_prepare`). What follows is agreed upon there too (`elastic_round`): the store
+belongs to no rank. At the step, old members that stay bring
 the state to the newcomers (`elastic_copy`) while the old process group is still as it was; when all
 have it, everybody leaves the old group, forms the next and goes on with the next mini-batch. A
 process that leaves ends with status 0.
@@ -85,6 +87,8 @@ class Gang:
         self.pauses: list[Pause] = []
         self.due = False
         """Whether something waits for a boundary: all that has to be looked at there."""
+        self.step_ns: Callable[[], int] = lambda: 0
+        """Returns how long a mini-batch takes, on any thread; 0 if that is not known."""
         self._orders: Orders | None = None
         self._counted = counted
         self._state = state
@@ -109,6 +113,7 @@ class Gang:
         if self._orders is not None:
             self._orders.at_once("rescale", self._announced)
             self._orders.on("rescale", self._reached)
+            self._orders.withdrawn = self._withdrawn
         if environ.get("SKEP_AWAITS", "").startswith(NEWCOMER):
             self.is_member = False
             return
@@ -162,7 +167,10 @@ class Gang:
         preparing = self._preparing
         if preparing is not None and not preparing.said:
             preparing.say(self.seat.rank, self._layout)
-        plan, counted = self._plan_due, self._counted()
+        counted = self._counted()
+        if preparing is not None and preparing.plan.agrees:
+            self._look_for_the_step(preparing, counted)
+        plan = self._plan_due
         if plan is None or plan.step > counted:
             self._look_for_a_missed_step(counted)
             return False
@@ -178,6 +186,8 @@ class Gang:
 
     def close(self) -> None:
         """Leave the group at the end of the script."""
+        if self._preparing is not None:
+            self._preparing.end()
         for model in self._models:
             model.release()
         elastic_group.destroy()
@@ -203,6 +213,9 @@ class Gang:
             self._fail_plan(plan, objection)
             return True
         self._preparing, self.due = preparing, True
+        if plan.agrees:
+            preparing.agree(self.seat.rank, self.seat.world, self._counted, self.step_ns())
+            return True
         # Only now: a boundary in between has either seen `due` or counted before this.
         if 0 < plan.step <= self._counted():
             self._refuse_as_passed(preparing)
@@ -222,6 +235,12 @@ class Gang:
         self._preparing = None
         preparing.refuse(f"rank {self.seat.rank} has passed step {preparing.plan.step}")
 
+    def _withdrawn(self) -> None:
+        """Vote against a change that waits for its step, as a later order has come."""
+        preparing = self._preparing
+        if preparing is not None and preparing.plan.agrees:
+            preparing.refuse("it was withdrawn")
+
     # --- a member's part ------------------------------------------------------------------------
 
     def _look_for_a_missed_step(self, counted: int) -> None:
@@ -231,6 +250,17 @@ class Gang:
             self._refuse_as_passed(preparing)  # Control has answered `past`.
             preparing = None
         self.due = plan is not None or (preparing is not None)
+
+    def _look_for_the_step(self, preparing: Preparing, counted: int) -> None:
+        """See whether the step that is agreed on in the store is known, reached or passed."""
+        if preparing.failed:
+            self._preparing = None
+            self._fail_plan(preparing.plan, preparing.failed)
+        elif 0 < preparing.step < counted:
+            self._refuse_as_passed(preparing)
+            self._fail_plan(preparing.plan, f"rank {self.seat.rank} had passed the step")
+        elif preparing.step == counted > 0:
+            self._plan_due = preparing.plan
 
     def _reached(self, message: Message) -> None:
         """Note that the step is done. The change itself waits for the loop to ask for more data."""

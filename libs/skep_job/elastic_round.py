@@ -28,7 +28,7 @@ CLOCK_SLACK_S = 0.1
 """By how much the store's client may think a deadline earlier than this process does."""
 
 COMMIT, DONE = "commit", "done"
-LAYOUT, VERDICT, OUTCOME = "layout", "verdict", "outcome"
+LAYOUT, VERDICT, OUTCOME, STEP = "layout", "verdict", "outcome", "step"
 NOTHING = "-"
 TEXT_MAX = 500
 """Characters of a reason: it is a sentence."""
@@ -50,6 +50,7 @@ class Plan(NamedTuple):
     host: str
     port: int
     step: int  # 0: after the mini-batch in progress
+    agrees: bool = False  # the step is agreed on in the store, once everybody is there
 
     @property
     def leaves(self) -> bool:
@@ -68,7 +69,11 @@ def read_plan(message: dict[str, object]) -> Plan:
         if not isinstance(value, int) or isinstance(value, bool):
             reason = f"{name} is {value!r}, expected a whole number"
             raise ValueError(reason)
-    plan = Plan(host=str(message.get("host", "")), **numbers)  # type: ignore[arg-type]
+    plan = Plan(
+        host=str(message.get("host", "")),
+        agrees=bool(message.get("agree", False)),
+        **numbers,  # type: ignore[arg-type]
+    )
     if plan.generation < 1 or plan.world < 1 or not 0 <= plan.port < 2**16 or plan.step < 0:
         reason = f"no such gang: {plan}"
         raise ValueError(reason)
@@ -168,6 +173,23 @@ class Round:
             return ""
         verdict = self._get(VERDICT)
         return verdict if verdict != COMMIT else ""
+
+    def everybody(self, wait_s: float) -> bool:
+        """Return whether every seat of the new gang is somebody's, waiting for that."""
+        return self._wait([f"seat/{rank}" for rank in range(self.plan.world)], wait_s)
+
+    def tell_step(self, old_rank: int, counted: int, margin: int) -> None:
+        """Say how many mini-batches this member has made, and how many more it needs to hear."""
+        self._vote(f"at/{old_rank}", f"{counted} {margin}")
+
+    def common_step(self, old_world: int, wait_s: float) -> int:
+        """Return the mini-batch after which all change, once every old member has told; else 0."""
+        keys = [f"at/{rank}" for rank in range(old_world)]
+        if not self._wait(keys, wait_s):
+            return 0
+        told = [tuple(map(int, self._get(key).split())) for key in keys]
+        step = max(counted for counted, _ in told) + max(margin for _, margin in told)
+        return int(self._vote(STEP, str(step)))
 
     # --- after the commit -----------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ class ElasticRun(Run):
         self._under = under or Alone()
         observation = skep_job.current() if under is not None else None
         if observation is not None:
-            self._tally = observation.tally
+            self._tally = tally = observation.tally
+            self.gang.step_ns = lambda: tally.count().step_ns
         self.gang.open(os.environ, observation.control if observation is not None else None)
         atexit.register(self.gang.close)
 
@@ -141,12 +142,14 @@ class _Whole:
         return self._run.tracked
 
     def place(self) -> dict[str, Any]:
-        return {**self._run.place(), "chance": {}, "counted": self._run._tallied()}
+        run = self._run
+        return {**run.place(), "chance": {}, "counted": run._tallied(), "sums": run._under.sums()}
 
     def go_to(self, place: dict[str, Any]) -> None:
         run = self._run
         # Its own chance, not a member's: two ranks with the same dropout would learn less.
         run._aim_of_newcomer = {**place, "chance": chance.capture()}
+        run._under.go_on_from(place.get("sums", {}))
         if run._tally is not None:
             run._tally.steps = place["counted"]  # The agent sees it where the others are.
 

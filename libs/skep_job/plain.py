@@ -37,6 +37,14 @@ class Under(Protocol):
         """Tell numbers about the training."""
         ...
 
+    def sums(self) -> dict[str, float]:
+        """Return those of the told numbers that count in sum, so far."""
+        ...
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Count on from what another rank has counted."""
+        ...
+
     def shield(self, on: bool) -> None:
         """Do nothing at boundaries until this is taken back."""
         ...
@@ -61,6 +69,11 @@ class Alone:
     def boundary(self) -> None: ...
 
     def report(self, values: dict[str, Any]) -> None: ...
+
+    def sums(self) -> dict[str, float]:
+        return {}
+
+    def go_on_from(self, sums: dict[str, float]) -> None: ...
 
     def shield(self, on: bool) -> None: ...
 

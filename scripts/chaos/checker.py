@@ -279,7 +279,7 @@ def replay(admission: Sequence[LogRecord], allocator: Sequence[LogRecord]) -> No
 
     Raises ViolationError.
     """
-    allocated = AllocatorModel(_nothing, _nothing, _nothing, _nothing)
+    allocated = AllocatorModel(_nothing, _nothing, _nothing, _nothing, _nothing)
     admitted = AdmissionModel(allocated)
     allocated.admission = admitted
     taken = {"ADMISSION": 0, "ALLOC": 0}

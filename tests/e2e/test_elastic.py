@@ -26,8 +26,12 @@ LOSS_TOLERANCE = 1e-6
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
-    """The same job uninterrupted, in one process that no agent knows."""
-    outcome = python([SCRIPT, "{}"], environment())
+    return uninterrupted()
+
+
+def uninterrupted(**options: Any) -> dict[str, Any]:
+    """Return what the same job says in one process that no agent knows."""
+    outcome = python([SCRIPT, json.dumps(options)], environment())
     assert outcome.returncode == 0, outcome.stderr
     lines = [json.loads(line) for line in outcome.stdout.splitlines()]
     return {name: value for line in lines for name, value in line.items()}
@@ -198,6 +202,33 @@ def test_orders_that_cross_or_do_not_fit_leave_the_gang_as_it_is(whole: dict[str
         assert [member.end() for member in grown] == [0, 0, 0]
         check_result(first, whole)
         assert order_of(list(grown)) == order_of_whole(whole)
+
+
+def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() -> None:
+    whole = uninterrupted(epochs=14)
+    with elastic_gang(pace_s=0.04, epochs=14) as gang:
+        first, second = stay = gang.start(0, 2), gang.start(1, 2)
+        third = gang.newcomer(2)
+        for member in stay:
+            member.wait_told("stats")
+        grown = {first: 0, second: 1, third: 2}
+        order = gang.rescale(grown, agree=True)
+        steps = {member.wait_told("rescaled", order=order)["step"] for member in grown}
+        assert len(steps) == 1
+        # One that is not told keeps the others waiting until their agent gives up.
+        order = gang.rescale({first: 0, second: 1}, agree=True, world=2)
+        for member in stay:
+            member.order("resume", order=order + 1)
+        for member in stay:
+            member.wait_told("resumed", order=order + 1)
+            assert member.wait_told("failed", order=order)["error"]
+        gang.overtake()
+        order = gang.rescale({first: 0, second: 1, third: -1}, agree=True)
+        for member in grown:
+            member.wait_told("rescaled", order=order)
+        assert [member.end() for member in gang.members] == [0, 0, 0]
+        check_result(first, whole)
+        assert order_of(gang.members) == order_of_whole(whole)
 
 
 @pytest.mark.parametrize("moment", ["arrive", "enter", "store"])

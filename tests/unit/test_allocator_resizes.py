@@ -141,11 +141,6 @@ def test_what_the_spec_does_not_allow_is_refused(
     assert over(resize(elastic(**changes), workers)) == [(2, Result.REFUSED, why)]
 
 
-def test_a_gang_on_several_nodes_is_refused() -> None:
-    decide = running("node-1", "node-2", gpus=1, can=CAN, elastic=SIZES)
-    assert over(resize(decide, 1)) == [(2, Result.REFUSED, Reason.ONE_NODE_ONLY)]
-
-
 def test_who_cannot_or_stands_still_is_refused() -> None:
     decide = running("node-1", gpus=1, can=("suspend",), elastic=SIZES)
     assert over(resize(decide, 2)) == [(2, Result.REFUSED, Reason.CANNOT)]

@@ -53,6 +53,11 @@ class Recorder:
 
     def shield(self, on: bool) -> None: ...
 
+    def sums(self) -> dict[str, float]:
+        return {}
+
+    def go_on_from(self, sums: dict[str, float]) -> None: ...
+
     def notice(self, text: str) -> None:
         self.notices.append(text)
 

@@ -25,6 +25,8 @@ class Holding(msgspec.Struct, frozen=True):
     """By a recorded decision it uses GPUs that others held before."""
     meets: int = 0
     """The port on which its ranks meet when they change how many they are; 0: they never did."""
+    came: int = 0
+    """The order by which its gang came here while it grew; 0: it was here from the beginning."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -137,6 +139,16 @@ class NodeState:
         """Note that an attempt has given back its GPUs, or has them again; the rest stays its."""
         held = self.holdings[attempt]
         self.holdings[attempt] = msgspec.structs.replace(held, suspended=suspended)
+
+    def haunted(self, attempt: Attempt, identity: str, order: int) -> bool:
+        """Return whether an agent speaks of a part of an attempt that was given up here."""
+        return (attempt in self.ghosts and identity == self.joined.identity
+                and self.means(attempt, order))  # fmt: skip
+
+    def means(self, attempt: Attempt, order: int) -> bool:
+        """Return whether what was said of a part that began by this order is of the present one."""
+        held = self.holdings.get(attempt)
+        return held is None or held.came in (0, order)
 
     def settled(self, order: int) -> int:
         """Return the highest order up to which this node has answered all, given the latest."""

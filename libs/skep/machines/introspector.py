@@ -90,6 +90,8 @@ class _Attempt:
         "job",
         "learned",
         "ranks",
+        "speaker",
+        "spoke_at",
         "stalled",
         "told_step",
         "trace",
@@ -110,6 +112,9 @@ class _Attempt:
         self.watch: PhaseWatch | None = None
         self.values: dict[str, float] = {}
         self.values_step = 0
+        self.speaker = 0
+        """The rank whose values these are: the lowest one that tells any."""
+        self.spoke_at = 0
         self.told_step = 0
 
 
@@ -185,6 +190,8 @@ class IntrospectorMachine:
                     continue
             attempt.heard_at = now
             windows = attempt.ranks
+            if len(windows) > progress.world:
+                self._leave(attempt, progress.world)
             for rank in progress.ranks:
                 window = windows.get(rank.rank)
                 if window is None:
@@ -195,8 +202,7 @@ class IntrospectorMachine:
                 if _sane(rank):
                     window.utilisation = rank.utilisation
                     window.memory = rank.memory
-                    if rank.values and 0 <= rank.values_step <= COUNT_MAX:
-                        attempt.values, attempt.values_step = rank.values, rank.values_step
+                    _take_values(attempt, rank, now)
                     window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
         if self._due is None and attempts:
             self._due = _next_second(now)
@@ -216,6 +222,12 @@ class IntrospectorMachine:
             return None
         attempt = self._attempts[job] = _Attempt(progress)
         return attempt
+
+    def _leave(self, attempt: _Attempt, world: int) -> None:
+        """Forget ranks that have left a gang: it goes at the pace of those that are there."""
+        for rank in [rank for rank in attempt.ranks if rank >= world]:
+            del attempt.ranks[rank]
+            self._ranks -= 1
 
     def _forget(self, attempt: _Attempt) -> None:
         del self._attempts[attempt.job]
@@ -344,6 +356,19 @@ def _look_for_level(
             trace=attempt.trace,
         )
         told.append(Send(PHASE, changed))
+
+
+def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
+    """Take what a rank tells of the training, unless a lower one still does.
+
+    All ranks train the same model, so one is enough, and the next carries on if it leaves.
+    """
+    if not rank.values or not 0 <= rank.values_step <= COUNT_MAX:
+        return
+    silent = now - attempt.spoke_at > WINDOW or attempt.speaker not in attempt.ranks
+    if rank.rank <= attempt.speaker or silent or not attempt.values:
+        attempt.values, attempt.values_step = rank.values, rank.values_step
+        attempt.speaker, attempt.spoke_at = rank.rank, now
 
 
 def _sane(rank: RankProgress) -> bool:

@@ -16,7 +16,8 @@
         request for one comes to one end; who is suspended without GPUs does not train
     I13 a moved job trains at one place at a time: its successor once it was recorded to be the
         job, with the whole state, and what it succeeds never again
-    I14 a gang has GPUs for its ranks, and no others
+    I14 a gang has GPUs for exactly its ranks but while it changes its size; when that is over,
+        done or not, all its ranks are of one generation
     I15 a suspended attempt returns to the GPUs it had; to others of its nodes only if it said that
         it can, and it trains on no others than the log gives it
     I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
@@ -106,7 +107,8 @@ class Watch:
 
     def __init__(self, hosts: Mapping[str, Host], *, strict: bool) -> None:
         """Start empty; `hosts` are the machines by identity."""
-        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands, self._left)
+        self.allocator = AllocatorModel(self._freed, self._cleared, self._stands, self._left,
+                                        self._together)  # fmt: skip
         self.admission = AdmissionModel(self.allocator)
         self.allocator.admission = self.admission
         self.logs = {
@@ -114,6 +116,7 @@ class Watch:
             "allocator": LogWatch("allocator", self.allocator, strict=strict),
         }
         self.runs: dict[str, Run] = {}
+        self.refused: dict[tuple[str, int, int], None] = {}
         self.executions = 0
         self.replays = 0
         self._hosts = hosts
@@ -194,10 +197,10 @@ class Watch:
         fact = gone.gone.get(member.node) if gone is not None and gone.attempt == attempt else None
         if fact is not None and fact.outcome is Outcome.SUCCEEDED:
             # Who was to join a gang that ended meanwhile was none of its ranks.
-            last = min(member.first_rank + len(member.devices), gone.workers if gone else 0)
-            for i in range(last - member.first_rank):
-                run = self.runs.get(f"{job}.{attempt}.{member.first_rank + i}")
-                require(run is not None and run.code == 0, "I3", f"{job}: rank {i} did not succeed")
+            for rank in (rank for rank in member.numbers if gone and rank < gone.workers):
+                run = self.runs.get(f"{job}.{attempt}.{rank}")
+                well = run is not None and (run.code == 0 or run.leaves)
+                require(well, "I3", f"{job}: rank {rank} did not succeed")
 
     def _left(self, gpus: list[tuple[str, int]], job: str, attempt: int) -> None:
         """Require that no process of an attempt is left on GPUs that it gives back."""
@@ -206,6 +209,16 @@ class Watch:
                  if (run.job, run.attempt) == (job, attempt) and device in run.devices
                  and identity not in self.allocator.disowned]  # fmt: skip
         require(not alive, "I2", f"{job} gives back the GPUs of {alive}")
+
+    def _together(self, members: list[Member], job: str, attempt: int) -> None:
+        """Require that all ranks of a gang are of one generation."""
+        gang = {run.token: run.generation
+                for member in members for run in self._hosts[member.identity].live_runs()
+                if (run.job, run.attempt) == (job, attempt) and not run.leaves
+                and not (run.joins and not run.begun)
+                and member.identity not in self.allocator.disowned}  # fmt: skip
+        same = len(dict.fromkeys(gang.values())) <= 1
+        require(same, "I14", f"{job} trains in different gangs: {gang}")
 
     def _stands(self, member: Member, job: str, attempt: int) -> None:
         trains = [run.token for run in self._hosts[member.identity].live_runs()

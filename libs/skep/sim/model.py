@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.cells.levels import owned
 from skep.ids import job_sequence
-from skep.sim import held, moves, returns
+from skep.sim import held, moves, returns, sizes
 from skep.sim.held import Gpus
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
@@ -176,7 +175,7 @@ class AllocatorModel:
     `freed` is asked before a machine's GPUs count as free, and raises if processes of the attempt
     are alive there; `cleared` before a machine that has its name anew counts as clean; `stands`
     before the GPUs of a suspended attempt count as free; `left` before some GPUs of one do whose
-    gang has become smaller.
+    gang has become smaller; `together` when one has changed its size, or has not after all.
     """
 
     admission: AdmissionModel
@@ -188,6 +187,7 @@ class AllocatorModel:
         cleared: Callable[[str], None],
         stands: Callable[[Member, str, int], None],
         left: Callable[[list[Key], str, int], None],
+        together: Callable[[list[Member], str, int], None],
     ) -> None:
         """Start empty; `admission` is to be set."""
         self.jobs: dict[str, ModelJob] = {}
@@ -220,7 +220,8 @@ class AllocatorModel:
         self._freed = freed
         self._cleared = cleared
         self._stands = stands
-        self._left = left
+        self.left = left
+        self._together = together
 
     def take(self, facts: Sequence[Any]) -> None:
         """Take the facts of one record."""
@@ -243,14 +244,14 @@ class AllocatorModel:
                 case JobDemoted():
                     # What a lost node may still run can lose its cells as well.
                     if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
-                        self._attempt(fact.job, fact.attempt)
+                        self.attempt_of(fact.job, fact.attempt)
                     for job in held.set_of(self, fact.job, fact.attempt):
                         job.guaranteed = False
                 case JobPromoted():
-                    self._attempt(fact.job, fact.attempt)
+                    self.attempt_of(fact.job, fact.attempt)
                     for job in held.set_of(self, fact.job, fact.attempt):
                         job.guaranteed = not job.spec.opportunistic and job.stopping is None
-                        self._within_quota(job.spec.vc)
+                        self.within_quota(job.spec.vc)
                 case CellsReserved() | ReservationDropped():
                     require(self._job(fact.job).queued, "I1", f"{fact.job} claims while it runs")
                     self._job(fact.job).claims = isinstance(fact, CellsReserved)
@@ -290,12 +291,12 @@ class AllocatorModel:
             case AskTaken() | AskOver():
                 self._asked(fact)
             case SuccessorBound() | JobMoved() | SuccessorDropped():
-                self._next_order(fact.order)
+                self.next_order(fact.order)
                 moves.take(self, self._job(fact.job), fact)
             case SuccessorLoaded():
                 self.loaded[fact.job][fact.node] = None
             case GangWidened() | GangNarrowed():
-                self._resize(fact)
+                sizes.resize(self, fact)
             case GpusShared():
                 held.share(self, fact)
             case _:
@@ -308,7 +309,7 @@ class AllocatorModel:
             if fate.fate == "demoted" and fate.job in self.jobs:
                 self.jobs[fate.job].guaranteed = False
         for vc in self.quotas:
-            self._within_quota(vc)
+            self.within_quota(vc)
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
@@ -341,13 +342,13 @@ class AllocatorModel:
             raise ViolationError(invariant, f"{name} is not an unfinished job")
         return job
 
-    def _attempt(self, name: str, attempt: int) -> ModelJob:
+    def attempt_of(self, name: str, attempt: int) -> ModelJob:
         job = self._job(name)
         live = not job.queued and job.attempt == attempt
         require(live, "I1", f"{name} is not in attempt {attempt}")
         return job
 
-    def _next_order(self, order: int) -> None:
+    def next_order(self, order: int) -> None:
         require(order == self.order + 1, "I5", f"order {order} after {self.order}")
         self.order = order
 
@@ -356,12 +357,11 @@ class AllocatorModel:
         require(job.queued, "I1", f"{name} is bound twice")
         require(fact.attempt > job.spent, "I1", f"{name}: attempt {fact.attempt} again")
         job.spent = fact.attempt
-        self._next_order(fact.order)
+        self.next_order(fact.order)
         self.attempts += 1
         wanted = job.spec.resources
-        ranks = [(member.first_rank + i, devices)
-                 for member in fact.members
-                 for i, devices in enumerate(member.devices)]  # fmt: skip
+        ranks = [pair for member in fact.members
+                 for pair in zip(member.numbers, member.devices, strict=True)]  # fmt: skip
         whole = [rank for rank, _ in ranks] == list(range(wanted.workers))
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
@@ -385,7 +385,7 @@ class AllocatorModel:
             usable = usable and node.identity == member.identity
             require(usable, "I2", f"{name} is bound to {member.node}, which is not usable")
             self.gpus.take(gpus(member), (name, fact.attempt), f"{name} got")
-        self._within_quota(job.spec.vc)
+        self.within_quota(job.spec.vc)
 
     def _in_turn(self, job: ModelJob, fact: JobBound) -> None:
         """Require that nobody in the job's queue is more important, or earlier without advice.
@@ -406,7 +406,7 @@ class AllocatorModel:
                     first = first or (job_sequence(name) or 0) < sequence
                 require(not first, "I11", f"{fact.job} was bound before {name}")
 
-    def _within_quota(self, vc: str) -> None:
+    def within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()
                    if not job.queued and job.guaranteed and job.spec.vc == vc]  # fmt: skip
         used = len({gpu for job in holders for member in job.members.values()
@@ -415,7 +415,7 @@ class AllocatorModel:
         require(used <= quota, "I8", f"{vc} holds {used} of {quota} GPUs")
 
     def _ran(self, fact: MemberRan | JobRan) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         if isinstance(fact, MemberRan):
             require(fact.node not in job.gone, "I3", f"{fact.node} ran after it was gone")
             job.ran[fact.node] = None
@@ -425,9 +425,9 @@ class AllocatorModel:
             require(not missing, "I3", f"{fact.job} ran without {missing}")
 
     def _stopping(self, fact: JobStopping) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         require(job.stopping is None, "I1", f"{fact.job} is stopped twice")
-        self._next_order(fact.order)
+        self.next_order(fact.order)
         require(job.changing is None, "I12", f"{fact.job} is stopped in the middle of a change")
         job.stopping = fact.why
         job.guaranteed = False  # Its cells are its VC's again; whoever gets them waits for it.
@@ -435,7 +435,7 @@ class AllocatorModel:
             require(job.spec.limits.time is not None, "I1", f"{fact.job} has no time limit")
 
     def _member_gone(self, fact: MemberGone) -> None:
-        job = self._attempt(fact.job, fact.attempt)
+        job = self.attempt_of(fact.job, fact.attempt)
         require(fact.node in job.members, "I3", f"{fact.node} has no part of {fact.job}")
         require(fact.node not in job.gone, "I1", f"{fact.node} is gone twice")
         job.gone[fact.node] = fact
@@ -471,7 +471,9 @@ class AllocatorModel:
 
     def _ended(self, fact: JobEnded) -> None:
         job = self._over(fact)
-        outcomes = [gone.outcome for gone in job.gone.values()]
+        # Who was only to join the gang is none of it.
+        outcomes = [gone.outcome for node, gone in job.gone.items()
+                    if job.members[node].first_rank < job.workers]  # fmt: skip
         if fact.end is End.SUCCEEDED:
             whole = not job.queued and all(each is Outcome.SUCCEEDED for each in outcomes)
             require(whole, "I3", f"{fact.job} succeeded with {outcomes}")
@@ -481,7 +483,7 @@ class AllocatorModel:
         self.hopeless.pop(fact.job, None)
 
     def _change(self, fact: JobChanging | MemberAnswered | JobChanged | GpusRegained) -> None:
-        job, name = self._attempt(fact.job, fact.attempt), fact.job
+        job, name = self.attempt_of(fact.job, fact.attempt), fact.job
         require(job.stopping is None, "I12", f"{name} is changed while it is stopped")
         members = [member for node, member in job.members.items() if node not in job.gone]
         match fact:
@@ -493,7 +495,7 @@ class AllocatorModel:
                 require(not gone, "I12", f"{name} is resumed without GPUs")
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
-                self._next_order(fact.order)
+                self.next_order(fact.order)
                 job.changing, job.answers = fact, {}
             case MemberAnswered(node=node):
                 open_change = job.changing is not None and job.changing.order == fact.order
@@ -506,33 +508,12 @@ class AllocatorModel:
                 elif fact.released and fact.goal is Goal.RESUME:
                     for member in returns.refused(self, job, fact):
                         self._stands(member, name, fact.attempt)
+                resized = fact.goal is Goal.RESIZE and fact.result is Result.DONE
+                if resized or (fact.result is Result.UNDONE and _spans(job)):
+                    self._together(members, name, fact.attempt)
                 job.changing = None
             case GpusRegained():
                 returns.regained(self, job, fact)
-
-    def _resize(self, fact: GangWidened | GangNarrowed) -> None:
-        """A gang has GPUs for its ranks and those that join, and gives back what nobody is on."""
-        job, name = self._attempt(fact.job, fact.attempt), fact.job
-        still = job.changing is None and job.stopping is None and not job.suspended
-        require(still, "I14", f"{name}: {fact} in the middle of something else")
-        if isinstance(fact, GangWidened):
-            more, mine = fact.member, job.members[fact.member.node]
-            require(more.first_rank == job.ranks == job.workers, "I14", f"{name}: {fact}")
-            cells = any(more.levels) == job.guaranteed and more.identity == mine.identity
-            require(cells, "I8", f"{name} gets GPUs by another right than its own")
-            self.gpus.take(gpus(more), (name, fact.attempt), f"{name} grows by")
-            levels = mine.levels + more.levels
-            job.members[more.node] = replace(mine, devices=mine.devices + more.devices,
-                                             levels=levels)  # fmt: skip
-            self._within_quota(job.spec.vc)
-            return
-        before = job.members[fact.node]
-        after = replace(before, devices=before.devices[: fact.workers])
-        job.members[fact.node] = after
-        require(job.ranks == job.workers, "I14", f"{name}: {fact} of {job.workers}")
-        freed = [gpu for gpu in gpus(before) if gpu not in gpus(after)]
-        self._left(freed, name, fact.attempt)
-        self.gpus.drop(freed, (name, fact.attempt))
 
     def _asked(self, fact: AskTaken | AskOver) -> None:
         known = self.answered if isinstance(fact, AskOver) else self.asked
@@ -543,6 +524,7 @@ class AllocatorModel:
         told = [job.answers.get(member.node) for member in members]
         whole = all(one is not None and one.manner is not Manner.UNCHANGED for one in told)
         undone = job.changing is not None and job.changing.undoing
+        undone = undone and fact.goal is not Goal.RESIZE  # It may have come to the smaller size.
         require(whole and not undone, "I12", f"{fact.job}: {fact.goal} is done without {told}")
         if fact.goal is Goal.SUSPEND:
             steps = {one.step for one in told if one is not None and one.manner is Manner.BOUNDARY}
@@ -561,6 +543,7 @@ class AllocatorModel:
         if job.changing is not None and isinstance(job.changing.change, Resize):
             sizes, job.size = job.spec.elastic, job.changing.change.world
             allowed = sizes is not None and sizes.min <= job.size <= sizes.max
+            allowed = allowed and not job.changing.change.prepare
             require(allowed and job.size <= job.ranks, "I14", f"{fact.job}: {job.size} workers")
 
     def has(self, identity: str, run: Run) -> bool:
@@ -570,3 +553,9 @@ class AllocatorModel:
     def holds(self, identity: str, command: BindJob, devices: Sequence[int]) -> bool:
         """Return whether an attempt holds these GPUs of a machine."""
         return self.gpus.has(identity, devices, (command.job, command.attempt))
+
+
+def _spans(job: ModelJob) -> bool:
+    """Return whether the change that is open is one of the size of a gang on several nodes."""
+    change = job.changing.change if job.changing is not None else None
+    return isinstance(change, Resize) and (change.prepare or change.agree)

@@ -33,7 +33,7 @@ from skep.units import Instant
 from skep.wire.node import Gpu, NodeJoined
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
-from skep.wire.talk import Answer, Told
+from skep.wire.talk import Answer, RescaleRank, Told
 
 UNSYNCED = 5 * SECOND
 """How far back a power failure reaches: what the runtime noted since may be forgotten."""
@@ -53,6 +53,9 @@ class Keeper(Protocol):
     def resumed(self, host: Host, run: Run) -> None:
         """Raise if the run must not train here."""
         ...
+
+    refused: dict[tuple[str, int, int], None]
+    """Changes of size that somebody voted against: job, attempt, generation."""
 
     def all_hosts(self) -> list[Host]:
         """Return every machine."""
@@ -113,6 +116,11 @@ class Run(msgspec.Struct):
     """The secret of whoever may send it its state; it does not train before it is resumed."""
     loaded: int = 0
     """The mini-batch as of which it has its state."""
+    generation: int = 0
+    """Of its gang, as far as it took part in changing its size."""
+    meets: RescaleRank | None = None
+    """The change of size for which it waits until everybody is there."""
+    leaves: bool = False
     due: int | None = None
     """The status with which it would have ended meanwhile."""
 
@@ -299,11 +307,17 @@ class Host:
     def leave(self, run: Run) -> None:
         """Have a rank end by itself, as its gang trains on without it."""
         self.stand(run)
+        run.leaves = True
         self._timeline.after(int(self._rng.random() * SECOND), self._ends, run, 0)
 
     def others_and_self(self) -> list[Host]:
         """Return every machine."""
         return self._keeper.all_hosts()
+
+    @property
+    def refused(self) -> dict[tuple[str, int, int], None]:
+        """Return the changes of size that somebody voted against."""
+        return self._keeper.refused
 
     def say(self, event: Any) -> None:
         """Have a rank say something to the agent, if one is connected."""

@@ -32,7 +32,7 @@ from skep.machines.agent import (
     ThawRun,
 )
 from skep.sim.processes import STEP, Host, Listener, Run
-from skep.sim.timeline import MILLISECOND
+from skep.sim.timeline import MILLISECOND, SECOND
 from skep.sim.violation import require
 from skep.wire.talk import (
     Answer,
@@ -72,6 +72,10 @@ CAN: dict[str, tuple[str, ...]] = {
 }
 
 STATE_BYTES = 1 << 20
+FAILS_ALONE = 0.15
+"""How often a node's ranks of a job that fails do not change with the others."""
+PATIENCE = 20 * SECOND
+"""How long a rank waits for the others, once it was told to change the size of its gang."""
 AT_A_STEP = SuspendRank | MoveRank | CheckpointRank | RescaleRank
 """What a rank does after a mini-batch that all ranks of its gang were told."""
 
@@ -136,7 +140,9 @@ def hear(host: Host, run: Run, message: Told) -> None:
         if run.said is not None and run.said.order == message.order:
             say(host, run, run.said)
         return
-    run.order = message.order
+    if run.meets is not None and not _waits(run):
+        _refuse(host, run.meets)  # It is withdrawn.
+    run.order, run.meets = message.order, None
     here = run.step(host.now)
     wanted = getattr(message, "step", 0)
     stops = isinstance(message, AT_A_STEP) and not run.standing and not _waits(run)
@@ -183,14 +189,15 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
                 return failed
             run.released = True
             return Released(**who, moved=STATE_BYTES, residue=0)
-        case RescaleRank(generation=generation, leaves=leaves):
-            if fails:
-                return failed
-            if leaves:
-                host.leave(run)
-            elif _waits(run):
-                host.go_on(run)
-            return Rescaled(**who, generation=generation, step=here)
+        case RescaleRank(agree=True):
+            run.meets = message
+            if run.tier == "fails" and host.chance() < 0.2:
+                _refuse(host, message)
+            host.later(PATIENCE, _give_up, host, run, message)
+            _meet(host, message)
+            return None
+        case RescaleRank():
+            return failed if fails else _regroup(host, run, message)
         case ResumeRank() if _waits(run):
             return failed  # It waits for its place in the gang, not for this.
         case ResumeRank(devices=devices):
@@ -215,6 +222,70 @@ def _done(host: Host, run: Run, message: Told) -> Answer | None:
                     host.go_on(run)
                 return failed
             return Sent(**who, step=here, bytes=STATE_BYTES)
+
+
+def _meet(host: Host, plan: RescaleRank) -> None:
+    """Have a gang change its size once everybody is there, or nobody if one voted against it."""
+    everybody = [(there, run) for there in host.others_and_self() for run in there.live_runs()
+                 if (run.job, run.attempt) == (plan.job, plan.attempt)
+                 and not run.leaves]  # fmt: skip
+    here = [(there, run) for there, run in everybody
+            if run.meets is not None and run.meets.generation == plan.generation]  # fmt: skip
+    if (plan.job, plan.attempt, plan.generation) in host.refused:
+        for there, run in here:
+            _disperse(there, run)
+        return
+    gang = [run for _, run in everybody if not _waits(run)]
+    stay = [run for _, run in here if run.meets is not None and not run.meets.leaves]
+    if any(run.meets is None or run.meets.generation != plan.generation for run in gang):
+        return
+    if len(stay) != plan.world or any(run.frozen for _, run in here):
+        return
+    # All ranks of a node or none: else its agent would end them all.
+    failing = [there for there in dict.fromkeys(there for there, _ in here)
+               if host.chance() < FAILS_ALONE]  # fmt: skip
+    for there, run in here:
+        told, run.meets = run.meets, None
+        assert told is not None
+        if run.tier == "fails" and there in failing:
+            answer(there, run, _failed(run, told, "it fails when the others do not"))
+        else:
+            answer(there, run, _regroup(there, run, told))
+
+
+def _regroup(host: Host, run: Run, plan: RescaleRank) -> Answer:
+    """Have a rank be of another gang, or leave it."""
+    step = run.step(host.now)
+    run.generation = plan.generation
+    if plan.leaves:
+        host.leave(run)
+    elif _waits(run):
+        host.go_on(run)
+    return Rescaled(job=run.job, attempt=run.attempt, rank=run.rank, order=plan.order,
+                    generation=plan.generation, step=step)  # fmt: skip
+
+
+def _failed(run: Run, plan: RescaleRank, error: str) -> Failed:
+    return Failed(job=run.job, attempt=run.attempt, rank=run.rank, order=plan.order,
+                  what="rescale", error=error)  # fmt: skip
+
+
+def _refuse(host: Host, plan: RescaleRank) -> None:
+    """Vote against a change of size: whoever is there for it hears so."""
+    host.refused[plan.job, plan.attempt, plan.generation] = None
+    _meet(host, plan)
+
+
+def _disperse(host: Host, run: Run) -> None:
+    plan, run.meets = run.meets, None
+    assert plan is not None
+    answer(host, run, _failed(run, plan, "it was refused"))
+
+
+def _give_up(host: Host, run: Run, plan: RescaleRank) -> None:
+    """End a rank's patience with those who are not there."""
+    if run.live and run.meets is plan:
+        _refuse(host, plan)
 
 
 def _waits(run: Run) -> bool:

@@ -139,8 +139,8 @@ class World:
     def _running(self) -> list[Shown]:
         jobs, gpus = self.watch.allocator.jobs.items(), self.watch.allocator.gpus
         return [Shown(name, job.spec.vc, job.suspended, _movable(job),
-                      job.spec.elastic is not None and len(job.members) < 2, job.spec.gpus,
-                      len(job.members), bool(gpus.partners((name, job.attempt))))
+                      job.spec.elastic is not None, job.spec.gpus, len(job.members),
+                      bool(gpus.partners((name, job.attempt))))
                 for name, job in jobs
                 if job.ran and not job.queued and job.stopping is None]  # fmt: skip
 

@@ -28,8 +28,11 @@ class BindJob(Message, frozen=True, tag="bind-job"):
 
     With `awaits` they are successors of ranks that run elsewhere: they make everything ready, say
     where they listen, and train only once they have the state and are resumed. It is the secret
-    that whoever sends the state has to know. With `servers` rank 0 keeps so many parameter servers
-    beside itself, which let in whoever knows `secret`.
+    that whoever sends the state has to know. With `joins` they are to join a gang that trains on
+    other nodes: they make everything ready, and wait for a Resize that names them. Such an order
+    may come again for an attempt whose ranks here have left it: it counts by its number. With
+    `servers` rank 0 keeps so many parameter servers beside itself, which let in whoever knows
+    `secret`.
     """
 
     order: int
@@ -57,10 +60,14 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     beside: tuple[str, ...] = ()
     servers: int = 0
     secret: str = ""
+    joins: int = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
-    """End this node's part of an attempt, or never begin it, and say when it is gone."""
+    """End this node's part of an attempt, or never begin it, and say when it is gone.
+
+    `joins` is the order of the BindJob that the part began with if it joined, or was to.
+    """
 
     order: int
     epoch: int
@@ -70,6 +77,7 @@ class StopJob(Message, frozen=True, tag="stop-job"):
     job: str
     attempt: int
     grace_s: float
+    joins: int = 0
 
 
 class RefuseNode(Message, frozen=True, tag="refuse-node"):
@@ -160,6 +168,11 @@ class Resize(Message, frozen=True, tag="resize"):
     `ranks` are this node's from then on: those it has and that are not among them leave, those it
     has not are started. 0 as `step`: agree on one. With `servers` they train on so many parameter
     servers from then on: nobody meets, and no step is agreed on.
+
+    A gang on several nodes is told in two rounds. `prepare`: only start those that join, and open
+    the meeting place on the node `at`; say (MemberReady) once they are ready, and hold them so.
+    Those that an earlier round started and that are not among `ranks` end. Then `agree`: the ranks
+    agree on the mini-batch where they meet, as no node knows how far the others are.
     """
 
     generation: int
@@ -169,6 +182,9 @@ class Resize(Message, frozen=True, tag="resize"):
     master_port: int
     step: int = 0
     servers: int = 0
+    prepare: bool = False
+    agree: bool = False
+    at: str = ""
 
 
 class Share(Message, frozen=True, tag="share"):

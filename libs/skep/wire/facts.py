@@ -439,6 +439,7 @@ class StopTaken(Message, frozen=True, tag="stop-taken"):
     order: int
     epoch: int
     grace_ms: int
+    joins: int = 0
 
 
 class RankUp(Message, frozen=True, tag="rank-up"):

@@ -8,6 +8,9 @@ from skep.wire.message import Message
 class Member(Message, frozen=True):
     """One node's part of a gang: `devices[i]` are the GPUs of rank `first_rank + i`.
 
+    Of a gang that has grown, the ranks of a node need not follow one another: then `ranks` names
+    them, ascending, `first_rank` being the first.
+
     `levels[i]` is the level of the VC's cell that covers them (1 is one GPU); 0, or without
     `levels`, none does: the rank runs opportunistically.
     """
@@ -17,3 +20,11 @@ class Member(Message, frozen=True):
     first_rank: int
     devices: tuple[tuple[int, ...], ...]
     levels: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the rank of each of `devices`."""
+        if self.ranks:
+            return self.ranks
+        return tuple(range(self.first_rank, self.first_rank + len(self.devices)))

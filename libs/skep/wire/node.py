@@ -54,7 +54,10 @@ class RankExit(Message, frozen=True):
 
 
 class MemberStarted(Message, frozen=True, tag="member-started"):
-    """Every process of this node's part of the attempt was executed. `at` is the first exec."""
+    """Every process of this node's part of the attempt was executed. `at` is the first exec.
+
+    `order` is that of the BindJob if the part joins a gang, which may happen more than once.
+    """
 
     node: str
     identity: str
@@ -62,6 +65,7 @@ class MemberStarted(Message, frozen=True, tag="member-started"):
     attempt: int
     at: Instant
     trace: str = ""
+    order: int = 0
 
 
 class MemberStepped(Message, frozen=True, tag="member-stepped"):
@@ -79,7 +83,8 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     """Every process of this node's part of the attempt is gone: its GPUs are free.
 
     `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen. `leftovers` name
-    processes that outlived their rank and were killed: pid and command line.
+    processes that outlived their rank and were killed: pid and command line. `order` is as in
+    MemberStarted.
     """
 
     node: str
@@ -94,6 +99,7 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     step_ns: int = 0
     trace: str = ""
     leftovers: tuple[str, ...] = ()
+    order: int = 0
 
 
 class Tier(StrEnum):
@@ -129,7 +135,10 @@ class Door(Message, frozen=True):
 
 
 class MemberReady(Message, frozen=True, tag="member-ready"):
-    """Every rank of a part that awaits its state has made everything else ready and listens."""
+    """Every rank of a part that awaits its state has made everything else ready and listens.
+
+    With `order`: all is ready here for the Resize of that order, which is held until the next.
+    """
 
     node: str
     identity: str
@@ -138,6 +147,7 @@ class MemberReady(Message, frozen=True, tag="member-ready"):
     doors: tuple[Door, ...]
     at: Instant
     trace: str = ""
+    order: int = 0
 
 
 class MemberLoaded(Message, frozen=True, tag="member-loaded"):

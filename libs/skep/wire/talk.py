@@ -220,6 +220,7 @@ class MoveRank(Speech, frozen=True, tag="move"):
 class RescaleRank(Speech, frozen=True, tag="rescale"):
     """Be one of `world` from after mini-batch `step` on, or leave.
 
+    `agree`: from after the mini-batch that all agree on where they meet, once everybody is there.
     `servers`: on so many parameter servers; then the job finds the mini-batch itself.
     """
 
@@ -231,6 +232,7 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     step: int = 0
     leaves: bool = False
     servers: int = 0
+    agree: bool = False
 
 
 class ShareRank(Speech, frozen=True, tag="share"):

@@ -219,8 +219,8 @@ class JobSocket:
                     values_step=earlier.values_step,
                 )
             case Measured():
-                if message.rank or message.part or not _is_bounded(message.values):
-                    return  # One rank's are enough: they all train the same model.
+                if message.part or not _is_bounded(message.values):
+                    return
                 progress = msgspec.structs.replace(
                     earlier, values=message.values, values_step=message.step
                 )

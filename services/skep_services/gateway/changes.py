@@ -132,12 +132,18 @@ def resize(fold: Fold, job: Job, fact: ResizeFact) -> None:
     attempt = job.attempt(fact.attempt)
     match fact:
         case GangWidened(member=more):
-            attempt.part(more.node).devices += more.devices
+            part = attempt.part(more.node)
+            part.ranks = (*part.numbers, *more.numbers)
+            part.first_rank, part.devices = part.ranks[0], part.devices + more.devices
+            part.outcome = part.ended_at = None
             fold.holdings.widen(job, fact.attempt, more)
         case GangNarrowed(node=node, workers=workers):
             part = attempt.part(node)
             freed = [device for devices in part.devices[workers:] for device in devices]
-            part.devices = part.devices[:workers]
+            part.ranks, part.devices = part.numbers[:workers], part.devices[:workers]
+            if not workers:
+                part.outcome, part.free = part.outcome or "left", True
+                part.ended_at = part.ended_at or fact.at
             fold.holdings.narrow(job, fact.attempt, node, freed)
             _count(job, attempt)
 
@@ -156,6 +162,7 @@ def _place(attempt: Attempt) -> str:
     return " ".join(
         f"{part.node}:{','.join(str(one) for devices in part.devices for one in devices)}"
         for part in attempt.members
+        if part.devices
     )
 
 

@@ -161,9 +161,10 @@ class Holdings:
     def regain(self, job: Job, number: int) -> None:
         """Give an attempt that had given its GPUs back the same ones again, borrowed."""
         ranks = {
-            part.first_rank + offset: Rank([(part.node, device) for device in devices], 0)
+            rank: Rank([(part.node, device) for device in devices], 0)
             for part in job.attempt(number).members
-            for offset, devices in enumerate(part.devices if part.outcome is None else ())
+            if part.outcome is None
+            for rank, devices in zip(part.numbers, part.devices, strict=True)
         }
         self._put(job, number, ranks)
         self.mirror.follow(lambda cells: self._enter(cells, job, number, ranks))
@@ -408,9 +409,8 @@ def _ranks(members: Sequence[Member]) -> dict[int, Rank]:
     ranks: dict[int, Rank] = {}
     for member in members:
         levels = member.levels or (0,) * len(member.devices)
-        for offset, (devices, level) in enumerate(zip(member.devices, levels, strict=True)):
-            gpus = [(member.node, device) for device in devices]
-            ranks[member.first_rank + offset] = Rank(gpus, level)
+        for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
+            ranks[rank] = Rank([(member.node, device) for device in devices], level)
     return ranks
 
 

@@ -141,7 +141,7 @@ class Tail:
         for attempt in job.attempts:
             if attempt.attempt == self.attempt:
                 for part in attempt.members:
-                    if part.first_rank <= self._rank < part.first_rank + len(part.devices):
+                    if self._rank in part.numbers:
                         return part
         return None
 

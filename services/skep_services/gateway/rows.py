@@ -89,10 +89,11 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """One node's part of an attempt. `devices[i]` are the GPUs of rank `first_rank + i`."""
+    """One node's part of an attempt: `devices[i]` are the GPUs of a rank, see wire's `Member`."""
 
     node: str
     first_rank: int = 0
+    ranks: tuple[int, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
     started_at: int | None = None
     ended_at: int | None = None
@@ -104,6 +105,11 @@ class Part(msgspec.Struct, kw_only=True):
     exits: tuple[RankExit, ...] = ()
     tier: str = ""
     can: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the rank of each of `devices`."""
+        return self.ranks or tuple(range(self.first_rank, self.first_rank + len(self.devices)))
 
 
 class Changing(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from skep_job.elastic_round import Round
 from skep_job.elastic_run import ElasticRun
 
 OPTIONS = {"epochs": 4, "samples": 200, "global_batch": 32, "workers": 0, "hold": [], "die": "",
-           "patience_s": 20.0, "width": 16, "sizes": [1, 4]}  # fmt: skip
+           "patience_s": 20.0, "width": 16, "sizes": [1, 4], "pace_s": 0.0}  # fmt: skip
 
 torch.set_num_threads(1)
 
@@ -121,6 +122,7 @@ def main() -> None:
                 nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
+                time.sleep(options["pace_s"])  # tidy: allow sleep because this is a job's work
                 real = index.tolist() if run.weight else []
                 seen.append([step, run.seat.rank, run.seat.world, real])
         with torch.no_grad():

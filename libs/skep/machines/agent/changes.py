@@ -7,7 +7,7 @@
     checkpoint  work
     move        work                            (the ranks then wait for what becomes of it;
                                                 of a suspended part: thaw · work, back by stay)
-    resize      meet · start · work
+    resize      meet · start · work         (on several nodes first: meet · start · hold)
     share       share                           (one that stands is told when it goes on)
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
@@ -35,12 +35,15 @@ from skep.machines.agent.drives import (
     Soft,
     add_answer,
     deserted,
+    expected,
     failure_text,
+    find_room,
     handled,
     is_answer,
     joins,
     message_for,
     newcomers,
+    strangers,
     stray,
     within,
 )
@@ -62,6 +65,7 @@ from skep.machines.agent.planning import (
     back_again,
     clock,
     holds_none,
+    meets_here,
     phases_of,
     refusal_of,
     settle,
@@ -71,7 +75,7 @@ from skep.machines.base import Call
 from skep.units import Instant, after, seconds
 from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
-from skep.wire.part_facts import ChangeTaken, ChangeTried, RankJoins, Stand
+from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
 from skep.wire.runs import RunExited, RunStarted
 from skep.wire.talk import (
     Answer,
@@ -95,6 +99,7 @@ if TYPE_CHECKING:
     from skep.machines.agent.machine import AgentMachine
 
 MEETING = "the meeting place"
+NEXT = "the next command"
 LEAVE_WAIT = seconds(30)
 """How long a rank that left its gang may take to end by itself."""
 
@@ -121,19 +126,12 @@ class Changes:
             return
         if command.order <= part.order or part.grace_s is not None:
             return
-        again = self.soft.drives.pop(key, None) is not None or part.changing is not None
+        earlier = self.soft.drives.pop(key, None)
+        # What only held has told the ranks nothing.
+        again = part.changing is not None if earlier is None else earlier.phase is not Phase.HOLD
         self._agent.record(ChangeTaken(command=command, serial=self._agent.serial + 1))
         self._begin(key, now, again=again)
         self._agent.raise_floor(command.settled)
-
-    def _expect_newcomers(self, key: PartKey, change: Resize) -> None:
-        """Note the ranks that are to join, so that their processes are known whatever happens."""
-        part = self._part(key)
-        for plan in change.ranks:
-            token = f"{key[0]}.{key[1]}.{plan.rank}"
-            rank = part.ranks.get(token)
-            if rank is None or rank.down is not None:
-                self._agent.record(RankJoins(token=token, plan=plan))
 
     def _begin(self, key: PartKey, now: Instant, *, again: bool) -> None:
         """Begin with the latest change; `again`: what was done for another or before is unsure."""
@@ -141,6 +139,7 @@ class Changes:
         assert part.change is not None, key
         command = part.change.command
         drive = Drive(command, part.serial, within(now, command.deadline_ms), [], again=again)
+        self._call(*(StopRun(token, 0.0) for token in strangers(part, command.change)))
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
@@ -150,8 +149,7 @@ class Changes:
             self._answer(key, drive, now)
             return
         self.soft.drives[key] = drive
-        address = getattr(command.change, "master_address", "")
-        drive.meets_here = bool(address) and address == self._agent.joined.address
+        drive.meets_here = meets_here(command.change, self._agent.joined)
         drive.phases = phases_of(part, drive, self.abilities.can(part), again=again)
         self._next(key, now)
 
@@ -184,7 +182,8 @@ class Changes:
                 self._call(OpenStore(*key, where.master_address, where.master_port))
             case Phase.START:
                 assert isinstance(drive.command.change, Resize)
-                self._expect_newcomers(key, drive.command.change)
+                for fact in expected(part, drive.command.change):
+                    self._agent.record(fact)
                 joining = newcomers(part, drive.command.change)
                 told = self._agent.progress.get(key, {})
                 drive.waits = {each: None for each in joining
@@ -192,6 +191,9 @@ class Changes:
                 for token in joining:
                     if not part.ranks[token].up:
                         self._agent.start_rank(key, token)
+            case Phase.HOLD:
+                drive.waits = {NEXT: None}
+                self.abilities.prepared(key, part, drive.command.order, now)
             case Phase.RELEASE | Phase.EVICT if not self._room(key, drive):
                 drive.waits = {}
             case Phase.EVICT:
@@ -232,21 +234,13 @@ class Changes:
         Never more than the budget: what does not fit would be swapped out, which takes longer than
         it does to train.
         """
-        budget = self._agent.host_budget
-        taken = sum(part.host_bytes for part in self._agent.parts.values() if part.over is None)
+        parts = [part for part in self._agent.parts.values() if part.over is None]
+        taken = sum(part.host_bytes for part in parts)
         taken += sum(each.room for each in self.soft.drives.values() if each is not drive)
-        alive = self._part(key).alive().values()
         told = self._agent.progress.get(key, {})
-        wanted = sum(told[r.plan.rank].memory for r in alive if r.plan.rank in told)
-        room = budget - taken
-        if room <= 0 or wanted > room:
-            drive.detail = (
-                f"device memory was kept: {taken} of {budget} bytes for suspended state "
-                f"are taken, and {wanted or 'some'} would come"
-            )
-            return False
-        drive.room = min(room, 2 * wanted) if wanted else room
-        return True
+        alive = [rank.plan.rank for rank in self._part(key).alive().values()]
+        wanted = sum(told[rank].memory for rank in alive if rank in told)
+        return find_room(drive, self._agent.host_budget, taken, wanted)
 
     def _again(self, key: PartKey, now: Instant) -> None:
         """Agree on a later step, as a rank is past the one that was named."""
@@ -309,7 +303,8 @@ class Changes:
             case Resize():
                 for token in newcomers(part, drive.command.change):
                     self._call(StopRun(token, 0.0))
-                drive.phases = [] if drive.changed_ranks else [Phase.UNDO]
+                untold = drive.command.change.prepare or drive.changed_ranks
+                drive.phases = [] if untold else [Phase.UNDO]
             case _:
                 drive.phases = [Phase.UNDO]
         self._next(key, now)
@@ -343,6 +338,7 @@ class Changes:
             self._agent.stop_part(key, now)
         elif isinstance(drive.command.change, Resize):
             self._watch_leavers(part, now)
+            self.started(key, now)  # Whoever has joined says what it can.
 
     def _forget_leavers(self, key: PartKey) -> None:
         """Take no rank that has left its gang for the slowest one."""

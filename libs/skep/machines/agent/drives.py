@@ -20,7 +20,7 @@ from skep.machines.agent.voices import Voices
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.commands import BindJob, ChangeJob, Move, Resize, Resume
 from skep.wire.node import Manner
-from skep.wire.part_facts import Stand
+from skep.wire.part_facts import RankJoins, Stand
 from skep.wire.reports import RankProgress
 from skep.wire.talk import (
     Answer,
@@ -80,6 +80,8 @@ class Phase(StrEnum):
     """Where the ranks of a resized gang meet is opened, if it is here."""
     START = "start"
     """Ranks that join are started, and make everything ready."""
+    HOLD = "hold"
+    """All is ready for a resize on several nodes, and waits for the next command."""
     STAY = "stay"
     """Ranks that stand, whatever for, are told that they are suspended."""
     WORK = "work"
@@ -104,7 +106,16 @@ TOLD_IN = {
 is not above the last begins another try."""
 assert max(TOLD_IN.values()) < STRAY
 
-TIMED = (Phase.STOP, Phase.RELEASE, Phase.RESUME, Phase.MEET, Phase.START, Phase.WORK, Phase.SHARE)
+TIMED = (
+    Phase.STOP,
+    Phase.RELEASE,
+    Phase.RESUME,
+    Phase.MEET,
+    Phase.START,
+    Phase.HOLD,
+    Phase.WORK,
+    Phase.SHARE,
+)
 """Phases that the deadline of the command ends; the runtime's own work has its own bounds."""
 
 
@@ -231,7 +242,8 @@ def message_for(drive: Drive, part: PartState, token: str, among: int) -> Told:
             return RescaleRank(job=job, attempt=attempt, rank=rank, order=order, step=drive.step,
                                generation=change.generation, world=change.world,
                                host=change.master_address, port=change.master_port,
-                               leaves=not stays, servers=change.servers)  # fmt: skip
+                               leaves=not stays, servers=change.servers,
+                               agree=change.agree)  # fmt: skip
         case Phase.WORK:
             return CheckpointRank(job=job, attempt=attempt, rank=rank, order=order,
                                   step=drive.step)  # fmt: skip
@@ -330,10 +342,40 @@ def newcomers(part: PartState, resize: Resize) -> list[str]:
             if rank.out and rank.down is None and rank.plan.rank in wanted]  # fmt: skip
 
 
+def expected(part: PartState, resize: Resize) -> list[RankJoins]:
+    """Return the facts that ranks are to join, so that they are known whatever happens."""
+    assert part.command is not None
+    job, attempt = part.command.job, part.command.attempt
+    tokens = {f"{job}.{attempt}.{plan.rank}": plan for plan in resize.ranks}
+    return [RankJoins(token=token, plan=plan) for token, plan in tokens.items()
+            if token not in part.ranks or part.ranks[token].down is not None]  # fmt: skip
+
+
+def find_room(drive: Drive, budget: int, taken: int, wanted: int) -> bool:
+    """Note the room in the host's memory for the state of a part, or why it has none."""
+    room = budget - taken
+    if room <= 0 or wanted > room:
+        drive.detail = (
+            f"device memory was kept: {taken} of {budget} bytes for suspended state "
+            f"are taken, and {wanted or 'some'} would come"
+        )
+        return False
+    drive.room = min(room, 2 * wanted) if wanted else room
+    return True
+
+
+def strangers(part: PartState, change: object) -> list[str]:
+    """Return the tokens of ranks that were to join, and are not to by what is wanted instead."""
+    wanted = [plan.rank for plan in change.ranks] if isinstance(change, Resize) else []
+    return [token for token, rank in part.ranks.items()
+            if rank.out and rank.down is None and rank.plan.rank not in wanted]  # fmt: skip
+
+
 def resized(command: BindJob, resize: Resize) -> BindJob:
     """Return the command as it is for ranks of the resized gang."""
     return msgspec.structs.replace(
         command,
+        awaits="",
         world=resize.world,
         ranks=resize.ranks,
         master_address=resize.master_address,
@@ -398,6 +440,8 @@ def joins(
 
 def deserted(part: PartState, drive: Drive) -> bool:
     """Tell whether only newcomers are left of a gang: nobody will bring them the state."""
+    change = drive.command.change
+    if not isinstance(change, Resize) or not change.ranks or part.joins:
+        return False  # Nobody is to stay here, or nobody was here.
     gang = any(not rank.out and rank.down is None for rank in part.ranks.values())
-    resizes = isinstance(drive.command.change, Resize)
-    return resizes and not gang and drive.manner is not Manner.UNCHANGED
+    return not gang and drive.manner is not Manner.UNCHANGED

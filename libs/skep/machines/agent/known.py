@@ -44,7 +44,7 @@ class Abilities:
     def expect(self, key: PartKey, now: Instant) -> None:
         """Wait for what a running part has to say."""
         part = self._agent.parts[key]
-        if self.listens and part.known is None and part.started is not None:
+        if self.listens and part.known is None and part.started is not None and not part.joins:
             self._soft.known_by[key] = after(now, KNOWN_AFTER)
 
     def started(self, key: PartKey, part: PartState, now: Instant) -> None:
@@ -107,6 +107,15 @@ class Abilities:
         self._agent.record(fact)
         self._agent.publish_part(part, fact)
 
+    def prepared(self, key: PartKey, part: PartState, order: int, now: Instant) -> None:
+        """Say that all is ready for the resize of this order."""
+        joined = self._agent.joined
+        ready = MemberReady(node=joined.node, identity=joined.identity, job=key[0], at=now,
+                            attempt=key[1], doors=(), order=order, trace=_trace(part))  # fmt: skip
+        fact = PartReady(event=self._agent.event + 1, ready=ready)
+        self._agent.record(fact)
+        self._agent.publish_part(part, fact)
+
     def loaded(self, key: PartKey, part: PartState, now: Instant) -> None:
         """Say that the ranks of a successor have their state, once all do."""
         if not _awaits(part) or part.loaded is not None:
@@ -144,7 +153,7 @@ def _tier(text: str) -> Tier:
 
 
 def _awaits(part: PartState) -> bool:
-    return part.command is not None and bool(part.command.awaits)
+    return part.command is not None and bool(part.command.awaits) and not part.command.joins
 
 
 def _trace(part: PartState) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.agent.changes import Changes
-from skep.machines.agent.devices import also_used, in_the_way, troubles, with_use
+from skep.machines.agent.devices import also_used, in_the_way, troubles
 from skep.machines.agent.drives import joining, newcomers
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
@@ -42,6 +42,7 @@ from skep.machines.agent.parts import (
     told_message,
 )
 from skep.machines.agent.planning import apply_change
+from skep.machines.agent.reporting import progress_of
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
@@ -81,7 +82,7 @@ from skep.wire.part_facts import (
     RankJoins,
     Stand,
 )
-from skep.wire.reports import DeviceTrouble, Heartbeat, JobProgress, NodeReport, RankProgress
+from skep.wire.reports import DeviceTrouble, Heartbeat, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
 REPORT_EVERY = seconds(1)
@@ -197,8 +198,13 @@ class AgentMachine:
 
     def _bind(self, command: BindJob, now: Instant) -> None:
         key = command.job, command.attempt
-        if not self._addressed(command) or key in self.parts or command.order <= self.floor:
-            return  # Overtaken, or known: what became of it was told or is being told.
+        known = self.parts.get(key)
+        if not self._addressed(command) or command.order <= self.floor:
+            return  # Overtaken.
+        if known is not None:
+            if known.over is None or not command.joins or command.order <= known.order:
+                return  # What became of it was told or is being told.
+            self._forget(known)  # Its ranks have left a gang that they are to join again.
         trouble = in_the_way(self.parts, command)
         self.record(BindTaken(command=command))
         for token in self.parts[key].ranks:
@@ -225,16 +231,15 @@ class AgentMachine:
         floor = self.floor + 1 if part is None else part.order
         if not self._addressed(command) or command.order < floor:
             return  # Overtaken.
-        if part is None or (part.over is None and command.order > part.order):
-            self.record(
-                StopTaken(
-                    job=command.job,
-                    attempt=command.attempt,
-                    order=command.order,
-                    epoch=command.epoch,
-                    grace_ms=round(command.grace_s * 1000),
-                )
-            )
+        higher = part is not None and command.order > part.order
+        # What it means never began: here is only what became of the attempt before.
+        never = part is None or (part.over is not None and higher and part.came != command.joins)
+        if (never and command.joins) or part is None or (part.over is None and higher):
+            if part is not None and never:
+                self._forget(part)
+            self.record(StopTaken(job=command.job, attempt=command.attempt, order=command.order,
+                                  epoch=command.epoch, grace_ms=round(command.grace_s * 1000),
+                                  joins=command.joins if never else 0))  # fmt: skip
         part = self.parts[key]
         if part.over is None:
             self.changes.forget(key)
@@ -399,7 +404,7 @@ class AgentMachine:
             self._effects.append(Call(ForgetRun(token)))
         elif part.ranks[token].up:
             self._down(token, None, now)
-        elif part.grace_s is not None or (part.ranks[token].out and part.changing is None):
+        elif part.grace_s is not None or part.waits_in_vain(token):
             self._down(token, None, now, started=False)
         else:
             self.start_rank(key, token)
@@ -427,18 +432,9 @@ class AgentMachine:
         beat = Heartbeat(node=node, identity=self.joined.identity, at=now,
                          incarnation=self.incarnation, trouble=self.trouble)  # fmt: skip
         self._effects.append(Send(subjects.heartbeat(node), beat))
-        jobs = []
-        for key, ranks in self.progress.items():
-            part = self.parts[key]
-            assert part.command is not None, key
-            over = {rank.plan.rank for rank in part.ranks.values() if rank.down is not None}
-            alive = tuple(with_use(part, told, self.used) for rank, told in ranks.items()
-                          if rank not in over)  # fmt: skip
-            if alive:
-                jobs.append(JobProgress(job=key[0], attempt=key[1], world=part.command.world,
-                                        ranks=alive, trace=part.command.trace))  # fmt: skip
+        jobs = progress_of(self.parts, self.progress, self.used)
         if jobs:
-            report = NodeReport(node=node, at=now, jobs=tuple(jobs))
+            report = NodeReport(node=node, at=now, jobs=jobs)
             self._effects.append(Send(subjects.report(node), report))
         self.report_at = after(now, REPORT_EVERY)
 
@@ -465,15 +461,19 @@ class AgentMachine:
             case BindTaken():
                 command = fact.command
                 self.epoch_floor = max(self.epoch_floor, command.epoch)
-                ranks = {f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan)
+                joins = bool(command.joins and command.awaits)
+                ranks = {f"{command.job}.{command.attempt}.{plan.rank}": Rank(plan, out=joins)
                          for plan in command.ranks}  # fmt: skip
-                stand = Stand.AWAITING if command.awaits else Stand.RUNNING
+                stand = Stand.AWAITING if command.awaits and not joins else Stand.RUNNING
                 self.parts[command.job, command.attempt] = PartState(
                     order=command.order, command=command, ranks=ranks, stand=stand
                 )
             case StopTaken():
                 self.epoch_floor = max(self.epoch_floor, fact.epoch)
-                part = self.parts.setdefault((fact.job, fact.attempt), PartState(0, None))
+                key = fact.job, fact.attempt
+                if fact.joins:
+                    self.parts[key] = PartState(0, None, never=fact.joins)
+                part = self.parts.setdefault(key, PartState(0, None))
                 part.order, part.stop_grace_ms = fact.order, fact.grace_ms
             case RankUp():
                 self._rank(fact.token)[1].up = True

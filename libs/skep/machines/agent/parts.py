@@ -50,6 +50,7 @@ DEVICE_BUSY = "device-busy: "
 
 SHUT_DOWN = "the node was shut down"
 """Why a run was asked to end, if not by a command."""
+NEVER_JOINED = "its ranks ended before they joined the gang"
 
 LEFTOVERS_MAX = 16
 """How many leftovers an end names: whoever leaks leaks more of the same."""
@@ -282,6 +283,8 @@ class PartState(msgspec.Struct):
     share_due: bool = False
     """Its share was changed while it was frozen: its ranks are told when it goes on."""
     broken: bool = False
+    never: int = 0
+    """The order by which it was to join, and by which nothing began as the stop came first."""
 
     @property
     def changing(self) -> ChangeJob | None:
@@ -291,6 +294,23 @@ class PartState(msgspec.Struct):
         command = self.change.command
         done = self.changed is not None and self.changed.changed.order >= command.order
         return None if done else command
+
+    @property
+    def joins(self) -> bool:
+        """Return whether all its ranks are to join a gang of which none is here yet."""
+        return self.command is not None and bool(self.command.joins and self.command.awaits)
+
+    @property
+    def came(self) -> int:
+        """Return the order by which it began to join its gang; 0 if it began with it."""
+        if self.command is None:
+            return self.never
+        return self.command.order if self.command.joins else 0
+
+    def waits_in_vain(self, token: str) -> bool:
+        """Return whether a rank that has not begun was to join, and is not any more."""
+        begins = self.joins and self.started is None
+        return self.ranks[token].out and self.changing is None and not begins
 
     @property
     def stands_frozen(self) -> bool:
@@ -342,7 +362,7 @@ def part_facts(key: PartKey, part: PartState) -> list[AgentFact]:
               for token, rank in part.ranks.items() if rank.out]  # fmt: skip
     if part.stop_grace_ms is not None:
         facts.append(StopTaken(job=key[0], attempt=key[1], order=part.order, epoch=0,
-                               grace_ms=part.stop_grace_ms))  # fmt: skip
+                               grace_ms=part.stop_grace_ms, joins=part.never))  # fmt: skip
     facts += rank_facts(part)
     told = (part.started, part.stepped, part.known, part.ready, part.loaded, part.over)
     return facts + [fact for fact in told if fact is not None]
@@ -368,6 +388,9 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
         if part.broken and part.stop_grace_ms is None and part.changed is not None:
             return Outcome.EXITED, part.changed.changed.detail
         # Also if every status is 0: a job that saves its state on SIGTERM ends so, unfinished.
+        if not part.ranks and part.command is not None and part.stop_grace_ms is None:
+            # Its gang goes on elsewhere without it, or did so all along.
+            return (Outcome.STOPPED, NEVER_JOINED) if part.joins else (Outcome.SUCCEEDED, "")
         if not part.ranks or any(
             rank.down and rank.down.stopped and not rank.out for rank in part.ranks.values()
         ):
@@ -414,6 +437,7 @@ def exited_part(
         step_ns=max((rank.step_ns for rank in latest.values()), default=0),
         trace=part.command.trace if part.command is not None else "",
         leftovers=tuple(name for _, down in downs for name in down.left)[:LEFTOVERS_MAX],
+        order=part.came,
     )
 
 
@@ -424,7 +448,8 @@ def told_message(part: PartState, fact: ToldFact, joined: NodeJoined) -> tuple[s
     match fact:
         case PartStarted():
             return "started", MemberStarted(node=node, identity=identity, job=fact.job, at=fact.at,
-                                            attempt=fact.attempt, trace=trace)  # fmt: skip
+                                            attempt=fact.attempt, trace=trace,
+                                            order=part.came)  # fmt: skip
         case PartStepped():
             return "stepped", MemberStepped(node=node, identity=identity, job=fact.job, at=fact.at,
                                             attempt=fact.attempt, trace=trace)  # fmt: skip

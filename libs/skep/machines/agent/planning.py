@@ -31,7 +31,7 @@ from skep.wire.commands import (
     Share,
     Suspend,
 )
-from skep.wire.node import Manner, MemberChanged
+from skep.wire.node import Manner, MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
 
@@ -49,6 +49,8 @@ def refusal_of(part: PartState, change: Change, can: tuple[str, ...]) -> str:
     """Return why a part cannot take a change as it stands, or an empty text."""
     for kind, name in NEEDS:
         if isinstance(change, kind):
+            if part.joins and isinstance(change, Resize):
+                continue  # That is what its ranks are there for.
             if name not in can:
                 return f"the job cannot {name}: its ranks said they can {', '.join(can) or 'not'}"
             stands = kind is Move and part.stand is Stand.SUSPENDED
@@ -153,11 +155,23 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []
             meets = [Phase.MEET] if drive.meets_here and not change.servers else []
+            if change.prepare:
+                # With nothing to get ready, it withdraws what was.
+                return [*before, *meets, *starts, *([Phase.HOLD] if meets or starts else [])]
             return [*before, *meets, *starts, Phase.WORK]
         case Move() if part.stand is Stand.SUSPENDED:
             return [Phase.THAW, Phase.WORK]
         case _:
             return [*before, Phase.WORK]
+
+
+def meets_here(change: Change, joined: NodeJoined) -> bool:
+    """Return whether the meeting place of a resized gang is this node's to open."""
+    if not isinstance(change, Resize):
+        return False
+    if change.at:
+        return change.at == joined.node
+    return bool(change.master_address) and change.master_address == joined.address
 
 
 def _share_phases(
@@ -188,6 +202,8 @@ def clock(
         return 0  # All of them stand at one already.
     alive = [rank.plan.rank for rank in part.alive().values() if not rank.out]
     joining = isinstance(drive.command.change, Resize)
+    if getattr(drive.command.change, "agree", False):
+        return 0
     if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
@@ -260,6 +276,8 @@ def apply_change(part: PartState, fact: PartChanged) -> None:
             part.command = packed(part.command, change)
         case _ if not done:
             pass
+        case Resize(prepare=True):
+            pass  # Nobody has joined or left.
         case Resize() as change:
             part.command = resized(part.command, change)
             part.ranks = _regrouped(part, change)

@@ -111,13 +111,13 @@ def hold(
 
 def spots(machine: AllocatorMachine, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:
     """Return the GPUs of a gang as leaves of a chain, in the order of ranks."""
-    shape, made = machine.cells.chains[chain].topology, []
+    shape, made = machine.cells.chains[chain].topology, {}
     for member in members:
         levels = member.levels or (0,) * len(member.devices)
-        for devices, level in zip(member.devices, levels, strict=True):
+        for rank, devices, level in zip(member.numbers, member.devices, levels, strict=True):
             leaves = [shape.leaf(member.node, device) for device in devices]
-            made.append(Spot(tuple(leaf for leaf in leaves if leaf is not None), level))
-    return tuple(made)
+            made[rank] = Spot(tuple(leaf for leaf in leaves if leaf is not None), level)
+    return tuple(made[rank] for rank in sorted(made))
 
 
 def holding(job: JobState, member: Member, port: int) -> Holding:

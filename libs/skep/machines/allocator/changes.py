@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, packs, returns
+from skep.machines.allocator import cellwork, packs, resizes, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -57,15 +57,17 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
         return None
     if job.parts.get(name) is not Part.RAN:
         return None
-    wanted = change.change
-    if isinstance(wanted, Resume) and job.rebound:
-        wanted = msgspec.structs.replace(wanted, ranks=returns.plans(job.members[name]))
-    patience_ms = DEADLINES_MS[type(change.change)]
+    told = change.change
+    if isinstance(told, Resize) and not told.ranks:
+        told = resizes.told_to(job.members[name], told)
+    elif isinstance(told, Resume) and job.rebound:
+        told = msgspec.structs.replace(told, ranks=returns.plans(job.members[name]))
+    patience_ms = DEADLINES_MS[type(told)]
     if change.why is Reason.PREEMPTED:
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
                      node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
-                     change=wanted, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
+                     change=told, deadline_ms=patience_ms, trace=job.trace)  # fmt: skip
 
 
 def close(
@@ -80,6 +82,8 @@ def close(
                               why=why, at=now, released=released, detail=detail, trace=job.trace,
                               step=min((one.step for one in told), default=0),
                               pause_ns=max((one.pause_ns for one in told), default=0)))  # fmt: skip
+    for claimer in machine.cells.claimers(cellwork.holder(job.job, job.attempt)):
+        machine.soft.ripe[cellwork.job_of(claimer)] = None  # It may have waited for this.
     if change.asked is not None:
         if change.why is Reason.UNPACKED and result is Result.UNDONE:
             result = Result.DONE  # It leaves in another way.
@@ -172,12 +176,26 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
     )
     machine.order = fact.order
     if isinstance(fact.change, Resize) and not fact.change.servers:
-        for name in fact.nodes:
+        at = fact.change.at
+        for name in (at,) if at else () if fact.change.prepare else fact.nodes:
             machine.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     if isinstance(fact.change, Share):
         packs.told(job, fact.change)
     for name in fact.nodes:
-        machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+        if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
+            machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+
+
+def ran(machine: AllocatorMachine, job: JobState, name: str) -> None:
+    """Note that a part runs: what began it is answered, and a change that awaited it is not."""
+    orders, change = machine.nodes[name].open_orders, job.change
+    if job.state is State.BOUND:
+        orders.pop((job.job, job.attempt), None)
+    elif job.state is State.RUNNING and resizes.came(machine, job, name):
+        if change is not None and change.answers.get(name, change) is None:
+            orders[job.job, job.attempt] = change.order
+        else:
+            orders.pop((job.job, job.attempt), None)
 
 
 def _apply_answered(machine: AllocatorMachine, job: JobState, fact: MemberAnswered) -> None:

@@ -23,9 +23,10 @@ from skep.machines.allocator import (
     returns,
     rounds,
     servers,
+    spanning,
 )
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
-from skep.units import Instant
+from skep.units import Instant, after
 from skep.wire.changes import (
     Ask,
     AskCheckpoint,
@@ -193,10 +194,14 @@ def heard(
                                     tier=event.tier, can=event.can)  # fmt: skip
             if job.learned.get(event.node) != learned:
                 machine.record(learned)
+                _yield(machine, job, now)
                 follow(machine, job, now)
         case MemberChanged():
             _answer(machine, job, event, now)
-        case MemberReady() | MemberLoaded():
+        case MemberReady():
+            spanning.ready(machine, job, event, now)
+            after_change(machine, job, now)
+        case MemberLoaded():
             pass  # Said again, of a successor that has taken over.
 
 
@@ -224,6 +229,10 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
         if job.change is None:
             follow(machine, job, now)
         return
+    if spanning.spans(change):
+        spanning.conclude(machine, job, now)
+        after_change(machine, job, now)
+        return
     answers = {name: answer for name, answer in change.answers.items() if name in job.live}
     if not answers or None in answers.values():
         return
@@ -241,8 +250,22 @@ def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             resizing.conclude(machine, job, "; ".join(_refusals(told).values()), now)
         case _:
             _stored(machine, job, told, now)
+    after_change(machine, job, now)
+
+
+def after_change(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Do what waits for the end of a change: first make room, then what was asked for."""
+    _yield(machine, job, now)
     if job.change is None:
         follow(machine, job, now)
+
+
+def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Have a job make room that was waited for, as it changed its size."""
+    claimers = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
+    waited = ("", job.job, -job.attempt) in machine.soft.due
+    if waited and claimers and job.change is None:
+        give_way(machine, job, now, f"for {cellwork.job_of(claimers[0])}", memory=False)
 
 
 def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
@@ -418,6 +441,8 @@ def give_way(
     change, can = job.change, job.can
     if change is not None and change.why is Reason.PREEMPTED and not memory:
         return False  # It is under way.
+    if not memory and _awaits_size(job, can):
+        return _yield_later(machine, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
     if free and "release" in can:
         _suspend(machine, job, now, Reason.PREEMPTED, release=True, detail=detail)
@@ -426,6 +451,29 @@ def give_way(
     else:
         dispatch.stop(machine, job, Reason.PREEMPTED, now, detail)
     return True
+
+
+def _awaits_size(job: JobState, can: tuple[str, ...]) -> bool:
+    """Return whether a gang changes its size, or has, and can make room alive once that is over."""
+    if job.state is not State.RUNNING:
+        return False
+    if job.change is None:
+        return job.resized > 0 and not job.known
+    return job.change.goal is Goal.RESIZE and ("release" in can or "checkpoint" in can)
+
+
+def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> bool:
+    """Have a victim make room once its change of size is over or undone, within YIELDS_WITHIN."""
+    soft, late = machine.soft, ("", job.job, -job.attempt)
+    begins = late not in soft.due
+    if begins:
+        soft.remind(after(now, dispatch.YIELDS_WITHIN), late)
+    change = job.change
+    if change is not None and spanning.spans(change) and not change.undoing:
+        spanning.give_up(machine, job, now, detail)
+        if job.change is None:
+            give_way(machine, job, now, detail, memory=False)
+    return begins
 
 
 def _leave(machine: AllocatorMachine, job: JobState, asked: AskTaken, now: Instant) -> None:

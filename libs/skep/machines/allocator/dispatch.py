@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
-from skep.machines.allocator import cellwork, changes, suspects, watch
+from skep.machines.allocator import cellwork, changes, resizes, suspects, watch
 from skep.machines.allocator.jobs import JobState, Part, State, Successor
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.changes import Goal
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
     ChangeJob,
     ClearNode,
     JoinAgain,
-    RankPlan,
     RefuseNode,
     StopJob,
 )
@@ -59,6 +59,8 @@ GRACE_S = 10.0
 PREEMPT_GRACE_S = 5.0
 READY_WITHIN = seconds(600)
 """What a successor gets to import, build and warm up: compiling a large model takes minutes."""
+YIELDS_WITHIN = seconds(15)
+"""How long who waits for GPUs waits for the end of a change of size, before the gang is stopped."""
 STALE_TIMERS_MAX = 1000
 """Replaced reminders that may lie about: few to keep, and worth sorting out together."""
 assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
@@ -66,7 +68,8 @@ assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
 
 Reminder = tuple[str, str, int]
 """Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
-Without a job, look again whether the node is clear."""
+Without a job, look again whether the node is clear. With minus the attempt and no node: the end of
+the patience of whoever waits for its GPUs."""
 
 
 class Soft:
@@ -186,7 +189,9 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
             command(machine, node, name, attempt, now)
         else:
             job = machine.jobs.get(name)
-            if job is not None and job.succeeds(attempt):
+            if job is not None and attempt < 0:
+                _hurry(machine, job, -attempt, now)
+            elif job is not None and job.succeeds(attempt):
                 machine.give_up_move(job, now, "the successor took too long")
             elif job is not None and job.attempt == attempt and job.state is State.RUNNING:
                 stop(machine, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
@@ -197,6 +202,14 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
         _look_for_lost_nodes(machine, now)
         suspects.convict(machine, now)
         watch.go_round(machine, now)
+
+
+def _hurry(machine: AllocatorMachine, job: JobState, attempt: int, now: Instant) -> None:
+    """Stop a gang that was to make room once it had changed its size, and has not."""
+    claimers = machine.cells.claimers(cellwork.holder(job.job, attempt))
+    open_still = job.change is None or job.change.goal is Goal.RESIZE
+    if job.attempt == attempt and job.state is State.RUNNING and claimers and open_still:
+        stop(machine, job, Reason.PREEMPTED, now, f"for {cellwork.job_of(claimers[0])}")
 
 
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
@@ -415,7 +428,7 @@ def _stop_command(
 ) -> StopJob:
     return StopJob(order=order, epoch=machine.epoch, settled=node.settled(machine.order),
                    node=node.joined.node, identity=node.joined.identity, job=key[0],
-                   attempt=key[1], grace_s=grace_s)  # fmt: skip
+                   attempt=key[1], grace_s=grace_s, joins=node.holdings[key].came)  # fmt: skip
 
 
 def _bind_command(
@@ -423,10 +436,12 @@ def _bind_command(
 ) -> BindJob:
     node, member = machine.nodes[name], made.members[name]
     first = next(member for member in made.members.values() if member.first_rank == 0)
-    ranks = tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
-                  for i, devices in enumerate(member.devices))  # fmt: skip
+    joins, world = 0, job.size
+    if isinstance(made, JobState) and (joins := resizes.came(machine, made, name)):
+        world = 1 + max(one.numbers[-1] for one in made.members.values())
+    ranks = resizes.plans(member, world)
     return BindJob(
-        order=made.order,
+        order=joins or made.order,
         epoch=machine.epoch,
         settled=node.settled(machine.order),
         node=name,
@@ -437,7 +452,7 @@ def _bind_command(
         vc=job.spec.vc,
         argv=argv(job.spec),
         ranks=ranks,
-        world=job.size,
+        world=world,
         node_rank=list(made.members).index(name),
         nodes=len(made.members),
         master_address=machine.nodes[first.node].joined.address,
@@ -446,9 +461,10 @@ def _bind_command(
         workdir=job.spec.workdir or "",
         trace=job.trace,
         image=job.spec.runtime.image if job.spec.runtime is not None else "",
-        awaits=made.secret if isinstance(made, Successor) else "",
+        awaits=f"generation-{joins}" if joins else _awaited(made),
         share=0.0 if isinstance(made, Successor) else made.told[0],
         beside=() if isinstance(made, Successor) else made.told[1],
+        joins=joins,
         servers=job.spec.ps.servers if job.spec.ps is not None else 0,
         secret=job.secret,
     )
@@ -463,3 +479,7 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
         return ("/bin/sh", "-c", spec.command)
     assert spec.command is not None, spec
     return spec.command
+
+
+def _awaited(made: JobState | Successor) -> str:
+    return made.secret if isinstance(made, Successor) else ""

@@ -173,6 +173,15 @@ class JobState(msgspec.Struct):
         """Return how many ranks train, or are to: every attempt begins with those of the spec."""
         return self.resized or self.spec.resources.workers
 
+    def outside(self, name: str) -> bool:
+        """Return whether a node's ranks are only to join the gang."""
+        return self.members[name].first_rank >= self.size
+
+    @property
+    def deserted(self) -> bool:
+        """Return whether only ranks are left that were to join the gang."""
+        return bool(self.live) and all(self.outside(name) for name in self.live)
+
     @property
     def servers(self) -> int:
         """Return how many parameter servers it has, or is to have."""
@@ -205,7 +214,7 @@ class JobState(msgspec.Struct):
     @property
     def can(self) -> tuple[str, ...]:
         """Return what every part of the attempt can do; nothing before all have said so."""
-        parts = [self.learned.get(name) for name in self.live]
+        parts = [self.learned.get(name) for name in self.live if not self.outside(name)]
         if not parts or any(part is None for part in parts):
             return ()
         first, *others = (part.can for part in parts if part is not None)
@@ -255,7 +264,8 @@ def judge(job: JobState) -> Verdict:
     reason for stopping decides; then the earliest failure does. What Skep or its hardware lost is
     repeated without counting, LOSSES_MAX times at most.
     """
-    if all(gone.outcome is Outcome.SUCCEEDED for gone in job.gone):
+    counts = [gone for gone in job.gone if not job.outside(gone.node)]
+    if all(gone.outcome is Outcome.SUCCEEDED for gone in counts):
         return Verdict(End.SUCCEEDED, Reason.SUCCEEDED)
     if job.cancelled:
         return Verdict(End.CANCELLED, Reason.CANCELLED)

@@ -31,6 +31,7 @@ from skep.machines.allocator import (
     packs,
     resizes,
     schedule,
+    spanning,
     suspects,
     watch,
 )
@@ -222,7 +223,7 @@ class AllocatorMachine:
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt:
             return
-        if job.parts.get(event.node) is not Part.BOUND or not _speaks(job, event):
+        if job.parts.get(event.node) is not Part.BOUND or not self._speaks(job, event):
             return
         # The node's clock may be wrong, and the time limit counts from here.
         at = min(max(event.at, job.bound_at), now)
@@ -231,11 +232,17 @@ class AllocatorMachine:
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
             changing.follow(self, job, now)
+        elif job.state is State.RUNNING:
+            dispatch.command(self, event.node, job.job, job.attempt, now)
+
+    def _speaks(self, job: JobState, event: MemberStarted | MemberExited) -> bool:
+        """Return whether the agent that speaks has the part, and means the one it has now."""
+        mine = job.members[event.node].identity == event.identity
+        return mine and self.nodes[event.node].means((event.job, event.attempt), event.order)
 
     def _member_exited(self, event: MemberExited, now: Instant) -> None:
-        attempt = event.job, event.attempt
-        node = self.nodes.get(event.node)
-        if node is not None and attempt in node.ghosts and event.identity == node.joined.identity:
+        node, attempt = self.nodes.get(event.node), (event.job, event.attempt)
+        if node is not None and node.haunted(attempt, event.identity, event.order):
             self.record(GhostGone(job=event.job, attempt=event.attempt, node=event.node))
             return
         job = self.jobs.get(event.job)
@@ -243,13 +250,15 @@ class AllocatorMachine:
             if job is not None:
                 moving.exited(self, job, event, now)
                 changing.follow(self, job, now)
-            return
-        if job.parts.get(event.node, Part.GONE) is Part.GONE or not _speaks(job, event):
-            return
-        self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
-                               outcome=event.outcome, detail=event.detail, steps=event.steps,
-                               step_ns=event.step_ns))  # fmt: skip
-        self.settle(job, now)
+        elif job.parts.get(event.node, Part.GONE) is Part.GONE or not self._speaks(job, event):
+            pass  # Said again, or of an earlier part.
+        elif spanning.exited(self, job, event, now):
+            changing.after_change(self, job, now)
+        else:
+            self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
+                                   outcome=event.outcome, detail=event.detail, steps=event.steps,
+                                   step_ns=event.step_ns))  # fmt: skip
+            self.settle(job, now)
 
     def _node_cleared(self, event: NodeCleared) -> None:
         node = self.nodes.get(event.node)
@@ -264,7 +273,7 @@ class AllocatorMachine:
         """Go on after a part of an attempt is gone: stop the others, or judge the whole."""
         if not job.over:
             failed = job.gone[-1].outcome is not Outcome.SUCCEEDED
-            if failed and job.state is not State.STOPPING:
+            if (failed or job.deserted) and job.state is not State.STOPPING:
                 dispatch.stop(self, job, Reason.PEER_FAILED, now, f"{job.gone[-1].node} ended")
             changing.conclude(self, job, now)
             return
@@ -326,8 +335,7 @@ class AllocatorMachine:
             case MemberRan():
                 job = self.jobs[fact.job]
                 job.parts[fact.node] = Part.RAN
-                if job.state is State.BOUND:
-                    self.nodes[fact.node].open_orders.pop((fact.job, fact.attempt), None)
+                changes.ran(self, job, fact.node)
             case JobRan():
                 job = self.jobs[fact.job]
                 job.move("JobRan")
@@ -590,8 +598,3 @@ class AllocatorMachine:
     def check(self) -> None:
         """Assert that every GPU, queue and count is as the jobs say, and sharing safety."""
         invariants.check(self)
-
-
-def _speaks(job: JobState, event: MemberStarted | MemberExited) -> bool:
-    """Return whether the agent that speaks is the one the part was given to."""
-    return job.members[event.node].identity == event.identity

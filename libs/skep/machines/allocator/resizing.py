@@ -1,27 +1,32 @@
-"""Growing and shrinking a gang while it trains, on the node that it is on.
+"""Growing and shrinking a gang while it trains.
 
     grow     claim GPUs beside its own; Resize; JobChanged once all its ranks train together
     shrink   Resize; JobChanged and then GangNarrowed: the leavers' GPUs are free
 
-The node answers once every rank has changed and whoever is not of the gang has ended, so what is
+A node answers once every rank has changed and whoever is not of the gang has ended, so what is
 freed is free. A growth that comes to nothing gives back what it claimed. Whatever ends the attempt
-meanwhile ends the change with it, and frees everything it holds.
+meanwhile ends the change with it, and frees everything it holds. Here is what any change of size
+has in common; one that several nodes take part in is done by `spanning`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.cells.chain import ChainState
 from skep.cells.holds import Placement
-from skep.machines.allocator import cellwork, changes, dispatch
+from skep.machines.allocator import cellwork, changes, dispatch, resizes, spanning
 from skep.machines.allocator.jobs import JobState
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, Result
-from skep.wire.commands import RankPlan, Resize
+from skep.wire.commands import Resize
+from skep.wire.facts import Member
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
+from skep.wire.spec import GANG_NODES_MAX
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -34,8 +39,10 @@ def refusal(job: JobState, workers: int | None) -> tuple[Reason, str] | None:
         return Reason.CANNOT, "resize: its spec has no `elastic`"
     if workers is not None and allowed and not allowed.min <= workers <= allowed.max:
         return Reason.BAD_VALUE, f"it may have {allowed.min} to {allowed.max} workers"
-    if len(job.members) > 1:
-        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}"
+    if job.servers and len(job.members) > 1:
+        return Reason.ONE_NODE_ONLY, f"it is on {len(job.members)}, and has parameter servers"
+    if len(job.live) < len(job.parts):
+        return Reason.NOT_RUNNING, "some of its ranks have ended"
     if "resize" not in job.can:
         return Reason.CANNOT, "resize (`skep show` tells what it can)"
     return None
@@ -52,25 +59,28 @@ def begin(
     """Begin to change a gang's size; return why not, or REQUESTED if it begins. None: as it is."""
     workers, servers = workers or job.size, servers or job.servers
     assert job.asked is not None, job
-    (name,) = job.live
+    name = next(name for name in job.live if job.members[name].first_rank == 0)
     node = machine.nodes[name]
     # Ranks on parameter servers meet nowhere: they find them where the attempt began.
     port = job.port if servers else node.holdings[job.job, job.attempt].meets or node.port()
     if port is None:
         return Reason.WAITS_FOR_PORT, name
     if workers > job.size:
-        where = _place(machine, job, name, workers - job.size)
-        if where is None:
-            gpus = f"{workers - job.size} x {job.spec.resources.gpus} GPUs"
-            return Reason.NO_ROOM, f"{gpus} beside it on {name}"
-        _widen(machine, job, where, now)
-    member = job.members[name]
-    ranks = tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
-                  for i, devices in enumerate(member.devices[:workers]))  # fmt: skip
+        more = _place(machine, job, workers - job.size)
+        if not more:
+            return (
+                Reason.NO_ROOM,
+                f"{workers - job.size} x {job.spec.resources.gpus} GPUs beside it",
+            )
+        _widen(machine, job, more, now)
+    if len(job.live) > 1:
+        spanning.begin(machine, job, name, workers, port, now)
+        return Reason.REQUESTED, ""
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
-    resize = Resize(generation=order, world=workers, ranks=ranks, master_port=port,
-                    master_address=node.joined.address, servers=servers)  # fmt: skip
+    resize = Resize(generation=order, world=workers, master_port=port, servers=servers,
+                    ranks=resizes.plans(job.members[name], workers),
+                    master_address=node.joined.address)  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
                                change=resize, nodes=(name,), why=Reason.REQUESTED, at=now,
                                ask=job.asked.number, trace=job.trace))  # fmt: skip
@@ -78,48 +88,107 @@ def begin(
     return Reason.REQUESTED, ""
 
 
-def _place(machine: AllocatorMachine, job: JobState, name: str, workers: int) -> Placement | None:
-    """Return idle GPUs on a node for further workers, by the right by which it has its own.
+def _place(machine: AllocatorMachine, job: JobState, workers: int) -> tuple[Member, ...]:
+    """Return idle GPUs for further workers, by the right by which the gang has its own.
 
-    Nobody makes room: who asks for more gets what is free now, or is told that it is not.
+    As close to it as there are any: on its own nodes, else in the cell that its spec wants all
+    workers to share, else (unless it insists) anywhere in its chain. Nobody makes room: who asks
+    for more gets what is free now, or is told that it is not.
     """
     cells = machine.cells
     holder = cellwork.holder(job.job, job.attempt)
     hold = cells.holds.get(holder)
     if hold is None or holder in cells.astray:
-        return None
+        return ()
+    chain = cells.chains[hold.chain]
     wanted = msgspec.structs.replace(job.spec.resources, workers=workers)
-
-    def limit(node: str) -> int:
-        return machine.nodes[name].workers(wanted) if node == name else 0
-
     asked = cellwork.request(job, job.attempt, guaranteed=hold.guaranteed)
-    asked = asked._replace(
-        members=((workers, wanted.gpus),),
-        gpu=cells.chains[hold.chain].topology.gpu,
-        within="",
-        hard=False,
-    )
-    where = cells.place(asked, limit=limit)
-    if where is None or where.chain != hold.chain:
-        return None
-    return None if where.victims or where.cancels or where.demoted else where
+    within, hard = asked.within, asked.hard
+    asked = asked._replace(members=((workers, wanted.gpus),), gpu=chain.topology.gpu, within="",
+                           hard=False)  # fmt: skip
+    for near in _nearness(chain, job, within, hard=hard):
+
+        def limit(name: str, near: dict[str, None] | None = near) -> int:
+            node, mine = machine.nodes[name], job.live
+            there = (job.job, job.attempt) in node.holdings
+            if (there and name not in mine) or (near is not None and name not in near):
+                return 0
+            return node.workers(wanted)
+
+        where = cells.place(asked, limit=limit)
+        if where is None or where.chain != hold.chain:
+            continue
+        if where.victims or where.cancels or where.demoted:
+            continue
+        if within and hard and not _shares(chain, job, where, within):
+            continue
+        more = cellwork.members(machine, where)
+        if len({**job.members, **dict.fromkeys(one.node for one in more)}) <= GANG_NODES_MAX:
+            return more
+    return ()
 
 
-def _widen(machine: AllocatorMachine, job: JobState, where: Placement, now: Instant) -> None:
-    (more,) = cellwork.members(machine, where)
-    more = msgspec.structs.replace(more, first_rank=job.size)
-    machine.record(GangWidened(job=job.job, attempt=job.attempt, member=more, at=now,
-                               trace=job.trace))  # fmt: skip
+def _nearness(
+    chain: ChainState, job: JobState, within: str, *, hard: bool
+) -> Iterator[dict[str, None] | None]:
+    """Yield the nodes on which to look for room, one choice after the other; None: any."""
+    shape = chain.topology
+    yield dict.fromkeys(job.live)
+    if job.servers:
+        return  # They are beside the first worker, for workers of its node.
+    level = shape.level(within) if within else None
+    if level is not None and level > shape.node_level:
+        cells = dict.fromkeys(shape.up(leaf, level) for leaf in _leaves(chain, job))
+        yield dict.fromkeys(shape.node(leaf) for cell in cells for leaf in shape.span(level, cell))
+    if not hard or level is None:
+        yield None
+
+
+def _shares(chain: ChainState, job: JobState, where: Placement, within: str) -> bool:
+    """Return whether all GPUs of a gang would be in one cell of a level."""
+    shape = chain.topology
+    level = shape.level(within)
+    leaves = [*_leaves(chain, job), *(leaf for spot in where.spots for leaf in spot.leaves)]
+    return level is None or len(dict.fromkeys(shape.up(leaf, level) for leaf in leaves)) == 1
+
+
+def _leaves(chain: ChainState, job: JobState) -> list[int]:
+    return [leaf for name in job.live for devices in job.members[name].devices
+            for device in devices
+            if (leaf := chain.topology.leaf(name, device)) is not None]  # fmt: skip
+
+
+def _widen(
+    machine: AllocatorMachine, job: JobState, more: tuple[Member, ...], now: Instant
+) -> None:
+    """Give a gang further GPUs; its new ranks are numbered behind those it has."""
+    for part in more:
+        first = job.size + part.first_rank
+        new = part.node not in job.members
+        machine.record(GangWidened(job=job.job, attempt=job.attempt, at=now, trace=job.trace,
+                                   member=msgspec.structs.replace(part, first_rank=first),
+                                   order=machine.order + 1 if new else 0))  # fmt: skip
 
 
 def conclude(machine: AllocatorMachine, job: JobState, refused: str, now: Instant) -> None:
-    """End a change of size that the node has answered; `refused`: why everything is as before."""
+    """End a change of size that the nodes have answered; `refused`: why all is as before."""
     change = job.change
     assert change is not None, job
     result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
     changes.close(machine, job, result, why, now, detail=refused)
-    for name, member in job.members.items():
-        if len(member.devices) > job.size:
+    narrow(machine, job, now)
+
+
+def leave(machine: AllocatorMachine, job: JobState, name: str, now: Instant) -> None:
+    """Free what a gang had on a node that nobody of it is on any more."""
+    machine.record(GangNarrowed(job=job.job, attempt=job.attempt, node=name, workers=0, at=now,
+                                trace=job.trace))  # fmt: skip
+
+
+def narrow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Free the GPUs for which a gang has no ranks."""
+    for name, member in list(job.members.items()):
+        workers = sum(rank < job.size for rank in member.numbers)
+        if workers < len(member.devices):
             machine.record(GangNarrowed(job=job.job, attempt=job.attempt, node=name, at=now,
-                                        workers=job.size, trace=job.trace))  # fmt: skip
+                                        workers=workers, trace=job.trace))  # fmt: skip

@@ -87,8 +87,9 @@ def needs(job: JobState) -> str:
 
 def plans(member: Member) -> tuple[RankPlan, ...]:
     """Return what each rank of a part has, as its node is told."""
-    return tuple(RankPlan(rank=member.first_rank + i, local_rank=i, devices=devices)
-                 for i, devices in enumerate(member.devices))  # fmt: skip
+    pairs = zip(member.numbers, member.devices, strict=True)
+    return tuple(RankPlan(rank=rank, local_rank=i, devices=devices)
+                 for i, (rank, devices) in enumerate(pairs))  # fmt: skip
 
 
 # --- facts ---------------------------------------------------------------------------------------

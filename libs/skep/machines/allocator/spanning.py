@@ -1,0 +1,205 @@
+"""A gang on several nodes, before or after, changes its size.
+
+    prepare   newcomers start and make everything ready, the meeting place is opened: nobody who
+              trains is told anything, so what fails here costs the gang nothing
+    agree     all nodes are told at once; the ranks agree where they meet on the mini-batch, on the
+              commit, and on whether the new gang stands (`skep_job.elastic_round`)
+    JobChanged
+
+A node on which the gang has no rank yet gets a BindJob first, like a successor, and then the same
+commands as the others; one that is left by all its ranks says so, and its part is over.
+
+All nodes can only have taken it or none, unless an agent could not tell in time what its ranks did.
+If some took it and some did not, the gang is brought to the smaller of both sizes in another
+generation, on all nodes, in rounds: nobody needs to be started for that. Thus a growth is undone
+and a shrinking done. One that can be brought to neither is stopped and repeated. Ranks are numbered
+as they come, and leave in the reverse order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.machines.allocator import dispatch, resizing
+from skep.machines.allocator.jobs import JobState, OpenChange, State
+from skep.units import Instant
+from skep.wire.changes import Goal, JobChanging, MemberAnswered
+from skep.wire.commands import Resize
+from skep.wire.node import Manner, MemberExited, MemberReady
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+ROUNDS_MAX = 4
+"""How often a gang of which only some nodes took a change is told the smaller size."""
+
+
+def spans(change: OpenChange) -> bool:
+    """Return whether a change is one of the size of a gang on several nodes."""
+    return isinstance(change.change, Resize) and (change.change.prepare or change.change.agree)
+
+
+def begin(
+    machine: AllocatorMachine, job: JobState, at: str, workers: int, port: int, now: Instant
+) -> None:
+    """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
+    assert job.asked is not None, job
+    nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
+    order = machine.order + 1
+    resize = Resize(generation=order, world=workers, ranks=(), master_port=port, at=at,
+                    master_address=machine.nodes[at].joined.address, prepare=True)  # fmt: skip
+    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
+                               change=resize, nodes=tuple(nodes), why=Reason.REQUESTED, at=now,
+                               ask=job.asked.number, trace=job.trace))  # fmt: skip
+    for name in nodes:
+        dispatch.command(machine, name, job.job, job.attempt, now)
+
+
+# --- what nodes say ----------------------------------------------------------------------------
+
+
+def ready(machine: AllocatorMachine, job: JobState, event: MemberReady, now: Instant) -> None:
+    """Take it that all is ready on a node."""
+    change = job.change
+    if change is None or not event.order or event.order != change.order:
+        return
+    if change.answers.get(event.node, event) is None:
+        _answer(machine, job, change, event.node, Manner.BOUNDARY, "")
+        conclude(machine, job, now)
+
+
+def exited(machine: AllocatorMachine, job: JobState, event: MemberExited, now: Instant) -> bool:
+    """Take the end of a part that was only to join; return whether it was one."""
+    change, name = job.change, event.node
+    if change is None or job.state is not State.RUNNING or not job.outside(name):
+        return False
+    assert isinstance(change.change, Resize), job
+    if change.answers.get(name, event) is None:
+        leaves = job.members[name].first_rank >= change.change.world
+        manner = Manner.BOUNDARY if leaves else Manner.UNCHANGED
+        _answer(machine, job, change, name, manner, event.detail or event.outcome)
+    resizing.leave(machine, job, name, now)
+    conclude(machine, job, now)
+    return True
+
+
+def _answer(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, name: str, manner: Manner,
+    detail: str,
+) -> None:  # fmt: skip
+    machine.record(MemberAnswered(job=job.job, attempt=job.attempt, node=name, order=change.order,
+                                  manner=manner, detail=detail))  # fmt: skip
+
+
+# --- rounds ------------------------------------------------------------------------------------
+
+
+def conclude(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
+    """Go on once all who were told have answered, or one cannot be ready."""
+    change = job.change
+    assert change is not None, job
+    told = {name: answer for name, answer in change.answers.items() if name in job.parts}
+    refused = "; ".join(refusals(change).values())
+    assert isinstance(change.change, Resize), job
+    if change.change.prepare and not change.undoing:
+        if refused or _short(job, change.change.world):
+            withdraw(machine, job, now, refused or "not all that were to join are there")
+        elif None not in told.values():
+            _tell(machine, job, change, change.change.world, now, number=1)
+    elif None in [told[name] for name in told if name in job.live]:
+        pass  # The others are told again until they answer.
+    elif change.change.prepare:
+        resizing.conclude(machine, job, change.detail, now)
+    else:
+        _agreed(machine, job, change, refused, now)
+
+
+def _agreed(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, refused: str, now: Instant
+) -> None:
+    """End a change that all nodes have answered, or bring those that differ to one size."""
+    resize = change.change
+    assert isinstance(resize, Resize), job
+    took = [name for name, answer in change.answers.items()
+            if answer is not None and answer.manner is not Manner.UNCHANGED]  # fmt: skip
+    whole = not refused and not _short(job, resize.world)
+    if whole and change.undoing and resize.world == job.size:
+        resizing.conclude(machine, job, change.detail or "not all nodes took it", now)
+    elif whole:
+        resizing.conclude(machine, job, "", now)
+    elif not took and not change.undoing:
+        resizing.conclude(machine, job, refused, now)
+    elif change.round >= ROUNDS_MAX:
+        dispatch.stop(machine, job, Reason.NOT_TAKEN, now, refused)
+    else:
+        for name in [] if change.undoing else refusals(change):
+            if job.outside(name):  # Its ranks have ended, as it said.
+                resizing.leave(machine, job, name, now)
+        smaller = min(resize.world, job.size)
+        _tell(machine, job, change, smaller, now, number=change.round + 1, undoing=True,
+              detail=change.detail or refused)  # fmt: skip
+
+
+def refusals(change: OpenChange) -> dict[str, str]:
+    """Return why nodes did not take a change, by node."""
+    return {name: f"{name}: {one.detail}".rstrip(": ") for name, one in change.answers.items()
+            if one is not None and one.manner is Manner.UNCHANGED}  # fmt: skip
+
+
+def _short(job: JobState, world: int) -> bool:
+    """Return whether a node has gone on which ranks of a gang of this size were to be."""
+    known = {rank for member in job.members.values() for rank in member.numbers}
+    return not known.issuperset(range(world))
+
+
+def withdraw(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -> None:
+    """Have nobody join after all, as long as the gang itself was told nothing."""
+    change = job.change
+    assert change is not None, job
+    assert isinstance(change.change, Resize), job
+    refused = refusals(change)
+    nodes = [name for name in change.answers if name in job.live and name not in refused]
+    if not nodes:
+        resizing.conclude(machine, job, why, now)
+        return
+    order = machine.order + 1
+    resize = Resize(generation=order, world=job.size, ranks=(), master_address="", prepare=True,
+                    master_port=change.change.master_port)  # fmt: skip
+    _record(machine, job, change, resize, nodes, now, number=change.round, undoing=True, detail=why)
+
+
+def give_up(machine: AllocatorMachine, job: JobState, now: Instant, why: str) -> None:
+    """Withdraw a change of size of which the gang was told nothing yet; else let it end."""
+    change = job.change
+    assert change is not None, job
+    if isinstance(change.change, Resize) and change.change.prepare:
+        withdraw(machine, job, now, f"it makes room {why}")
+
+
+def _tell(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, world: int, now: Instant,
+    *, number: int, undoing: bool = False, detail: str = "",
+) -> None:  # fmt: skip
+    """Have every node of the gang, and those that are to be, change at a common mini-batch."""
+    earlier = change.change
+    assert isinstance(earlier, Resize), job
+    at = next(name for name in job.members if job.members[name].first_rank == 0)
+    resize = Resize(generation=machine.order + 1, world=world, ranks=(), agree=True, at=at,
+                    master_port=earlier.master_port,
+                    master_address=machine.nodes[at].joined.address)  # fmt: skip
+    _record(machine, job, change, resize, job.live, now, number=number, undoing=undoing,
+            detail=detail)  # fmt: skip
+
+
+def _record(
+    machine: AllocatorMachine, job: JobState, change: OpenChange, resize: Resize,
+    nodes: list[str], now: Instant, *, number: int, undoing: bool, detail: str,
+) -> None:  # fmt: skip
+    asked = change.asked.number if change.asked is not None else 0
+    machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
+                               goal=Goal.RESIZE, change=resize, nodes=tuple(nodes), at=now,
+                               why=change.why, round=number, undoing=undoing, ask=asked,
+                               detail=detail, trace=job.trace))  # fmt: skip
+    for name in nodes:
+        dispatch.command(machine, name, job.job, job.attempt, now)
