@@ -38,7 +38,8 @@ async def node(tmp_path: Path) -> AsyncIterator[LiveNode]:
 @pytest.mark.asyncio
 async def test_torchrun_in_one_rank_is_suspended_at_one_step(node: LiveNode) -> None:
     await node.send(node.job("", argv=(*TORCHRUN, str(JOBS / "stepper.py"))))
-    known = await node.event(MemberKnown)
+    # On a machine that is far too busy it is first taken for opaque.
+    known = await node.event(MemberKnown, lambda one: bool(one.can))
     assert (known.tier, known.can) == (Tier.OBSERVED, ("release", "suspend"))
     for change in (Suspend(), Suspend(release=True)):
         for process in range(2):
