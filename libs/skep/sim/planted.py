@@ -29,7 +29,6 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     moving,
-    packing,
     resizing,
     returns,
 )
@@ -189,11 +188,6 @@ def _counts_each(self: Any, request: Any, on: str, leaves: Any) -> None:
     self.recount(self.hold_of(on), 1)
 
 
-def _stays_anyhow(machine: Any, attempt: Any) -> bool:
-    job = machine.jobs.get(attempt[0])
-    return job is not None and bool(job.attempt == attempt[1])
-
-
 def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any) -> None:
     changes.over(machine, asked, Result.DONE, now)
 
@@ -261,8 +255,6 @@ PLANTS = (
     Plant("what a set holds goes with who brought it", sets, "part", _takes_all_along,
           ("I0", "I2")),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
-    Plant("a job is packed beside one that is leaving", packing, "_stays", _stays_anyhow,
-          ("I0", "I16")),
     Plant("a job is said to be unpacked and stays", changing, "_leave", _says_it_left, ("I16",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
