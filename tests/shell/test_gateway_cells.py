@@ -59,8 +59,8 @@ async def test_cells_are_described_planned_and_applied(house: House) -> None:
     usage = await house.vision.get("/v1/vcs/vision/usage")
     [cell] = usage["bound"]
     assert cell["address"] == "left/node-2"
-    assert cell["jobs"] == [
-        {"job": "?", "vc": "?", "gpus": 2, "borrowed": True, "reserved": False}]  # fmt: skip
+    hidden = {"job": "?", "vc": "?", "beside": []}
+    assert cell["jobs"] == [{**hidden, "gpus": 2, "borrowed": True, "reserved": False}]
     assert error(await house.vision.get("/v1/vcs/nlp/usage", 404))[0] == "unknown-vc"
     every = (await house.op.get("/v1/usage"))["vcs"]
     assert [(one["vc"], len(one["borrowers"])) for one in every] == [("nlp", 2), ("vision", 0)]

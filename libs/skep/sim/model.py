@@ -496,7 +496,12 @@ class AllocatorModel:
                 fits = goal is Goal.RESIZE or job.ranks == job.workers
                 require(fits, "I14", f"{name}: {job.ranks} for {job.workers}")
                 self.next_order(fact.order)
-                job.changing, job.answers = fact, {}
+                before = job.changing.change if job.changing is not None else None
+                again = isinstance(fact.change, Resume) and isinstance(before, Resume)
+                # Whoever goes on already is not told again.
+                job.answers = {node: answer for node, answer in job.answers.items()
+                               if again and node not in fact.nodes}  # fmt: skip
+                job.changing = fact
             case MemberAnswered(node=node):
                 open_change = job.changing is not None and job.changing.order == fact.order
                 require(open_change and node not in job.answers, "I12", f"{name}: {fact}")

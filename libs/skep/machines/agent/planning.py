@@ -143,10 +143,10 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
                 drive.detail = "the job cannot give device memory back"
             return [*before, Phase.STOP, *release, Phase.FREEZE]
         case Resume():
-            if part.stand in {Stand.SENT, Stand.AWAITING}:
-                return [*([Phase.THAW] if again else []), Phase.RESUME]
             # The state comes back first: it may be more than a share that became smaller meanwhile.
             shares = [Phase.SHARE] if part.share_due and "share" in can else []
+            if part.stand in {Stand.SENT, Stand.AWAITING}:
+                return [*([Phase.THAW] if again else []), Phase.RESUME, *shares]
             back = [Phase.RESUME] if speaks else back_again(can)
             return [Phase.THAW, *back, *shares]
         case Share():
