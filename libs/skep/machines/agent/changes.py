@@ -465,7 +465,8 @@ class Changes:
                 return
             case Failed() if drive.phase is Phase.RESUME:
                 drive.changed_ranks += message.partly
-                if token in self.soft.standing:  # Else it goes on already, as its hello says.
+                # One that goes on already has said hello since the agent started, and no stand.
+                if token in self.soft.standing or token not in self.soft.greeted:
                     drive.stay[token], drive.detail = None, failure_text(message)
             case Failed():
                 pass  # Told to go on, it did so already.

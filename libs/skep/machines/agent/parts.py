@@ -355,6 +355,7 @@ def part_facts(key: PartKey, part: PartState) -> list[AgentFact]:
     facts: list[AgentFact] = []
     if part.command is not None:
         facts.append(BindTaken(command=part.command))
+        facts += _gone_before_they_joined(part.command, part)
     facts += [fact for fact in (part.change, part.changed) if fact is not None]
     if part.change is not None and part.serial != part.change.serial:
         facts.append(ChangeTried(job=key[0], attempt=key[1], serial=part.serial))
@@ -366,6 +367,16 @@ def part_facts(key: PartKey, part: PartState) -> list[AgentFact]:
     facts += rank_facts(part)
     told = (part.started, part.stepped, part.known, part.ready, part.loaded, part.over)
     return facts + [fact for fact in told if fact is not None]
+
+
+def _gone_before_they_joined(command: BindJob, part: PartState) -> list[AgentFact]:
+    """Return that newcomers of the order which the gang did not wait for are gone."""
+    facts: list[AgentFact] = []
+    for plan in command.ranks:
+        token = f"{command.job}.{command.attempt}.{plan.rank}"
+        if token not in part.ranks:
+            facts += [RankJoins(token=token, plan=plan), RankDown(token=token, code=None)]
+    return facts
 
 
 def rank_facts(part: PartState) -> list[AgentFact]:
