@@ -244,7 +244,7 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
-                   fates=(facts.JobFate(job="j16", fate="demoted"),)),
+                   fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),)),
     facts.ClusterRefused(problems=(PROBLEM,)),
     facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
                      text="1 cells of level node are owed and not there", at=LATER,

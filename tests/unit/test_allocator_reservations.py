@@ -392,7 +392,7 @@ def test_a_vc_that_owns_less_has_jobs_demoted_and_none_stopped() -> None:
     decide(admitted(2, gpus=2))
     effects = decide(SetVcs(vcs=vcs(nlp=2, cv=2)))
     (fact,) = of(CellsSet, effects)
-    assert fact.fates == (JobFate(job="j2", fate="demoted"),)  # j1 has run longer.
+    assert fact.fates == (JobFate(job="j2", fate="demoted", attempt=1),)  # j1 has run longer.
     assert told(effects) == []
     # The new owner may have its cells at once, from whoever is opportunistic now.
     effects = decide(admitted(3, vc="cv", gpus=2))
@@ -416,7 +416,7 @@ def test_a_reservation_is_planned_anew_on_other_cells() -> None:
     decide(admitted(5, gpus=2), 9)
     effects = decide(SetVcs(vcs=vcs(nlp=2, cv=2)))
     (fact,) = of(CellsSet, effects)
-    assert JobFate(job="j5", fate="released") in fact.fates
+    assert JobFate(job="j5", fate="released", attempt=1) in fact.fates
     (claim,) = of(CellsReserved, effects)
     # Who was being stopped for it is preferred: that costs nothing more.
     assert claim.victims == ("j4", "j3") or set(claim.victims) == {"j4", "j3"}
@@ -459,7 +459,7 @@ def test_a_job_on_hardware_that_is_in_no_chain_any_more_goes_on() -> None:
     owner = VirtualCluster(cells=(Quota(chain="main", level="rack", count=1),))
     effects = decide(described("node-1", "node-2", nlp=owner))
     (fact,) = of(CellsSet, effects)
-    assert fact.fates == (JobFate(job="j3", fate="demoted"),)
+    assert fact.fates == (JobFate(job="j3", fate="demoted", attempt=1),)
     assert told(effects) == []
     # It comes back into a chain, and its GPUs are still its own.
     decide(SetVcs(vcs=vcs(nlp=12)))

@@ -242,11 +242,11 @@ class AllocatorModel:
                     else:
                         self.hopeless.pop(fact.job, None)
                 case JobDemoted():
-                    # What a lost node may still run can lose its cells as well.
-                    if not any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts):
+                    # What a lost node may still run can lose its cells, and a successor.
+                    haunts = any(key[1:] == (fact.job, fact.attempt) for key in self.ghosts)
+                    if not (haunts or moves.succeeds(self, fact.job, fact.attempt)):
                         self.attempt_of(fact.job, fact.attempt)
-                    for job in held.set_of(self, fact.job, fact.attempt):
-                        job.guaranteed = False
+                    moves.demote(self, fact.job, fact.attempt)
                 case JobPromoted():
                     self.attempt_of(fact.job, fact.attempt)
                     for job in held.set_of(self, fact.job, fact.attempt):
@@ -307,7 +307,7 @@ class AllocatorModel:
         self.hopeless.clear()
         for fate in fact.fates:
             if fate.fate == "demoted" and fate.job in self.jobs:
-                self.jobs[fate.job].guaranteed = False
+                moves.demote(self, fate.job, fate.attempt)
         for vc in self.quotas:
             self.within_quota(vc)
 

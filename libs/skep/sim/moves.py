@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from skep.sim import held
 from skep.sim.violation import ViolationError, require
 from skep.wire.commands import Move
 from skep.wire.member import Member
@@ -39,6 +42,23 @@ def take(
         job.guaranteed = any(level for one in successor.members for level in one.levels)
     for member in left:
         model.ghosts[member.node, name, attempt] = member
+
+
+def succeeds(model: AllocatorModel, name: str, attempt: int) -> bool:
+    """Return whether an attempt is to take over from the one that is the job."""
+    successor = model.successors.get(name)
+    return successor is not None and successor.attempt == attempt
+
+
+def demote(model: AllocatorModel, name: str, attempt: int) -> None:
+    """Have an attempt, and whoever shares its GPUs, or a successor, hold no cells of its VC."""
+    if succeeds(model, name, attempt):
+        fact = model.successors[name]
+        members = tuple(replace(member, levels=()) for member in fact.members)
+        model.successors[name] = replace(fact, members=members)
+        return
+    for job in held.set_of(model, name, attempt):
+        job.guaranteed = False
 
 
 def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:

@@ -127,14 +127,15 @@ class End(StrEnum):
 
 
 class JobFate(Message, frozen=True):
-    """What a change of the cells means for a job that holds GPUs.
+    """What a change of the cells means for an attempt that holds GPUs.
 
     `fate`: demoted (it goes on where it is, opportunistically), or released (its reservation is
-    planned anew).
+    planned anew). Of a job that moves the attempt may be its successor.
     """
 
     job: str
     fate: str
+    attempt: int = 0
 
 
 class CellsSet(Message, frozen=True, tag="cells-set"):

@@ -282,10 +282,10 @@ class Holdings:
         if owners:
             new, _ = reconfigure(self.cells(), fact.cluster)
             self.mirror.drop()
-            demoted = [fate.job for fate in fact.fates if fate.fate == "demoted"]
+            demoted = [(fate.job, fate.attempt) for fate in fact.fates if fate.fate == "demoted"]
             for (name, attempt), job in owners.items():
                 hold = new.holds.get(_name(name, attempt))
-                kept = hold is not None and hold.guaranteed and name not in demoted
+                kept = hold is not None and hold.guaranteed and (name, attempt) not in demoted
                 levels = [spot.level for spot in hold.spots] if hold is not None and kept else []
                 self.regrade(job, attempt, levels)
         self.mirror.drop()

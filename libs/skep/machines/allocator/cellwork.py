@@ -214,7 +214,8 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
     if cluster == machine.cells.cluster and asked == machine.asked:
         return
     _, changes = reconfigure(machine.cells, cluster)
-    fates = tuple(JobFate(job=job_of(change.job), fate=change.fate)
+    fates = tuple(JobFate(job=job_of(change.job), fate=change.fate,
+                          attempt=attempt_of(change.job))
                   for change in changes
                   if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))

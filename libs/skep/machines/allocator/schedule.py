@@ -187,9 +187,8 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
         return 0
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
-        victim = machine.jobs[cellwork.job_of(name)]
-        machine.record(JobDemoted(job=victim.job, attempt=victim.attempt, why=Reason.PREEMPTED,
-                                  detail=f"for {job.job}"))  # fmt: skip
+        machine.record(JobDemoted(job=cellwork.job_of(name), attempt=cellwork.attempt_of(name),
+                                  why=Reason.PREEMPTED, detail=f"for {job.job}"))  # fmt: skip
     for name in where.cancels:
         other = machine.jobs[cellwork.job_of(name)]
         machine.record(ReservationDropped(job=other.job, attempt=other.following,
