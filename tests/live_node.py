@@ -110,11 +110,11 @@ class LiveNode:
         """Give a command."""
         await self.bus.send(subjects.command("node-1"), codec.encode(command), {})
 
-    def job(self, script: str, ranks: int = 1, **fields: Any) -> BindJob:
-        """Return the command to start a script of the tests, observed."""
+    def job(self, script: str, ranks: int = 1, first: int = 0, **fields: Any) -> BindJob:
+        """Return the command to start a script of the tests, observed, from device `first` on."""
         self.order += 1
         argv = (AGENT_PYTHON, "-m", "skep_job", str(JOBS / script))
-        given = {"argv": argv, "ranks": plans(*((i,) for i in range(ranks))), "world": ranks,
+        given = {"argv": argv, "ranks": plans(*((first + i,) for i in range(ranks))), "world": ranks,
                  "master_address": "127.0.0.1", "master_port": 21_000 + self.order,
                  "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
                  **fields}  # fmt: skip

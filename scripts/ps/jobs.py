@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -213,7 +214,8 @@ class Job:
         """Kill what is left."""
         for name in self._names:
             if self._prefix + name not in self._zygote.codes:
-                self.kill(name)
+                with contextlib.suppress(ProcessLookupError):  # It has just ended by itself.
+                    self.kill(name)
                 self.ended(name)
 
     def _ask(self, message: Message) -> None:

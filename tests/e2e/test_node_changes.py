@@ -142,7 +142,7 @@ async def test_a_job_is_stored_and_moved_to_another_process(node: LiveNode) -> N
     assert stored.moved > 0
     assert [path.name for path in folder.glob("*.safetensors")]
 
-    await node.send(node.job("mover.py", ranks=1, attempt=2, awaits="secret"))
+    await node.send(node.job("mover.py", first=1, attempt=2, awaits="secret"))
     ready = await node.event(MemberReady)
     await node.trains()
     (door,) = ready.doors

@@ -117,7 +117,9 @@ def _wipe(home: str) -> None:
     for name in os.listdir(home):
         path = os.path.join(home, name)
         # Every process that was kept up has its log in its folder, whatever it was called.
-        ours = name in (NATS, *SERVICES) or os.path.exists(os.path.join(path, "service.log"))
+        ours = name in (NATS, *SERVICES, folder.CHECKPOINTS) or os.path.exists(
+            os.path.join(path, "service.log")
+        )
         if ours and os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)
     for name in WIPED:

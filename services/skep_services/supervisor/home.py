@@ -15,6 +15,7 @@ CLUSTER_VERSION = 1
 """Of `cluster.json`. A file of another version is refused, not guessed at."""
 
 FOLDER_MODE = 0o700
+CHECKPOINTS = "checkpoints"
 FILE_MODE = 0o600
 
 
@@ -55,7 +56,7 @@ def service_log_path(home: str, name: str) -> str:
 
 def checkpoints_path(home: str) -> str:
     """Return where jobs store their checkpoints: the nodes are one machine, and share it."""
-    return os.path.join(home, "checkpoints")
+    return os.path.join(home, CHECKPOINTS)
 
 
 def read_json(path: str) -> Any:

@@ -23,8 +23,11 @@ from skep.wire.facts import (
     CellsSet,
     GpuQuarantined,
     JobBound,
+    JobDemoted,
     JobFate,
+    JobPromoted,
     Member,
+    ReservationDropped,
 )
 from skep.wire.moves import SuccessorBound
 from skep.wire.reasons import Reason
@@ -219,6 +222,38 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
                   for change in changes
                   if change.fate not in ("kept", "opportunistic"))  # fmt: skip
     machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
+
+
+def apply_hold(
+    machine: AllocatorMachine, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
+) -> None:
+    """Take over that an attempt has, or has no longer, cells of its VC, or claims some."""
+    name, job = holder(fact.job, fact.attempt), machine.jobs.get(fact.job)
+    machine.soft.changes += not isinstance(fact, CellsReserved)  # A claim frees nothing.
+    if isinstance(fact, JobDemoted):
+        machine.cells.demote(name)
+        if job is not None:  # Else it has ended, but a lost node may still run it.
+            machine.note_borrowed(job)
+        return
+    assert job is not None, fact
+    match fact:
+        case CellsReserved():
+            machine.queue(job).remove(job.entry)
+            job.move("CellsReserved")
+            machine.cells.enter(hold(machine, job, fact, claims=True))
+            machine.reserved[job.job] = job
+            machine.soft.ripe[job.job] = None
+        case ReservationDropped():
+            job.move("ReservationDropped")
+            # A claim lost to another job: that one's placement settles who bears bad hardware.
+            machine.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
+            del machine.reserved[job.job]
+            machine.queue(job).add(job.entry)
+        case JobPromoted():
+            spots = machine.cells.holds[name].spots
+            pairs = zip(spots, fact.levels, strict=True)
+            machine.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
+            machine.note_borrowed(job)
 
 
 def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 from skep.cells.clustercheck import cluster_problems
-from skep.cells.holds import Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
@@ -325,7 +324,7 @@ class AllocatorMachine:
                 node.open_orders.pop(attempt, None)
                 self._release(node, attempt)
             case CellsReserved() | ReservationDropped() | JobDemoted() | JobPromoted():
-                self._apply_hold(fact)
+                cellwork.apply_hold(self, fact)
             case JobQueued():
                 self._apply_queued(fact)
             case JobWaits():
@@ -425,34 +424,6 @@ class AllocatorMachine:
         if isinstance(fact, GpuQuarantined):
             suspects.quarantined(self, fact)
         self._changed(fact.node)
-
-    def _apply_hold(
-        self, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
-    ) -> None:
-        job, name = self.jobs[fact.job], cellwork.holder(fact.job, fact.attempt)
-        match fact:
-            case CellsReserved():
-                self.queue(job).remove(job.entry)
-                job.move("CellsReserved")
-                self.cells.enter(cellwork.hold(self, job, fact, claims=True))
-                self.reserved[job.job] = job
-                self.soft.ripe[job.job] = None
-                return  # What was idle is claimed: nothing came free.
-            case ReservationDropped():
-                job.move("ReservationDropped")
-                # A claim lost to another job: that one's placement settles who bears bad hardware.
-                self.cells.release(name, settle=fact.why is not Reason.PREEMPTED)
-                del self.reserved[job.job]
-                self.queue(job).add(job.entry)
-            case JobDemoted():
-                self.cells.demote(name)
-                self.note_borrowed(job)
-            case JobPromoted():
-                spots = self.cells.holds[name].spots
-                pairs = zip(spots, fact.levels, strict=True)
-                self.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
-                self.note_borrowed(job)
-        self.soft.changes += 1
 
     def _release(self, node: NodeState, attempt: tuple[str, int]) -> None:
         """Free what an attempt held on a node, or leave it to those that share it."""
