@@ -114,7 +114,8 @@ class LiveNode:
         """Return the command to start a script of the tests, observed, from device `first` on."""
         self.order += 1
         argv = (AGENT_PYTHON, "-m", "skep_job", str(JOBS / script))
-        given = {"argv": argv, "ranks": plans(*((first + i,) for i in range(ranks))), "world": ranks,
+        devices = [(first + rank,) for rank in range(ranks)]
+        given = {"argv": argv, "ranks": plans(*devices), "world": ranks,
                  "master_address": "127.0.0.1", "master_port": 21_000 + self.order,
                  "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
                  **fields}  # fmt: skip

@@ -227,7 +227,7 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
 def apply_hold(
     machine: AllocatorMachine, fact: CellsReserved | ReservationDropped | JobDemoted | JobPromoted
 ) -> None:
-    """Take over that an attempt has, or has no longer, cells of its VC, or claims some."""
+    """Take over what an attempt claims, and which cells of its VC it has or loses."""
     name, job = holder(fact.job, fact.attempt), machine.jobs.get(fact.job)
     machine.soft.changes += not isinstance(fact, CellsReserved)  # A claim frees nothing.
     if isinstance(fact, JobDemoted):
