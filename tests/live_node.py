@@ -23,6 +23,7 @@ from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.jobs import JobSocket
 from skep_services.shell import Shell
+from skep_services.supervisor.ports import free_port
 from tests.kit import bind, plans
 from tests.node_runtimes import DEADLINE_SECONDS, PATH, process_runtime
 
@@ -116,7 +117,7 @@ class LiveNode:
         argv = (AGENT_PYTHON, "-m", "skep_job", str(JOBS / script))
         devices = [(first + rank,) for rank in range(ranks)]
         given = {"argv": argv, "ranks": plans(*devices), "world": ranks,
-                 "master_address": "127.0.0.1", "master_port": 21_000 + self.order,
+                 "master_address": "127.0.0.1", "master_port": free_port(),
                  "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
                  **fields}  # fmt: skip
         return bind("j1", order=self.order, **given)
