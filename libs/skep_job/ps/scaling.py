@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from skep_job.control import AtOnce, Control, describe
 from skep_job.control import Message as Order
@@ -40,20 +40,17 @@ class Wanted(NamedTuple):
 Step = Literal["start", "remove", "leave", "wait", "done"]
 
 
-class Servers:
+class Servers(Protocol):
     """The servers of a first rank: what `launch.Children` does."""
 
     def start(self) -> None:
         """Start one more."""
-        raise NotImplementedError
 
     def alive(self) -> int:
         """Return how many run."""
-        raise NotImplementedError
 
     def failed(self) -> str:
         """Return what a server that could not join ended with; an empty text if none did."""
-        raise NotImplementedError
 
 
 def following(status: Message, wanted: Wanted, alive: int | None) -> Step:
