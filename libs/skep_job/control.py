@@ -39,6 +39,8 @@ makes the older ones worthless."""
 INBOX_MAX = 64
 """Messages kept for the training thread; agents send one order at a time."""
 ANSWERS_MAX = 8
+SIGNALS_S = 0.5
+"""Between two looks for a signal: one that comes just before a thread blocks does not wake it."""
 TEXT_CHARACTERS_MAX = 2_000
 """Of an error's text: with escapes (6 bytes each) it still fits in a frame."""
 
@@ -340,7 +342,7 @@ class Control:
                     while not self._inbox:
                         if self._lost:
                             raise Lost
-                        self._changed.wait()
+                        self._changed.wait(SIGNALS_S)
                     message = self._inbox.popleft()
             except Lost:
                 raise

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from skep_job import chance, snapshot, transfer
 from skep_job.checkpoints import KEEP, Checkpoints, Entry, Superseded
-from skep_job.control import Lost, Message, describe
+from skep_job.control import SIGNALS_S, Lost, Message, describe
 from skep_job.metrics import Metrics
 from skep_job.reporter import complain
 from skep_job.snapshot import Snapshot
@@ -322,8 +322,8 @@ class Cooperation:
             except Lost:
                 # Whether the successor trains is not known here, so this process must not.
                 complain("the agent cannot be heard any more; the successor has the state")
-                threading.Event().wait()
-                continue
+                while True:
+                    threading.Event().wait(SIGNALS_S)
             try:
                 if self._checkpoints is not None:
                     self._checkpoints.check_fence()

@@ -1,5 +1,6 @@
 """Orders to a running job: where they are done, how they fence, what is answered again."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -387,3 +388,29 @@ def play(job: Job) -> None:
         threading.Thread(target=job.order, args=("release", 2)).start()
     elif job.kinds() == ["suspended", "released"]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+def test_a_signal_that_does_not_wake_the_training_thread_is_handled_all_the_same() -> None:
+    """As when it comes after the interpreter's last look for signals and before the wait."""
+    control = Control()
+
+    class Told(Exception):  # noqa: N818
+        pass
+
+    def handler(*_: object) -> None:
+        raise Told
+
+    def tell() -> None:  # To this thread itself, so that the one that waits sleeps on.
+        while not control._changed._waiters:  # type: ignore[attr-defined]
+            os.sched_yield()
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    telling = threading.Thread(target=tell)
+    try:
+        telling.start()
+        with pytest.raises(Told):
+            control.wait("resume")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        telling.join()
