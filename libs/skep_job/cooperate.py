@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from skep_job import chance, snapshot, transfer
 from skep_job.checkpoints import KEEP, Checkpoints, Entry, Superseded
@@ -322,8 +322,7 @@ class Cooperation:
             except Lost:
                 # Whether the successor trains is not known here, so this process must not.
                 complain("the agent cannot be heard any more; the successor has the state")
-                while True:
-                    threading.Event().wait(SIGNALS_S)
+                _stay()
             try:
                 if self._checkpoints is not None:
                     self._checkpoints.check_fence()
@@ -403,6 +402,12 @@ def _read(run: Run, checkpoints: Checkpoints, entry: Entry) -> tuple[Stored, Any
         return why or (stored, read_tensors(entry.path, stored))
     except (Unreadable, OSError) as error:
         return str(error)
+
+
+def _stay() -> NoReturn:
+    """Stand here for ever, but see signals."""
+    while True:
+        threading.Event().wait(SIGNALS_S)
 
 
 def _die() -> None:
