@@ -1,0 +1,29 @@
+"""What a scheduling policy is: options, and a pure function from a view to a plan."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from skep.view.plan import Plan
+from skep.view.view import VcView
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A policy of a VC. Its fields are its options, with their defaults.
+
+    Options are numbers, text, truth values and tuples of them, so that they can stand in the
+    cluster file. `__post_init__` may raise ValueError for a value that makes no sense.
+    """
+
+    name: ClassVar[str]
+    """What it is called in the cluster file."""
+    source: ClassVar[str]
+    """Paper and section."""
+    sees_nodes: ClassVar[bool] = False
+    """Whether its view is to hold every node: that costs time in a large cluster."""
+
+    def plan(self, view: VcView) -> Plan:
+        """Return what is to happen. Pure: the same view, the same plan."""
+        raise NotImplementedError

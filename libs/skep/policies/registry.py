@@ -1,0 +1,41 @@
+"""Every policy by its name, and how a policy is made from what a cluster file says."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from skep.policies.fifo import Backfill, Fifo
+from skep.policies.policy import Policy
+
+POLICIES: dict[str, type[Policy]] = {each.name: each for each in (Fifo, Backfill)}
+
+
+class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong
+    """What the cluster file says of a policy is wrong; the text says how."""
+
+
+def make(name: str, options: Mapping[str, Any] = {}) -> Policy:
+    """Return a policy with these options. Raises NoPolicy."""
+    kind = POLICIES.get(name)
+    if kind is None:
+        reason = f"no policy is called {name!r}{_like(name, POLICIES)}"
+        raise NoPolicy(reason)
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    for option in options:
+        if option not in known:
+            reason = f"policy {name} has no option {option!r}{_like(option, known)}"
+            raise NoPolicy(reason)
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        reason = f"policy {name}: {error}"
+        raise NoPolicy(reason) from None
+
+
+def _like(wrong: str, known: Any) -> str:
+    close = difflib.get_close_matches(wrong, list(known), 1)
+    return f": did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"

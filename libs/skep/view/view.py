@@ -1,0 +1,134 @@
+"""A virtual cluster at one instant, as its policy sees it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from skep.units import Duration, Instant
+from skep.wire.spec import JobSpec
+
+
+class Phase(StrEnum):
+    """Where a job is, as far as a policy can do something about it."""
+
+    WAITING = "waiting"
+    """In the queue: it may be placed."""
+    RESERVED = "reserved"
+    """Its cells are claimed; who uses them still is being stopped."""
+    STARTING = "starting"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    """Stands at a mini-batch boundary and keeps its GPUs."""
+    AWAY = "away"
+    """Suspended without GPUs: it may be placed again, and goes on where it was."""
+    STOPPING = "stopping"
+    """Has its GPUs until its processes are gone."""
+
+
+HOLDING = frozenset(
+    {Phase.RESERVED, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDED, Phase.STOPPING}
+)
+"""Phases in which a job has cells."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One unfinished job. Times are nanoseconds.
+
+    `served` is how long it has run in all attempts until `since`; while it is RUNNING it has run
+    from `since` on too.
+    """
+
+    job: str
+    sequence: int
+    """Its place in the order of arrival: unique."""
+    spec: JobSpec
+    submitted_at: Instant
+    phase: Phase
+    gpus: int
+    """Of the whole gang, as many as it has or asks for now."""
+    workers: int
+    since: Instant = Instant(0)
+    served: Duration = Duration(0)
+    began_at: Instant = Instant(0)
+    """When it first ran; 0: it never has."""
+    waiting_since: Instant = Instant(0)
+    """When it last came to its queue."""
+    starts: int = 0
+    expected: Duration | None = None
+    """How long it runs in all where its speed is 1, as predicted or as its owner says; None:
+    nobody knows."""
+    left: Duration | None = None
+    """How long it still had to run at `since`, as predicted; None: see `expected`."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Its GPUs on each node, in the order of its ranks."""
+    chain: str = ""
+    borrows: bool = False
+    """It runs on what is idle, outside its VC's cells."""
+    partners: tuple[str, ...] = ()
+    """Jobs on the same GPUs."""
+    can: tuple[str, ...] = ()
+    """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
+    steps: int = 0
+    rate_milli: int = 0
+    """Thousandths of a mini-batch per second, measured; 0: not known."""
+    utilisation: int = -1
+    """Thousandths of its GPUs' time that were busy; -1: not known."""
+
+    def ran(self, now: Instant) -> Duration:
+        """Return how long it has run in all."""
+        going = now - self.since if self.phase is Phase.RUNNING else 0
+        return Duration(self.served + max(going, 0))
+
+    def attained(self, now: Instant) -> int:
+        """Return the service it has had: GPU-nanoseconds (Tiresias, section 3.1)."""
+        return self.ran(now) * self.gpus
+
+    def remaining(self, now: Instant) -> Duration | None:
+        """Return how long it still has to run; None if nobody knows."""
+        if self.left is not None:
+            going = now - self.since if self.phase is Phase.RUNNING else 0
+            return Duration(max(self.left - max(going, 0), 0))
+        if self.expected is None:
+            return None
+        return Duration(max(self.expected - self.ran(now), 0))
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node on which the VC has cells, or could have: GPUs, CPUs and memory there.
+
+    `free` counts GPUs that the VC's cells could cover now; `jobs` are the VC's, in order of
+    arrival, each with its GPUs there.
+    """
+
+    node: str
+    chain: str
+    gpu_type: str
+    gpus: int
+    free: int
+    jobs: tuple[tuple[str, int], ...] = ()
+    cpus: int = 0
+    cpus_free: int = 0
+    memory: int = 0
+    memory_free: int = 0
+
+
+class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A VC's guaranteed jobs, in the order of arrival, and its cells."""
+
+    vc: str
+    now: Instant
+    jobs: tuple[JobView, ...]
+    gpus: int
+    """GPUs of its cells whose hardware works."""
+    free: int
+    """Those of them that none of its jobs holds."""
+    node_gpus: int = 8
+    """GPUs of a whole node (the largest kind it has)."""
+    free_cells: dict[str, tuple[int, ...]] = {}
+    """By chain: its free cells of each level, from one GPU up (HiveD's free list)."""
+    nodes: tuple[NodeView, ...] = ()
+    """Only for a policy that asks for them (`Policy.sees_nodes`)."""
+    changed: int = 0
+    """Counts what came free: a job that did not fit fits no better while this stands still."""

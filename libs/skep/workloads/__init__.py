@@ -1,0 +1,1 @@
+"""How fast jobs of known models go: on which GPU, spread how, beside whom."""
