@@ -23,11 +23,11 @@ def run(
     speeds: Speeds,
     *,
     clock: Callable[[], float] | None = None,
-    watch: Callable[[int, int], bool] | None = None,
+    progress: Callable[[int, int], bool] | None = None,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster: the same for the same arguments.
 
-    `clock` tells processor seconds, for `cpu_s` alone. `watch` is told now and then how many jobs
+    `clock` tells processor seconds, for `cpu_s` alone. `progress` is told now and then how many jobs
     are over, of how many, and says whether to go on. Interrupted by it or by Ctrl-C, or at
     `settings.until`, the result is that of what has happened so far, and `cut`.
     """
@@ -37,7 +37,7 @@ def run(
     try:
         world = World(trace, cluster, settings, speeds)
         try:
-            cut = not world.run(watch)
+            cut = not world.run(progress)
         except KeyboardInterrupt:
             cut = True
     finally:

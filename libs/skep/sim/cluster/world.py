@@ -31,8 +31,8 @@ FOR_EVER = Duration(2**62)
 LOOK_AT = 1000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
-WATCHED_EVERY = 256
-"""Instants between two words to whoever watches a run."""
+PROGRESS_EVERY = 256
+"""Instants between two words about how far a run is."""
 NODE_CPUS = 4096
 NODE_MEMORY = 1 << 50
 """More than any job asks for: traces that limit them say so in the cluster (`build`)."""
@@ -81,20 +81,20 @@ class World:
         self._inbox.append(everyone)
         self._settle()
 
-    def run(self, watch: Callable[[int, int], bool] | None = None) -> bool:
-        """Go on until every job is over, or the time is; return False if `watch` ended it.
+    def run(self, progress: Callable[[int, int], bool] | None = None) -> bool:
+        """Go on until every job is over, or the time is; return False if `progress` ended it.
 
-        `watch` is told now and then how many jobs are over, of how many.
+        `progress` is told now and then how many jobs are over, of how many.
         """
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         jobs, heap = self.trace.jobs, self._heap
         instants = 0
         while self.ledger.open:
-            if watch is not None:
+            if progress is not None:
                 instants += 1
                 over = len(jobs) - self.ledger.open
-                if instants % WATCHED_EVERY == 0 and not watch(over, len(jobs)):
+                if instants % PROGRESS_EVERY == 0 and not progress(over, len(jobs)):
                     return False
             at = self._soonest()
             if at is None or (end is not None and at > end):
