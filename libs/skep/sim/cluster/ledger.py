@@ -41,6 +41,7 @@ class Entry(msgspec.Struct):
     """Since when it has the GPUs that it runs on; 0: it does not run."""
     gpus: int = 0
     spread: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
     chain: str = ""
     done_at: int = 0
     """What of its work was done when the span began."""
@@ -114,9 +115,12 @@ class Ledger:
                 pass
 
     def _bound(self, entry: Entry, fact: JobBound, now: Instant) -> None:
-        counts = [sum(map(len, member.devices)) for member in fact.members]
-        entry.spread = tuple(sorted(counts, reverse=True))
-        entry.gpus, entry.chain = sum(counts), fact.chain
+        parts = [(sum(map(len, member.devices)), member.node) for member in fact.members]
+        if len(parts) > 1:
+            parts.sort(key=_largest_first)
+        entry.spread = tuple(gpus for gpus, _ in parts)
+        entry.nodes = tuple(node for _, node in parts)
+        entry.gpus, entry.chain = sum(entry.spread), fact.chain
         entry.borrowed = not fact.members[0].levels
         if entry.queued_at:
             entry.waited += now - entry.queued_at
@@ -134,7 +138,7 @@ class Ledger:
             entry.spans.append(Span(
                 began=Duration(entry.ran_at - BEGIN), ended=Duration(now - BEGIN),
                 gpus=entry.gpus, spread=entry.spread, chain=entry.chain, ended_by=why,
-                packed=entry.packed_now, borrowed=entry.borrowed,
+                packed=entry.packed_now, borrowed=entry.borrowed, nodes=entry.nodes,
             ))  # fmt: skip
         entry.ran_at = entry.gpus = 0
 
@@ -180,3 +184,7 @@ class Ledger:
 
 def _places(fact: JobBound) -> str:
     return " ".join(f"{member.node}:{member.devices}" for member in fact.members)
+
+
+def _largest_first(part: tuple[int, str]) -> int:
+    return -part[0]

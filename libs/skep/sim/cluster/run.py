@@ -23,20 +23,21 @@ def run(
     speeds: Speeds,
     *,
     clock: Callable[[], float] | None = None,
+    watch: Callable[[int, int], bool] | None = None,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster: the same for the same arguments.
 
-    `clock` tells processor seconds, for `cpu_s` alone. Interrupted (Ctrl-C) or at `settings.until`
-    the result is that of what has happened so far, and `cut`.
+    `clock` tells processor seconds, for `cpu_s` alone. `watch` is told now and then how many jobs
+    are over, of how many, and says whether to go on. Interrupted by it or by Ctrl-C, or at
+    `settings.until`, the result is that of what has happened so far, and `cut`.
     """
     began = clock() if clock is not None else 0.0
     collects = gc.isenabled()
     gc.disable()  # Nothing here is in cycles, and all of it lives as long as the run.
     try:
         world = World(trace, cluster, settings, speeds)
-        cut = False
         try:
-            world.run()
+            cut = not world.run(watch)
         except KeyboardInterrupt:
             cut = True
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from skep.ids import job_id
@@ -31,6 +31,8 @@ FOR_EVER = Duration(2**62)
 LOOK_AT = 1000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
+WATCHED_EVERY = 256
+"""Instants between two words to whoever watches a run."""
 NODE_CPUS = 4096
 NODE_MEMORY = 1 << 50
 """More than any job asks for: traces that limit them say so in the cluster (`build`)."""
@@ -79,12 +81,21 @@ class World:
         self._inbox.append(everyone)
         self._settle()
 
-    def run(self) -> None:
-        """Go on until every job is over, or the time is."""
+    def run(self, watch: Callable[[int, int], bool] | None = None) -> bool:
+        """Go on until every job is over, or the time is; return False if `watch` ended it.
+
+        `watch` is told now and then how many jobs are over, of how many.
+        """
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         jobs, heap = self.trace.jobs, self._heap
+        instants = 0
         while self.ledger.open:
+            if watch is not None:
+                instants += 1
+                over = len(jobs) - self.ledger.open
+                if instants % WATCHED_EVERY == 0 and not watch(over, len(jobs)):
+                    return False
             at = self._soonest()
             if at is None or (end is not None and at > end):
                 break
@@ -103,6 +114,7 @@ class World:
                 self._settle()
         if end is not None and self.ledger.open:
             self.now = end
+        return True
 
     def _soonest(self) -> Instant | None:
         times = []
