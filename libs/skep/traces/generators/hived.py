@@ -8,7 +8,7 @@ HiveD's trace was never published. The paper (sections 5, 5.1 and 5.2) gives:
   jobs";
 - section 5.1: requirements on affinity are hard for most jobs; GPUs of a job are on as few nodes as
   hold them (1 x 8, 8 x 8); for 96 GPUs "we scale down the number of jobs by randomly sampling from
-  the 10-day trace proportionally (96 out of 2,232)"; models of Table 2 at NLP : Speech : CV = 6:3:1;
+  the 10-day trace proportionally (96 out of 2,232)"; models of Table 2, NLP : Speech : CV = 6:3:1;
 - section 5.2, reshaping: all jobs of a tenant get 8 GPUs, or 1, in such a number that its GPUs in
   all stay the same; submission times are those of randomly sampled jobs of the trace;
 - section 5.2, soft affinity: randomly selected multi-GPU jobs relax it, at no loss of speed.
@@ -17,9 +17,9 @@ It leaves open what follows. Each choice was made before any run was looked at:
 
 1. *Run times.* The setup is "similar to" the study of Philly, so they are Philly's, by the GPUs of
    a job (`draw.PHILLY`; with a Philly trace at hand, drawn from its jobs with as many GPUs).
-2. *Load.* With Philly's run times alone, demand would be 2.4 times 1,600 GPUs, and res-b would ask
-   for twenty times its quota. So each tenant's run times are multiplied by one number: its work is
-   then `load` (0.9) times its GPUs in the cluster of 200 nodes (choice 6) for 60 days. All tenants
+2. *Load.* With Philly's run times alone, demand would be more than twice 1,600 GPUs, and
+   res-b would ask for ten times its quota. So each tenant's run times are multiplied by one number:
+   its work is then `load` (0.9) times its GPUs in the cluster of 200 nodes (choice 6) for 60 days. All tenants
    are equally loaded.
 3. *The longest job* takes 10 days (in Philly 0.2 % take longer), so that one job does not occupy a
    small tenant's only node for most of the trace.
@@ -193,7 +193,7 @@ def _lengths(rng: random.Random, past: Trace | None) -> Drawer:
 
 
 def _times_of(past: Trace) -> list[list[float]]:
-    """Return submission times by virtual cluster, most jobs first, in the 60 days with most jobs."""
+    """Return submission times by virtual cluster, in the 60 days with most jobs; largest first."""
     days = [0] * (int(in_seconds(past.jobs[-1].at) // DAY_S) + 1)
     for job in past.jobs:
         days[int(in_seconds(job.at) // DAY_S)] += 1
