@@ -49,6 +49,7 @@ RESEND_AFTER = seconds(2)
 """How long a command may stay unanswered before it is repeated: many times an agent's usual answer
 (a few milliseconds), and far below a person's patience."""
 NODE_CHECK_EVERY = seconds(1)
+"""How often nodes are looked for that fell silent, and the watch over the cells goes on."""
 NODE_LOST_AFTER = seconds(40)
 """Silence after which a node's jobs are given up: far beyond an agent's restart (a second) and a
 bus election (4 to 9 s), well within what a user would wait."""
@@ -116,7 +117,10 @@ class Soft:
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
-        first = self.timers[0][0] if self.timers else None
+        timers, due = self.timers, self.due
+        while timers and due.get(timers[0][1]) != timers[0][0]:
+            heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
+        first = timers[0][0] if timers else None
         times = (first, self.check_at, self.resolve_at)
         return min((at for at in times if at is not None), default=None)
 
@@ -148,7 +152,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     for name in machine.nodes:
         soft.last_heard[name] = now
     if machine.nodes:
-        soft.check_at = after(now, NODE_CHECK_EVERY)
+        soft.check_at = after(now, machine.node_check_every)
     soft.ripe = dict.fromkeys(machine.reserved)
     # Nodes may have joined that the cells had yet to follow.
     cellwork.resolve(machine, machine.asked)
@@ -198,7 +202,7 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     if soft.resolve_at is not None and soft.resolve_at <= now:
         cellwork.resolve(machine, machine.asked)
     if soft.check_at is not None and soft.check_at <= now:
-        soft.check_at = after(now, NODE_CHECK_EVERY)
+        soft.check_at = after(now, machine.node_check_every)
         _look_for_lost_nodes(machine, now)
         suspects.convict(machine, now)
         watch.go_round(machine, now)
@@ -267,7 +271,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         return  # Published by an earlier process of this agent, stored after a later one's.
     machine.soft.last_heard[event.node] = now
     if machine.soft.check_at is None:
-        machine.soft.check_at = after(now, NODE_CHECK_EVERY)
+        machine.soft.check_at = after(now, machine.node_check_every)
     if node is None or node.joined != event:
         machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
         cellwork.follow_join(machine, now)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
@@ -37,6 +36,7 @@ from skep.machines.allocator import (
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
+from skep.policies.check import cluster_problems
 from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
@@ -129,6 +129,8 @@ class AllocatorMachine:
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.node_check_every = dispatch.NODE_CHECK_EVERY
+        """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
         self.key = b""
         """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
@@ -227,6 +229,8 @@ class AllocatorMachine:
         # The node's clock may be wrong, and the time limit counts from here.
         at = min(max(event.at, job.bound_at), now)
         self.record(MemberRan(job=job.job, attempt=job.attempt, node=event.node, at=at))
+        if (job.job, job.attempt) not in self.nodes[event.node].open_orders:
+            self.soft.call_off((event.node, job.job, job.attempt))
         if job.state is State.BOUND and Part.BOUND not in job.parts.values():
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
@@ -257,6 +261,7 @@ class AllocatorMachine:
             self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
                                    outcome=event.outcome, detail=event.detail, steps=event.steps,
                                    step_ns=event.step_ns))  # fmt: skip
+            self.soft.call_off((event.node, job.job, job.attempt))
             self.settle(job, now)
 
     def _node_cleared(self, event: NodeCleared) -> None:
