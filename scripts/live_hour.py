@@ -29,7 +29,6 @@ if __name__ == "__main__":
 
 from scripts.embedded import Embedded, read_stream
 from scripts.live.jobs import Arrival, arrivals
-from skep.wire import subjects
 from skep_services.adapters import exported
 
 OPTIONS = ("--nodes", "4", "--gpus", "4", "--device", "fake", "--port", "0")
@@ -172,7 +171,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="skep-live-") as folder:
         cluster = Embedded(Path(folder))
-        cluster.up(*OPTIONS, *(word for vc, gpus in VCS.items() for word in ("--vc", f"{vc}={gpus}")))
+        cluster.up(
+            *OPTIONS, *(word for vc, gpus in VCS.items() for word in ("--vc", f"{vc}={gpus}"))
+        )
         began = time.time()
         try:
             live = LiveRun(cluster, Random(arguments.seed), arguments.minutes * 60)
