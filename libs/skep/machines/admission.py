@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
 from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policies.check import cluster_problems
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs

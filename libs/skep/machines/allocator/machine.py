@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
@@ -37,6 +36,7 @@ from skep.machines.allocator import (
 from skep.machines.allocator.jobs import JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
+from skep.policies.check import cluster_problems
 from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
