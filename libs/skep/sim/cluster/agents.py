@@ -87,8 +87,9 @@ class Agents:
         run = self._runs.get(key)
         if run is None:
             work = self.works[order.job]
-            run = self._runs[key] = Run(order.job, order.attempt, work.job, order.nodes, {},
-                                        awaits=bool(order.awaits), servers=order.servers)  # fmt: skip
+            run = Run(order.job, order.attempt, work.job, order.nodes, {},
+                      awaits=bool(order.awaits), servers=order.servers)  # fmt: skip
+            self._runs[key] = run
         if order.node in run.parts:
             return
         part = run.parts[order.node] = Part(order.node, order.identity, _devices(order.ranks),
@@ -97,8 +98,9 @@ class Agents:
         if order.awaits and not order.joins:
             self._awaits(run, part, order, now)
             return
-        self.told.append(MemberStarted(node=order.node, identity=order.identity, job=order.job,
-                                       attempt=order.attempt, at=now, order=order.joins))  # fmt: skip
+        self.told.append(MemberStarted(node=order.node, identity=order.identity, at=now,
+                                       job=order.job, attempt=order.attempt,
+                                       order=order.joins))  # fmt: skip
         if self._can:
             self._say_can(run, part, now)
         if order.joins or len(run.parts) < run.nodes:
@@ -180,9 +182,7 @@ class Agents:
             part.stands = True
             self._answer(run, part, now, released=release)
 
-    def _do_resume(
-        self, run: Run, part: Part, ranks: tuple[RankPlan, ...], now: Instant
-    ) -> None:
+    def _do_resume(self, run: Run, part: Part, ranks: tuple[RankPlan, ...], now: Instant) -> None:
         if ranks:
             part.devices = _devices(ranks)
         costs = Duration(0) if run.awaits else self._resume
