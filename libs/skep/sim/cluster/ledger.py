@@ -269,12 +269,13 @@ class Ledger:
         made = _made(entry.work, now) - entry.made_at
         span = now - entry.ran_at
         if span > 0:
-            counts = tuple(sorted(entry.gpus.values(), reverse=True))
+            nodes = tuple(sorted(entry.gpus, key=entry.gpus.__getitem__, reverse=True))
+            counts = tuple(entry.gpus[node] for node in nodes)
             entry.spans.append(Span(
                 began=Duration(entry.ran_at - BEGIN), ended=Duration(now - BEGIN),
                 gpus=sum(counts), spread=counts, chain=entry.chain, ended_by=why,
                 useful=Duration(made) if made != span else None, packed=entry.shares,
-                borrowed=entry.borrowed,
+                borrowed=entry.borrowed, nodes=nodes,
             ))  # fmt: skip
         entry.ran_at = 0
 

@@ -9,7 +9,7 @@ import msgspec
 
 from skep.sim.cluster.settings import Settings
 from skep.sim.cluster.specs import node_gpus
-from skep.sim.cluster.world import News, World
+from skep.sim.cluster.world import News, Watch, World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace
 from skep.units import Duration
@@ -25,22 +25,23 @@ def run(
     *,
     news: Iterable[tuple[Duration, News]] = (),
     clock: Callable[[], float] | None = None,
+    watch: Watch | None = None,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster: the same for the same arguments.
 
     `news` is what operators and tenants want besides, and when: drained nodes, requests about jobs
     (`j1` is the first of the trace). `clock` tells processor seconds, for `cpu_s` alone.
-    Interrupted (Ctrl-C) or at `settings.until` the result is that of what has happened so far, and
-    `cut`.
+    `watch` is told now and then how many jobs are over, of how many, and says whether to go on.
+    Interrupted by it or by Ctrl-C, or at `settings.until`, the result is that of what has happened
+    so far, and `cut`.
     """
     began = clock() if clock is not None else 0.0
     collects = gc.isenabled()
     gc.disable()  # Nothing here is in cycles, and all of it lives as long as the run.
     try:
         world = World(trace, cluster, settings, speeds, news)
-        cut = False
         try:
-            world.run()
+            cut = not world.run(watch)
         except KeyboardInterrupt:
             cut = True
     finally:

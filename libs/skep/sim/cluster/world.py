@@ -45,6 +45,8 @@ FOR_EVER = Duration(2**62)
 LOOK_AT = 1000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
+WATCHED_EVERY = 256
+"""Instants between two words to whoever watches a run."""
 QUIET = ("fifo", "backfill")
 """Policies that do nothing to jobs that run."""
 NODE_CPUS = 4096
@@ -52,7 +54,9 @@ NODE_MEMORY = 1 << 50
 """More than any job asks for: traces that limit them say so in the cluster (`build`)."""
 
 News = DrainNode | QuarantineGpu | Ask
-Watch = Callable[[AllocatorMachine, list[AllocatorFact]], None]
+Judge = Callable[[AllocatorMachine, list[AllocatorFact]], None]
+Watch = Callable[[int, int], bool]
+"""Told how many jobs are over, of how many; says whether to go on."""
 
 
 class World:
@@ -60,11 +64,11 @@ class World:
 
     def __init__(
         self, trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
-        news: Iterable[tuple[Duration, News]] = (), watch: Watch | None = None,
+        news: Iterable[tuple[Duration, News]] = (), judge: Judge | None = None,
     ) -> None:  # fmt: skip
         """Let every node join; nothing has been submitted yet.
 
-        `news`: what operators and tenants want besides, and when, in the order of time. `watch` is
+        `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
         called after every decision.
         """
         self.trace, self.settings = trace, settings
@@ -84,7 +88,7 @@ class World:
         """The job of the trace that is submitted next."""
         self.allocator.node_lost_after = FOR_EVER
         self.allocator.node_check_every = self._pace()
-        self._news, self._watch = iter(news), watch
+        self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
@@ -110,12 +114,17 @@ class World:
         self._inbox.append(everyone)
         self._settle()
 
-    def run(self) -> None:
-        """Go on until every job is over, or the time is."""
+    def run(self, watch: Watch | None = None) -> bool:
+        """Go on until every job is over, or the time is; return False if `watch` ended it."""
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         jobs, heap, agents = self.trace.jobs, self._heap, self.agents
+        instants = 0
         while self.ledger.open:
+            instants += 1
+            if watch is not None and instants % WATCHED_EVERY == 0:
+                if not watch(len(jobs) - self.ledger.open, len(jobs)):
+                    return False
             at = self._soonest()
             if at is None or (end is not None and at > end):
                 break
@@ -142,6 +151,7 @@ class World:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
+        return True
 
     def _soonest(self) -> Instant | None:
         """Return when something happens next."""
@@ -192,7 +202,7 @@ class World:
             agents.told.clear()
         while inbox:
             effects = allocator.decide(inbox.popleft(), now)
-            if self._watch is not None:
+            if self._judge is not None:
                 self._show(effects)
             self._carry_out(effects)
             if agents.told:
@@ -220,10 +230,10 @@ class World:
             self._admit(Facts(service="allocator", at=now, facts=tuple(news)))
 
     def _show(self, effects: list[Effect]) -> None:
-        """Have the decision watched, once it is whole."""
+        """Have the decision judged, once it is whole."""
         self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
-        if self._watch is not None and self.allocator.soft.check_at != self.now:
-            self._watch(self.allocator, self._facts)
+        if self._judge is not None and self.allocator.soft.check_at != self.now:
+            self._judge(self.allocator, self._facts)
             self._facts = []
 
     def _command(self, message: Any) -> None:
