@@ -115,6 +115,14 @@ class Reason(StrEnum):
     DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
 
+    # What the policy of a virtual cluster did, and what was wrong with that.
+    HELD_BY_POLICY = "held-by-policy"
+    PREEMPTED_BY_POLICY = "preempted-by-policy"
+    POLICY_FAILED = "policy-failed"
+    NOT_ITS_JOB = "not-its-job"
+    UNKNOWN_POLICY = "unknown-policy"
+    BAD_OPTION = "bad-option"
+
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
     CELLS_MISCOUNTED = "cells-miscounted"
@@ -240,6 +248,12 @@ TEXT: dict[Reason, str] = {
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
+    Reason.HELD_BY_POLICY: "its virtual cluster's policy holds it back for now",
+    Reason.PREEMPTED_BY_POLICY: "its virtual cluster's policy gives its GPUs to others",
+    Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
+    Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
+    Reason.UNKNOWN_POLICY: "no policy has this name",
+    Reason.BAD_OPTION: "the policy has no such option, or not with this value",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",

@@ -152,7 +152,7 @@ def read(name: str) -> Cluster:
 
 
 def _parsed(document: Document) -> Cluster:
-    from skep.cells.clusterfile import parse_cluster
+    from skep.policies.check import parse_cluster
 
     tree = document.tree
     if isinstance(tree, dict) and not _has_keys(tree):
