@@ -153,9 +153,8 @@ class Models:
     def _type(self, job: TraceJob, then: Place, there: Place) -> Part:
         for name in self._names(job):
             for table in self.tables:
-                if there.gpu_type not in table.gpu_types or (
-                    then.gpu_type and then.gpu_type not in table.gpu_types
-                ):
+                kinds = {there.gpu_type, then.gpu_type} - {""}
+                if not table.compares_types or not kinds <= set(table.gpu_types):
                     continue
                 work = self._work(job, name)
                 now = table.rate(work, then._replace(gpu_type=there.gpu_type))

@@ -49,6 +49,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
+    "simulation": {
+        "models": ("models", "which models' speeds are known; those of one by placement"),
+    },
     "about": {
         "version": ("about", "print the version"),
     },
