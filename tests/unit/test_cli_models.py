@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from skep.sim.cluster.build import of_types
 from skep_services import workload_tables
 from skep_services.cli.main import main
 from skep_services.cli.models import splits
+from skep_services.simulations.inputs import WrongError
+from skep_services.simulations.models import speeds as simulated
 from tests import workload_kit as kit
 
 Run = Callable[..., tuple[int, str, str]]
@@ -98,7 +101,7 @@ def test_it_draws_a_picture_that_stands_by_itself(run: Run, data: Path, tmp_path
     root = ET.parse(file).getroot()
     assert root.tag.endswith("svg")
     assert "http" not in file.read_text(encoding="utf-8").replace("http://www.w3.org", "")
-    lines = [each for each in root.iter() if each.tag.endswith("polyline")]
+    lines = [each for each in root.iter() if each.tag.endswith("path")]
     assert len(lines) == 4  # 2, 4, 8 and 16 GPUs.
 
 
@@ -127,3 +130,27 @@ def test_tables_are_read_by_name(data: Path) -> None:
     assert list(read.absent) == ["deepshare"]
     assert workload_tables.models(data, node_gpus=4).knows("bert")
     assert workload_tables.models(None).sources_of("bert") == ()
+
+
+def test_simulations_choose_them_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = of_types({"v100": 2, "k80": 1}, gpus_per_node=4)
+    monkeypatch.delenv("SKEP_SHARED_DATA", raising=False)
+    resnet = kit.job("ResNet-50 (batch size 64)", 4)
+    assert simulated("steady", cluster).speed(resnet, kit.at(4, gpu_type="k80")) == 1
+    assert simulated("papers", cluster).unknown((resnet, kit.job("bert"))) == {"bert": 1}
+    with pytest.raises(WrongError, match="did you mean"):
+        simulated("measurd", cluster)
+    with pytest.raises(WrongError, match="`papers` needs none"):
+        simulated("measured", cluster)
+    monkeypatch.setenv("SKEP_SHARED_DATA", str(data))
+    measured = simulated("measured", cluster)
+    assert measured.speed(resnet, kit.at(4, gpu_type="v100")) == 1
+    assert measured.speed(resnet, kit.at(4, gpu_type="k80")) == pytest.approx(1 / 3)
+    # Four nodes hold sixteen GPUs here, as nodes have four.
+    assert measured.speed(kit.job("bert", 16), kit.at(4, 4, 4, 4)) == 1
+    assert simulated("chronus", cluster).unknown((resnet, kit.job("vgg16"))) == {resnet.model: 1}
+    with pytest.raises(WrongError, match="deepshare: not in"):
+        simulated("deepshare", cluster)
+    (data / "chronus/model_info.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(WrongError, match="not what chronus published"):
+        simulated("chronus", cluster)

@@ -59,8 +59,6 @@ def run(arguments: Namespace) -> int:
         raise _unknown(arguments.model, models)
     speeds = speeds_of(models, arguments)
     if arguments.svg:
-        from skep_services.cli.models_picture import picture
-
         arguments.svg.write_text(picture(speeds), encoding="utf-8")
         say(f"wrote {arguments.svg}")
     elif arguments.json:
@@ -219,6 +217,27 @@ def _typed(job: TraceJob, kind: str) -> TraceJob:
     import msgspec
 
     return msgspec.structs.replace(job, gpu_type=kind)
+
+
+def picture(speeds: dict[str, Any]) -> str:
+    """Return a plot as SVG: nodes across, speed up, a line for each number of GPUs."""
+    from skep_services.simulations import plots
+
+    rows = [row for row in speeds["placements"] if row["gpus"] > 1]
+    drawn = [
+        plots.Line(f"{gpus} GPUs", [(row["nodes"], row["speed"]) for row in rows
+                                    if row["gpus"] == gpus])
+        for gpus in dict.fromkeys(row["gpus"] for row in rows)
+    ]  # fmt: skip
+    about = " ".join([speeds["model"], speeds["gpu_type"],
+                      *(f"with {name}" for name in speeds["with"]),
+                      *(f"beside {name}" for name in speeds["beside"])])  # fmt: skip
+    plot = plots.lines(
+        f"Speed by nodes; 1 is on as few nodes of {speeds['node_gpus']} GPUs as hold it; "
+        f"from {', '.join(speeds['tables'])}",
+        drawn, plots.number_text, plots.number_text,
+    )  # fmt: skip
+    return plots.stacked(about, [plot])
 
 
 def _show(speeds: dict[str, Any]) -> None:
