@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -225,19 +226,20 @@ def picture(speeds: dict[str, Any]) -> str:
 
     rows = [row for row in speeds["placements"] if row["gpus"] > 1]
     drawn = [
-        plots.Line(f"{gpus} GPUs", [(row["nodes"], row["speed"]) for row in rows
+        plots.Line(f"{gpus} GPUs", [(math.log2(row["nodes"]), row["speed"]) for row in rows
                                     if row["gpus"] == gpus])
         for gpus in dict.fromkeys(row["gpus"] for row in rows)
     ]  # fmt: skip
-    about = " ".join([speeds["model"], speeds["gpu_type"],
-                      *(f"with {name}" for name in speeds["with"]),
-                      *(f"beside {name}" for name in speeds["beside"])])  # fmt: skip
-    plot = plots.lines(
-        f"Speed by nodes; 1 is on as few nodes of {speeds['node_gpus']} GPUs as hold it; "
-        f"from {', '.join(speeds['tables'])}",
-        drawn, plots.number_text, plots.number_text,
-    )  # fmt: skip
-    return plots.stacked(about, [plot])
+    about = " ".join(filter(None, [
+        speeds["model"], speeds["gpu_type"], *(f"with {name}" for name in speeds["with"]),
+        *(f"beside {name}" for name in speeds["beside"]), f"({', '.join(speeds['tables'])})",
+    ]))  # fmt: skip
+    title = f"speed by nodes: 1 on as few nodes of {speeds['node_gpus']} GPUs as hold it"
+    return plots.stacked(about, [plots.lines(title, drawn, _doublings, plots.number_text)])
+
+
+def _doublings(value: float) -> str:
+    return str(2 ** round(value)) if abs(value - round(value)) < 1e-6 else ""
 
 
 def _show(speeds: dict[str, Any]) -> None:
