@@ -51,6 +51,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "simulation": {
         "sim": ("sim", "run | compare | sweep: what a trace would do here, or elsewhere"),
+        "models": ("models", "which models' speeds are known; those of one by placement"),
     },
     "about": {
         "version": ("about", "print the version"),
