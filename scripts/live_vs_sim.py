@@ -30,7 +30,7 @@ import msgspec
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.embedded import Embedded, read_stream
+from scripts.embedded import Embedded
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.lived import Lived, lived, starts
@@ -39,6 +39,7 @@ from skep.units import Duration, in_seconds, seconds
 from skep.wire.facts import AllocatorFact, JobEnded
 from skep.workloads.situation import Steady
 from skep_services.adapters import exported
+from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
 from skep_services.ports import LogRecord
 
@@ -72,7 +73,9 @@ def workload(rng: Random, jobs: int, every_s: float) -> list[tuple[float, float,
     return found
 
 
-def play(cluster: Embedded, jobs: Iterable[tuple[float, float, dict[str, Any]]]) -> dict[str, float]:
+def play(
+    cluster: Embedded, jobs: Iterable[tuple[float, float, dict[str, Any]]]
+) -> dict[str, float]:
     """Hand the jobs in at their moments and wait for all; return the length asked for by job."""
     began, lengths = time.monotonic(), {}
     for at_s, length_s, spec in jobs:
@@ -101,8 +104,10 @@ async def read(cluster: Embedded, out: Path | None) -> list[LogRecord]:
 
 def simulated(live: Lived, lengths: dict[str, float]) -> tuple[RunResult, dict[str, float]]:
     """Return the same jobs in simulation, and what was measured live for it (s)."""
-    costs = {"start_s": live.costs.start_s,
-             "end_s": median(in_seconds(job.run_time) - lengths[job.id] for job in live.trace.jobs)}
+    costs = {
+        "start_s": live.costs.start_s,
+        "end_s": median(in_seconds(job.run_time) - lengths[job.id] for job in live.trace.jobs),
+    }
     jobs = tuple(
         msgspec.structs.replace(job, run_time=Duration(seconds(lengths[job.id] + costs["end_s"])))
         for job in live.trace.jobs

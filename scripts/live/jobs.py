@@ -28,7 +28,9 @@ class Arrival(NamedTuple):
     spec: dict[str, Any]
 
 
-def arrivals(rng: Random, vcs: dict[str, float], duration_s: float, every_s: float) -> list[Arrival]:
+def arrivals(
+    rng: Random, vcs: dict[str, float], duration_s: float, every_s: float
+) -> list[Arrival]:
     """Return jobs that arrive at random, one in `every_s` seconds, of VCs with these shares."""
     found: list[Arrival] = []
     at_s = 0.0
@@ -48,21 +50,31 @@ def _spec(rng: Random, vc: str, number: int) -> dict[str, Any]:
     spec: dict[str, Any] = {"vc": vc, "limits": {"time": 600}}
     if kind < 0.04:
         epochs = rng.choice((2, 4))
-        spec |= {"name": f"train-{number}", "script": str(TRAININGS / "digits_mlp.py"),
-                 "args": ["--epochs", str(epochs), "--min-accuracy", "0"],
-                 "size": {"epochs": epochs, "mini_batches_per_epoch": 90, "family": "mlp"}}
+        spec |= {
+            "name": f"train-{number}",
+            "script": str(TRAININGS / "digits_mlp.py"),
+            "args": ["--epochs", str(epochs), "--min-accuracy", "0"],
+            "size": {"epochs": epochs, "mini_batches_per_epoch": 90, "family": "mlp"},
+        }
         workers, gpus = 1, 1
     elif kind < 0.55:
         steps = max(1, round(length_s / STEP_S))
         command = [sys.executable, "-m", "scripts.live.jobs", str(steps), str(STEP_S)]
-        spec |= {"name": f"steps-{number}", "command": command, "workdir": str(ROOT),
-                 "size": {"epochs": 1, "mini_batches_per_epoch": steps, "family": "steps"}}
+        spec |= {
+            "name": f"steps-{number}",
+            "command": command,
+            "workdir": str(ROOT),
+            "size": {"epochs": 1, "mini_batches_per_epoch": steps, "family": "steps"},
+        }
         workers = 1
     elif kind < 0.95:
         spec |= {"name": f"sleep-{number}", "command": ["sleep", f"{length_s:.2f}"]}
     else:
-        spec |= {"name": f"fails-{number}", "limits": {"time": 600, "retries": 1},
-                 "command": f"sleep {min(length_s, 20):.1f}; exit 3"}
+        spec |= {
+            "name": f"fails-{number}",
+            "limits": {"time": 600, "retries": 1},
+            "command": f"sleep {min(length_s, 20):.1f}; exit 3",
+        }
     spec["resources"] = {"workers": workers, "gpus": gpus}
     if rng.random() < 0.2:
         spec["service_class"] = "opportunistic"

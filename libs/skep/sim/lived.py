@@ -233,7 +233,9 @@ class _Fold:
             yield RowProblem(0, f"cancelled ({users}): they run as long as they had when they were")
         suspended = sum(life.suspended > 0 for life in lives)
         if suspended:
-            yield RowProblem(0, f"suspended ({suspended}): their standing still is not in the trace")
+            yield RowProblem(
+                0, f"suspended ({suspended}): their standing still is not in the trace"
+            )
         quota = sum(life.spec.over_quota == "opportunistic" and not life.spec.opportunistic
                     for life in lives)  # fmt: skip
         if quota:

@@ -77,4 +77,4 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterable[bytes]:
 def _open(path: Path, mode: str) -> gzip.GzipFile:
     if path.suffix == ".gz":
         return gzip.open(path, mode)  # type: ignore[return-value]
-    return open(path, mode)  # type: ignore[return-value]  # noqa: SIM115 - the caller closes it
+    return open(path, mode)  # type: ignore[return-value]
