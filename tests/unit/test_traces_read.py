@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from skep.traces.formats import lengths, skep
+from skep.traces.formats.alibaba import ALIBABA_2020
 from skep.traces.job import RowProblem, Trace, TraceJob
 from skep.traces.problems import BadTraceError, grouped, suit, told
 from skep.traces.read import FORMATS, FORMS, read
@@ -26,18 +27,22 @@ PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 06:13:03,2951.0,8,23608.0,6214e9
 
 """
-HELIOS = """job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
-1425511,uXBbc,vcJkd,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-10 04:55:09,36848,0
+HELIOS = """job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,\
+duration,queue
+1425511,uXBbc,vcJkd,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,\
+2020-06-10 04:55:09,36848,0
 1425512,uVMrF,vchbv,16,64,2,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
 """
 TIRESIAS = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
 0,1,0,606,vgg19,164,30
 1,8,30,133,vgg11,147,23
 """
-MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0,resource_time_1,resource_time_2,priority
+MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,\
+iteration_time,resource_time_0,resource_time_1,resource_time_2,priority
 0,1,0,5853661,dqn,128,2868294000,46122000,490,446,8,0.5,1
 """
-CHRONUS = """job_id,user,num_gpu,submit_time,iterations,model_name,duration,interval,expect_time_list,expect_value_list,best_effort,job_type
+CHRONUS = """job_id,user,num_gpu,submit_time,iterations,model_name,duration,interval,\
+expect_time_list,expect_value_list,best_effort,job_type
 0,vc_103959,4,12,6910,resnet101,211,8,282-290,10-5,0,soft
 1,vc_7f04ca,1,10,8897,resnet101,31,6,10,10,1,best
 """
@@ -48,17 +53,20 @@ ELASTICFLOW = """job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,
 POLLUX = """name,time,application,num_replicas,batch_size
 cifar10-0,107,cifar10,6,2048
 """
-GAVEL_7 = """ResNet-18 (batch size 32)\tcd %s && python3 main.py --batch_size 32\t--num_steps\t1\t1000\t6.000000\t1
+GAVEL_7 = """ResNet-18 (batch size 32)\tcd %s && python3 main.py --batch_size \
+32\t--num_steps\t1\t1000\t6.000000\t1
 """
 GAVEL_10 = """A3C\tpython3 main.py\trl\t--n\t0\t600\t2\t1\t-1.000000\t163.057382
 """
-SHOCKWAVE = """LM (batch size 10)\tpython3 main.py "%s\tlm\t--steps\t1\t134583\t1\tgns\t1\t-1.000000\t1418\t55
+SHOCKWAVE = """LM (batch size 10)\tpython3 main.py \
+"%s\tlm\t--steps\t1\t134583\t1\tgns\t1\t-1.000000\t1418\t55
 """
 PAI = """a,ps,1.0,Terminated,100.0,170.0,600.0,29.5,,
 a,worker,2.0,Terminated,90.0,160.0,400.0,8.0,100.0,V100
 b,tensorflow,1.0,Terminated,80.0,90.0,600.0,8.0,200.0,T4
 """
-PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+PODS = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,\
+deletion_time,scheduled_time
 p0,12000,16384,1,1000,,LS,Running,0,100,10
 p1,88500,1024,8,1000,V100M16|V100M32,BE,Succeeded,5,105,5
 """
@@ -158,8 +166,8 @@ def test_what_was_made_good_is_said() -> None:
 
 
 def test_alibabas_tasks_may_have_their_header() -> None:
-    header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
-    assert read(lines(header + PAI), "file") == read(lines(PAI), "file")
+    header = ",".join(ALIBABA_2020.columns)
+    assert read(lines(f"{header}\n{PAI}"), "file") == read(lines(PAI), "file")
 
 
 # --- rows that are no jobs ------------------------------------------------------------------------
@@ -393,8 +401,8 @@ def pollux_jobs() -> Callable[[TraceJob], float]:
 44,32,0.6,0.2
 """
     validation = "progress,iteration,metric\n" + "".join(f"1,{n * 10},0\n" for n in range(1, 12))
-    measured = lengths.Measured(tuple(lines(placements)), {48: tuple(lines(validation)),
-                                                           256: tuple(lines(validation))})  # fmt: skip
+    tables = {batch: tuple(lines(validation)) for batch in (48, 256)}
+    measured = lengths.Measured(tuple(lines(placements)), tables)
     return lengths.pollux({"ncf": measured})
 
 

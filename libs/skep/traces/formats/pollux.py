@@ -15,7 +15,8 @@ from skep.units import Duration, seconds
 def _job(row: Row) -> TraceJob:
     return TraceJob(
         id=row.text("name"), at=seconds(row.number_of("time")), run_time=Duration(0),
-        gpus=row.gpus("num_replicas"), model=row.text("application"), batch_size=row.whole("batch_size", 1),
+        gpus=row.gpus("num_replicas"), model=row.text("application"),
+        batch_size=row.whole("batch_size", 1),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ HiveD's trace was never published. The paper (sections 5, 5.1 and 5.2) gives:
   jobs";
 - section 5.1: requirements on affinity are hard for most jobs; GPUs of a job are on as few nodes as
   hold them (1 x 8, 8 x 8); for 96 GPUs "we scale down the number of jobs by randomly sampling from
-  the 10-day trace proportionally (96 out of 2,232)"; models of Table 2 at NLP : Speech : CV = 6:3:1;
+  the 10-day trace proportionally (96 out of 2,232)"; models of Table 2, NLP : Speech : CV = 6:3:1;
 - section 5.2, reshaping: all jobs of a tenant get 8 GPUs, or 1, in such a number that its GPUs in
   all stay the same; submission times are those of randomly sampled jobs of the trace;
 - section 5.2, soft affinity: randomly selected multi-GPU jobs relax it, at no loss of speed.
@@ -17,10 +17,10 @@ It leaves open what follows. Each choice was made before any run was looked at:
 
 1. *Run times.* The setup is "similar to" the study of Philly, so they are Philly's, by the GPUs of
    a job (`draw.PHILLY`; with a Philly trace at hand, drawn from its jobs with as many GPUs).
-2. *Load.* With Philly's run times alone, demand would be 2.4 times 1,600 GPUs, and res-b would ask
-   for twenty times its quota. So each tenant's run times are multiplied by one number: its work is
-   then `load` (0.9) times its GPUs in the cluster of 200 nodes (choice 6) for 60 days. All tenants
-   are equally loaded.
+2. *Load.* With Philly's run times alone, demand would be more than twice 1,600 GPUs, and
+   res-b would ask for ten times its quota. So each tenant's run times are multiplied by one number:
+   its work is then `load` (0.9) times its GPUs in the cluster of 200 nodes (choice 6) for 60 days.
+   All tenants are equally loaded.
 3. *The longest job* takes 10 days (in Philly 0.2 % take longer), so that one job does not occupy a
    small tenant's only node for most of the trace.
 4. *Sizes of 16 or more*: 95 % have 16 GPUs, 4 % 32, 1 % 64, a mean of 17.1. Philly's own mean (22)
@@ -28,14 +28,14 @@ It leaves open what follows. Each choice was made before any run was looked at:
    at most 18. A tenant's jobs have at most the GPUs of its nodes in the cluster of 279 (but 16).
 5. *Arrivals*: 60 days, the first a Sunday as in Philly's densest two months. A tenant's days differ
    (`draw.Calendar`), independently of other tenants' and of size. Jobs come in batches of one size:
-   4 on average with 1 GPU, 1.4 with more, 10 s apart on average, as in Philly (gaps up to a minute).
+   4 on average with 1 GPU, 1.4 with more, 10 s apart on average, as in Philly (gaps to a minute).
    With a Philly trace: each tenant has the submission times of the virtual cluster of the same rank
    by number of jobs, in the 60 days with most jobs, drawn with repetition and spread by 10 s.
 6. *Quotas to nodes* (`assign`): "a set of node-level cells with a total number of GPUs equal to its
    quota" is no whole number, so nodes go by largest remainder and everybody has one at least. Where
    a tenant's quota is below half a node (in 12 nodes: five of them) it gets single GPUs instead,
-   and those share nodes. Jobs beyond a tenant's nodes (those of 16 GPUs or more of res-a, and on 200
-   nodes of res-b) stay in the trace: they can run opportunistically only.
+   and those share nodes. Jobs beyond a tenant's nodes (res-a's of 16 GPUs or more, and on 200 nodes
+   res-b's) stay in the trace: they can run opportunistically only.
 7. *A hard job* has as few workers as it needs nodes, each with all its GPUs on one of them. A soft
    one is a gang of single GPUs that prefers one node, if one is enough.
 8. *Reshaping* keeps a tenant's work, not only its GPUs: jobs are sampled by their GPUs (a job of 8
@@ -193,7 +193,7 @@ def _lengths(rng: random.Random, past: Trace | None) -> Drawer:
 
 
 def _times_of(past: Trace) -> list[list[float]]:
-    """Return submission times by virtual cluster, most jobs first, in the 60 days with most jobs."""
+    """Return submission times by virtual cluster, in the 60 days with most jobs; largest first."""
     days = [0] * (int(in_seconds(past.jobs[-1].at) // DAY_S) + 1)
     for job in past.jobs:
         days[int(in_seconds(job.at) // DAY_S)] += 1
