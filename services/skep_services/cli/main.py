@@ -49,6 +49,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
+    "simulation": {
+        "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
+    },
     "about": {
         "version": ("about", "print the version"),
     },
