@@ -13,7 +13,7 @@ from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.allocator.cellwork import borrows, job_of, request
 from skep.machines.allocator.jobs import State
-from skep.machines.allocator.schedule import _limit
+from skep.machines.allocator.placing import _limit
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
@@ -40,9 +40,9 @@ from tests.kit import (
     T0,
     Driver,
     admitted,
+    assert_durable_alike,
     at,
     cancel_asked,
-    durable,
     exited,
     heartbeat,
     joined,
@@ -491,12 +491,12 @@ class Allocator(RuleBasedStateMachine):
         again = restored(self.decide.machine)
         again.check()
         check(again.cells)
-        assert durable(again) == durable(self.decide.machine)
+        assert_durable_alike(again, self.decide.machine)
 
     @invariant()
     def a_snapshot_and_what_came_since_rebuild_it(self) -> None:
         if self.shadow is not None:
-            assert durable(self.shadow) == durable(self.decide.machine)
+            assert_durable_alike(self.shadow, self.decide.machine)
 
     @invariant()
     def the_bitmap_agrees(self) -> None:

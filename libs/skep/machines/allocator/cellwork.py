@@ -240,6 +240,7 @@ def apply_hold(
         case CellsReserved():
             machine.queue(job).remove(job.entry)
             job.move("CellsReserved")
+            job.ranked = fact.ranked
             machine.cells.enter(hold(machine, job, fact, claims=True))
             machine.reserved[job.job] = job
             machine.soft.ripe[job.job] = None

@@ -14,11 +14,13 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import cellwork, changes, resizes, suspects, watch
-from skep.machines.allocator.jobs import JobState, Part, State, Successor
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, Successor
+from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import Goal
+from skep.wire.cluster import Cluster
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
@@ -114,6 +116,15 @@ class Soft:
         """Jobs whose partners on their GPUs may have changed since they were told their share."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
+        self.planned: dict[str, Planned] = {}
+        """By VC whose policy is another than first come, first served: what is kept of its view."""
+        self.planned_for: Cluster | None = None
+        """The cluster that `planned` was made for."""
+        self.touched: dict[str, None] = {}
+        """Jobs of any VC about which something was recorded since the views were last brought up
+        to date."""
+        self.left: dict[str, tuple[Duration, int]] = {}
+        """By job: how long it still had to run, as predicted, when it had been served so long."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
@@ -121,7 +132,8 @@ class Soft:
         while timers and due.get(timers[0][1]) != timers[0][0]:
             heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
         first = timers[0][0] if timers else None
-        times = (first, self.check_at, self.resolve_at)
+        times = (first, self.check_at, self.resolve_at,
+                 *(each.look_at for each in self.planned.values()))  # fmt: skip
         return min((at for at in times if at is not None), default=None)
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
@@ -420,7 +432,7 @@ def _owed(
     if job is None or job.attempt != key[1] or job.parts.get(name, Part.GONE) is Part.GONE:
         return None
     if job.state is State.STOPPING:
-        grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
+        grace_s = PREEMPT_GRACE_S if job.stopped_why in GIVES_WAY else GRACE_S
         return _stop_command(machine, node, key, job.order, grace_s)
     if job.parts[name] is Part.BOUND:
         return _bind_command(machine, job, name, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skep.cells.check import check as check_cells
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, views
 from skep.machines.allocator.jobs import Part, State
 
 if TYPE_CHECKING:
@@ -54,3 +54,9 @@ def check(machine: AllocatorMachine) -> None:
     assert set(machine.cells.sets) <= held_by
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)
+    for planned in machine.soft.planned.values():
+        shown = {name: views.of_job(machine, job) for name, job in machine.jobs.items()
+                 if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)}  # fmt: skip
+        stale = machine.soft.touched
+        if machine.soft.planned_for is machine.cells.cluster and not stale:
+            assert list(planned.views.items()) == list(shown.items()), planned.vc

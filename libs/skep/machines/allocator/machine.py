@@ -31,9 +31,10 @@ from skep.machines.allocator import (
     schedule,
     spanning,
     suspects,
+    views,
     watch,
 )
-from skep.machines.allocator.jobs import JobState, Part, State, judge
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.check import cluster_problems
@@ -310,6 +311,8 @@ class AllocatorMachine:
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot."""
+        if self.soft.planned:
+            views.touch(self, fact)
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
@@ -344,6 +347,8 @@ class AllocatorMachine:
                 job = self.jobs[fact.job]
                 job.move("JobRan")
                 job.ran_at = fact.at
+                job.starts += 1
+                job.goes(fact.at)
             case JobStopping():
                 self._apply_stopping(fact)
             case MemberGone():
@@ -445,7 +450,8 @@ class AllocatorMachine:
         sequence = job_sequence(fact.job) or 0
         self.last_queued = sequence
         job = JobState(job=fact.job, sequence=sequence, spec=fact.spec, trace=fact.trace,
-                       submitted_at=fact.submitted_at)  # fmt: skip
+                       submitted_at=fact.submitted_at, waiting_since=fact.submitted_at,
+                       since=fact.submitted_at)  # fmt: skip
         self.jobs[fact.job] = job
         self.queue(job).add(job.entry)
 
@@ -492,6 +498,7 @@ class AllocatorMachine:
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
+        job.stands(fact.at)
         job.move("JobStopping")
         self.away.pop(job.job, None)
         job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
@@ -525,10 +532,11 @@ class AllocatorMachine:
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
         suspects.over(self, job, fact)
+        job.stands(fact.at)
+        job.waiting_since = fact.at
         job.move("JobRequeued")
         job.retries_used += fact.counted
-        given_way = fact.why in (Reason.PREEMPTED, Reason.UNPACKED)
-        job.losses += not fact.counted and not given_way
+        job.losses += not fact.counted and fact.why not in GIVES_WAY
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
         changes.forget(self, job)
