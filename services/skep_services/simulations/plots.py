@@ -20,6 +20,7 @@ TEXT, FAINT, GRID = "var(--text,#222)", "var(--faint,#777)", "var(--grid,#ddd)"
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
 TICKS = 6
+HEADROOM = 1.05
 TIMES_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400, 172_800,
            432_000, 864_000, 1_728_000, 4_320_000, 8_640_000)  # fmt: skip
 """Round steps of time: whole seconds, minutes, hours and days."""
@@ -64,7 +65,7 @@ def number_text(value: float) -> str:
     """Return a number with three digits."""
     if abs(value) >= 10_000:
         return f"{value / 1000:.3g}k"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def part_text(value: float) -> str:
@@ -91,7 +92,7 @@ def lines(
         low = max(low, min((x for x in xs if x > 0), default=1.0))
         high = max(high, low * 10)
     top = y_max if y_max is not None else max(y for line in drawn for _, y in line.points)
-    top = top or 1.0
+    top = (top if y_max is not None else top * HEADROOM) or 1.0
     legend, legend_height = _legend([line.name for line in drawn])
     height = HEIGHT + legend_height
     floor = HEIGHT - BOTTOM
