@@ -148,9 +148,11 @@ class Round:
 class KillCells:
     """A run on a fresh cluster; `folder` takes what the jobs note."""
 
-    def __init__(self, cluster: Embedded, folder: Path, *, times: int, seed: int) -> None:
+    def __init__(
+        self, cluster: Embedded, folder: Path, *, times: int, seed: int, lived_s: float
+    ) -> None:
         """Prepare `times` rounds of each kind, at moments drawn from `seed`."""
-        self.cluster, self.folder, self.times = cluster, folder, times
+        self.cluster, self.folder, self.times, self.lived_s = cluster, folder, times, lived_s
         self.random = random.Random(seed)
         self.notes = folder / "notes"
         self.log = Log()
@@ -212,8 +214,8 @@ class KillCells:
     # --- kills ---------------------------------------------------------------------------------
 
     async def lived(self) -> None:
-        """Return once the allocator has lived long enough to be started again at once."""
-        await asyncio.sleep(max(0.0, self.up_since + LIVED_S - time.monotonic()))
+        """Return once the allocator has lived as long as it has to before it is killed."""
+        await asyncio.sleep(max(0.0, self.up_since + self.lived_s - time.monotonic()))
 
     @contextlib.asynccontextmanager
     async def killed(self, one: Round, after_s: float) -> AsyncIterator[None]:
@@ -449,12 +451,17 @@ def say(text: str) -> None:
     print(f"kill-cells: {text}", file=sys.stderr, flush=True)
 
 
-def kill_cells(times: int, seed: int, folder: Path | None = None) -> dict[str, Any]:
-    """Run it on a fresh cluster in a folder of its own; return the report."""
+def kill_cells(
+    times: int, seed: int, folder: Path | None = None, lived_s: float = LIVED_S
+) -> dict[str, Any]:
+    """Run it on a fresh cluster in a folder of its own; return the report.
+
+    An allocator that is killed before it has lived for 10 s is back some tenths of a second later.
+    """
     with tempfile.TemporaryDirectory(prefix="skep-kill-cells-", dir=folder) as name:
         cluster = Embedded(Path(name) / "home")
         try:
-            report = KillCells(cluster, Path(name), times=times, seed=seed).run()
+            report = KillCells(cluster, Path(name), times=times, seed=seed, lived_s=lived_s).run()
         finally:
             cluster.down()
     return {"seed": seed, "times": times, **report}

@@ -210,6 +210,8 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
+HIDDEN = ("_advised",)
+"""The same, of what a machine is made of: a queue's advice is soft."""
 
 
 def durable(machine: Any) -> Any:
@@ -230,9 +232,45 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if hasattr(value, "__dict__") and not isinstance(value, str | type):
-        hidden = ("_advised",)  # A queue's advice is soft.
-        return [(name, _plain(v)) for name, v in vars(value).items() if name not in hidden]
+        return [(name, _plain(v)) for name, v in vars(value).items() if name not in HIDDEN]
     return value
+
+
+def assert_durable_alike(one: Any, other: Any) -> None:
+    """Assert that `durable` says the same of both, at a fraction of the cost where it does."""
+    if not _alike_but(SOFT.get(type(one), ("_effects",)), vars(one), vars(other)):
+        assert durable(one) == durable(other)  # This one shows the difference.
+        raise AssertionError
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether `_plain` is the same of both. A fact's parts are often the very same."""
+    if one is other:
+        return True
+    if isinstance(one, Cells):
+        return isinstance(other, Cells) and _alike(one._summary(), other._summary())
+    if isinstance(one, dict):
+        return (isinstance(other, dict) and len(one) == len(other)
+                and all(key == name and _alike(inner, its)
+                        for (key, inner), (name, its)
+                        in zip(one.items(), other.items(), strict=True)))  # fmt: skip
+    if isinstance(one, msgspec.Struct):
+        return type(one) is type(other) and all(
+            _alike(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__
+        )
+    if isinstance(one, list | tuple):
+        return (isinstance(other, list | tuple) and len(one) == len(other)
+                and all(map(_alike, one, other)))  # fmt: skip
+    if hasattr(one, "__dict__") and not isinstance(one, str | type):
+        return hasattr(other, "__dict__") and _alike_but(HIDDEN, vars(one), vars(other))
+    return bool(one == other)
+
+
+def _alike_but(hidden: tuple[str, ...], one: dict[str, Any], other: dict[str, Any]) -> bool:
+    names = [name for name in one if name not in hidden]
+    return names == [name for name in other if name not in hidden] and all(
+        _alike(one[name], other[name]) for name in names
+    )
 
 
 class Driver(Generic[M]):
@@ -285,7 +323,7 @@ class Driver(Generic[M]):
             again.apply(fact)
         again.check()
         self.check_cells()
-        assert durable(again) == durable(self.machine)
+        assert_durable_alike(again, self.machine)
 
     def restart(self, second: float | None = None) -> list[Effect]:
         """Crash: rebuild the machine from its facts, win the next epoch, and let it begin."""

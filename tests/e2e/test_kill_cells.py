@@ -14,7 +14,7 @@ SEED = 11
 
 
 def test_no_cell_is_lost_whatever_the_allocator_is_killed_in(tmp_path: Path) -> None:
-    report = kill_cells(1, SEED, tmp_path)
+    report = kill_cells(1, SEED, tmp_path, lived_s=0.0)
     print(table(report))
     assert report["problems"] == []
     assert [row["kind"] for row in report["rounds"]] == list(KINDS)

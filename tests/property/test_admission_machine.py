@@ -26,7 +26,7 @@ from skep.wire.facts import (
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 from skep.wire.verdict import Verdict
-from tests.kit import T0, Driver, added, durable, joined, spec, submission
+from tests.kit import T0, Driver, added, assert_durable_alike, joined, spec, submission
 
 VCS = ["nlp", "cv"]
 REPLIES = {vc: f"_INBOX.vc-{vc}.x" for vc in VCS}
@@ -162,7 +162,7 @@ class Admission(RuleBasedStateMachine):
         for entry in msgspec.json.decode(entries, type=list[Kept | NodeSeen]):
             again.apply(entry)
         again.check()
-        assert durable(again) == durable(self.decide.machine)
+        assert_durable_alike(again, self.decide.machine)
 
     @invariant()
     def every_submission_was_answered_once(self) -> None:

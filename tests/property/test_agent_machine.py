@@ -25,7 +25,7 @@ from skep.wire.facts import PartOver, RankUp, StopTaken
 from skep.wire.node import MemberExited, MemberStarted, NodeCleared
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
-from tests.kit import T0, Driver, agent, bind, durable, plans, stop
+from tests.kit import T0, Driver, agent, assert_durable_alike, bind, plans, stop
 
 HAPPENINGS = [
     *["carry_out"] * 6,
@@ -275,7 +275,7 @@ class Agent(RuleBasedStateMachine):
         again = self.decide.make()
         for fact in self.decide.machine.snapshot():
             again.apply(fact)
-        assert durable(again) == durable(self.decide.machine)
+        assert_durable_alike(again, self.decide.machine)
 
     def teardown(self) -> None:
         """Once nothing more goes wrong, every part that was taken is over and told, once."""

@@ -18,7 +18,15 @@ from skep.machines.base import Restarted
 from skep.wire.changes import AskResize, AskSuspend, Goal, JobChanged, Result
 from skep.wire.node import Manner, Outcome
 from skep.wire.spec import Elastic
-from tests.kit import admitted, allocator, cancel_asked, durable, exited, joined, started
+from tests.kit import (
+    admitted,
+    allocator,
+    assert_durable_alike,
+    cancel_asked,
+    exited,
+    joined,
+    started,
+)
 from tests.unit.test_allocator_changes import ask, changed, known, of, told
 
 CAN = ("suspend", "release", "resize")
@@ -121,7 +129,7 @@ def test_every_gpu_is_somebodys_or_free_whatever_happens(
         again = AllocatorMachine()
         for entry in deepcopy(cluster.machine.snapshot()):
             again.apply(entry)
-        assert durable(again) == durable(cluster.machine)
+        assert_durable_alike(again, cluster.machine)
     # All of it comes free again.
     for name in list(cluster.machine.jobs):
         cluster.decide(cancel_asked(int(name[1:])))

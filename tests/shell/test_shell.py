@@ -258,7 +258,11 @@ async def test_nothing_is_said_before_the_facts_are_durable() -> None:
         """A log that another process takes over just before the first append."""
 
         async def append(
-            self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+            self,
+            facts: Sequence[Any],
+            positions: Mapping[str, int],
+            at: Instant,
+            noted: bytes = b"",
         ) -> LogRecord:
             raise SupersededError("somebody else owns the log")
 

@@ -8,10 +8,44 @@ from typing import Any
 
 import msgspec
 
+from skep.policies.completion import MinMin, ModelCapacity, WeightedFair
+from skep.policies.drf import Drf
 from skep.policies.fifo import Backfill, Fifo
+from skep.policies.gandiva import Gandiva
+from skep.policies.las import Las
+from skep.policies.optimus import Optimus
+from skep.policies.packing import Packing
 from skep.policies.policy import Policy
+from skep.policies.remaining import Srsf, Srtf
+from skep.policies.shortest import Dsif, Lrf, Saf, Sif, Spf
+from skep.policies.tetris import Tetris
+from skep.policies.tiresias import TiresiasG, TiresiasL
+from skep.policies.yarn import YarnCs
 
-POLICIES: dict[str, type[Policy]] = {each.name: each for each in (Fifo, Backfill)}
+_ALL: tuple[type[Policy], ...] = (
+    Fifo,
+    Backfill,
+    Packing,
+    YarnCs,
+    Srtf,
+    Srsf,
+    Sif,
+    Dsif,
+    Saf,
+    Lrf,
+    Spf,
+    TiresiasL,
+    TiresiasG,
+    Las,
+    Drf,
+    Tetris,
+    Optimus,
+    ModelCapacity,
+    MinMin,
+    WeightedFair,
+    Gandiva,
+)
+POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 
 
 class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong

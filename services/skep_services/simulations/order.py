@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Settings
-from skep.sim.measures.audit import Audit
-from skep.sim.measures.series import Series
+from skep.sim.measures.audit import Audit, audit
+from skep.sim.measures.job import alone_by
+from skep.sim.measures.series import Series, series
 from skep.sim.measures.stat import Curve
-from skep.sim.measures.summary import Measures
+from skep.sim.measures.summary import Measures, curves, measure
+from skep.sim.outcome import JobOutcome, RunResult
+from skep.sim.private import own_jobs, private_cluster
 from skep.traces.job import Trace, TraceJob
 from skep.wire.cluster import Cluster
-
-if TYPE_CHECKING:
-    from skep.sim.outcome import JobOutcome, RunResult
-    from skep.workloads.situation import Speeds
+from skep.workloads.situation import Speeds
 
 Watch = Callable[[int, int], bool]
 """Told every so often how many jobs are over, of how many; says whether to go on."""
@@ -63,12 +65,6 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
     """Simulate, and return what comes of it."""
-    from skep.sim.measures.audit import audit
-    from skep.sim.measures.job import alone_by
-    from skep.sim.measures.series import series
-    from skep.sim.measures.summary import curves, measure
-    from skep.sim.private import own_jobs, private_cluster
-
     goes_on = True
 
     def told(over: int, jobs: int) -> bool:
@@ -99,7 +95,6 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
 def _run(
     order: Order, cluster: Cluster, trace: Trace, speeds: Speeds, watch: Watch
 ) -> RunResult:  # fmt: skip
-    from skep.sim.cluster.run import run
 
     played = pooled(trace) if order.pooled else trace
     result = run(played, cluster, order.settings, speeds, clock=time.process_time, watch=watch)
@@ -125,8 +120,6 @@ FIELDS = ("id", "vc", "gpus", "submitted_s", "began_s", "ended_s", "waited_s", "
 
 
 def _lines(outcomes: Sequence[JobOutcome]) -> list[str]:
-    import csv
-    import io
 
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

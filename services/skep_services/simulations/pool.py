@@ -11,20 +11,18 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from skep.traces.job import Trace
+from skep.workloads.situation import Speeds
+from skep_services.simulations.models import speeds
 from skep_services.simulations.order import Order, Played, play
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
-
-    from skep.workloads.situation import Speeds
 
 TOLD_EVERY_S = 0.2
 """Between two words about a run's progress."""
@@ -62,15 +60,21 @@ class Stop:
 
 
 def play_all(
-    orders: Sequence[Order], trace: Trace, processes: int, tell: Tell, stop: Stop
+    orders: Sequence[Order],
+    traces: Mapping[int, Trace],
+    processes: int,
+    tell: Tell,
+    stop: Stop,
 ) -> list[Played | None]:
     """Return what comes of each order, None where it was never begun because of `stop`.
+
+    `traces` are by seed.
 
     Raises DiedError.
     """
     if processes <= 1 or len(orders) == 1:
-        return _one_by_one(orders, trace, tell, stop)
-    return _Pool(orders, trace, tell, stop).run(processes)
+        return _one_by_one(orders, traces, tell, stop)
+    return _Pool(orders, traces, tell, stop).run(processes)
 
 
 def processors() -> int:
@@ -79,7 +83,7 @@ def processors() -> int:
 
 
 def _one_by_one(
-    orders: Sequence[Order], trace: Trace, tell: Tell, stop: Stop
+    orders: Sequence[Order], traces: Mapping[int, Trace], tell: Tell, stop: Stop
 ) -> list[Played | None]:
     done = [0.0] * len(orders)
     found: list[Played | None] = [None] * len(orders)
@@ -97,17 +101,15 @@ def _one_by_one(
                 tell(done)
             return not stop.asked
 
-        found[place] = play(order, trace, speeds_of(order, trace), watch)
+        found[place] = play(order, traces[order.settings.seed], speeds_of(order), watch)
         done[place] = 1.0
         tell(done)
     return found
 
 
-def speeds_of(order: Order, trace: Trace) -> Speeds:
+def speeds_of(order: Order) -> Speeds:
     """Return the workload model of an order."""
-    from skep_services.simulations.models import speeds
-
-    return speeds(order.models)
+    return speeds(order.models, order.cluster)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -120,9 +122,11 @@ class _Run(NamedTuple):
 
 
 class _Pool:
-    def __init__(self, orders: Sequence[Order], trace: Trace, tell: Tell, stop: Stop) -> None:
+    def __init__(
+        self, orders: Sequence[Order], traces: Mapping[int, Trace], tell: Tell, stop: Stop
+    ) -> None:
         self.orders, self.tell, self.stop = orders, tell, stop
-        self.payload = msgspec.msgpack.encode(trace)
+        self.traces = traces
         self.done = [0.0] * len(orders)
         self.found: list[Played | None] = [None] * len(orders)
         self.running: dict[int, _Run] = {}
@@ -151,7 +155,8 @@ class _Pool:
         theirs.close()
         self.running[place] = _Run(place, process, mine)
         mine.send_bytes(msgspec.msgpack.encode(self.orders[place]))
-        mine.send_bytes(self.payload)
+        trace = self.traces[self.orders[place].settings.seed]
+        mine.send_bytes(msgspec.msgpack.encode(trace))
 
     def _hear(self, run: _Run) -> None:
         try:
@@ -204,5 +209,5 @@ def _child(pipe: Connection) -> None:
         return goes_on
 
     with contextlib.suppress(BrokenPipeError):  # Nobody is there any more to tell.
-        played = play(order, trace, speeds_of(order, trace), watch)
+        played = play(order, trace, speeds_of(order), watch)
         pipe.send_bytes(b"r" + msgspec.msgpack.encode(played))

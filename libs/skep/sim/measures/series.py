@@ -34,12 +34,16 @@ class Series(msgspec.Struct, frozen=True):
 
 
 def span_of(result: RunResult) -> tuple[Duration, Duration]:
-    """Return the first submission and the last thing that happened, as far as jobs tell."""
+    """Return the first submission and the last thing that happened, as far as the run tells.
+
+    Of a run that was cut, jobs that were not submitted yet are no part.
+    """
     begin = min((outcome.job.at for outcome in result.jobs), default=Duration(0))
     end = begin
     for outcome in result.jobs:
-        end = max(end, outcome.job.at, outcome.ended or end,
-                  outcome.spans[-1].ended if outcome.spans else end)  # fmt: skip
+        end = max(end, outcome.ended or end, outcome.spans[-1].ended if outcome.spans else end)
+        if not result.cut:
+            end = max(end, outcome.job.at)
     return begin, max([end, *(sample.at for sample in result.samples[-1:])])
 
 

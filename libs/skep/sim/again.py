@@ -1,0 +1,277 @@
+"""A live run's decisions, made again from what a service's log says it decided on.
+
+    inputs noted in the records, streams --> the same machine --> facts == the recorded facts
+
+Only inputs are taken from the log: what was submitted, what nodes and operators said, advice, and
+when each of them, and the timer, came to the machine. Heartbeats that led to nothing are in no log:
+every node counts as heard, but where the log says that one was lost, which is then *given*. Where
+the facts differ, the difference is kept, and the machine goes on from what was recorded, so that
+each decision is judged on the true history. Secrets are random, and not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
+from skep.machines.base import Machine, Record, Restarted, Tick
+from skep.units import Instant
+from skep.wire.codec import Facts
+from skep.wire.facts import EpochBegan, NodeLost
+from skep.wire.inputs import Input, NotesReader
+
+RESYNCS_MAX = 200
+"""Differences after which it is clear that this is another history: to go on from the recorded one
+takes as long as all of it until there."""
+Change = Callable[[Any], Any]
+"""What is different in the world that decides again: takes an event or a fact, returns its own."""
+
+
+class Recorded(Protocol):
+    """A record of a fact log."""
+
+    @property
+    def counter(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def at(self) -> Instant: ...
+    @property
+    def facts(self) -> tuple[Any, ...]: ...
+    @property
+    def noted(self) -> bytes: ...
+
+
+class Log(NamedTuple):
+    """What is replayed: a service's records, and the events that streams hold.
+
+    `messages` are by stream and sequence; `wants` says which facts of a stream's records the
+    service takes (all of a stream that is not named).
+    """
+
+    records: Sequence[Recorded]
+    messages: Mapping[str, Mapping[int, Any]]
+    wants: Mapping[str, tuple[type[Any], ...]] = {}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One decision that came out otherwise: in which record, when, on what."""
+
+    record: int
+    at: Instant
+    event: Any
+    recorded: tuple[Any, ...]
+    recomputed: tuple[Any, ...]
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """What came of a replay. A decision is an input from which facts followed, then or now."""
+
+    records: int = 0
+    inputs: int = 0
+    inputs_by_kind: dict[str, int] = {}
+    decisions: int = 0
+    equal: int = 0
+    facts: int = 0
+    starts: int = 0
+    """Epochs: how often the service began."""
+    differences: list[Difference] = []
+    not_comparable: dict[str, int] = {}
+    """Records or inputs that could not be compared, by the reason why."""
+    given: dict[str, int] = {}
+    """What was taken from the recorded facts instead of being decided again, by its kind."""
+    stopped: bool = False
+    """There were too many differences: the rest was not compared."""
+
+
+class Again:
+    """Decides a log again."""
+
+    def __init__(
+        self,
+        make: Callable[[], Machine],
+        log: Log,
+        *,
+        change: Change | None = None,
+        window: tuple[Instant, Instant] | None = None,
+    ) -> None:
+        """Take how to make the machine; with `change` events and facts are others than they were.
+
+        Outside the `window` of times nothing is compared, though all is decided.
+        """
+        self._make, self._log = make, log
+        self._change: Change = change or _same
+        self._window = window
+        self._machine: Any = None
+        self._history: list[Any] = []
+        self._reader = NotesReader()
+        self._parts: tuple[str, int, int] = ("", 0, 0)
+        self._early: list[tuple[Input, Any, tuple[Any, ...]]] = []
+        self._resyncs = 0
+        self.found = Comparison()
+
+    def run(self) -> Comparison:
+        """Return what came of it."""
+        for record in self._log.records:
+            if self.found.stopped:
+                break
+            self.found.records += 1
+            if record.facts and isinstance(record.facts[0], EpochBegan):
+                self._begin(record)
+            else:
+                self._record(record)
+        return self.found
+
+    def _begin(self, record: Recorded) -> None:
+        """Start as a process does: from the facts alone."""
+        self.found.starts += 1
+        self._history += record.facts
+        self._machine = self._rebuilt()
+        self._reader, self._parts, self._early = NotesReader(), ("", 0, 0), []
+
+    def _rebuilt(self) -> Any:
+        machine = self._make()
+        for fact in self._history:
+            machine.apply(fact)
+        return machine
+
+    def _record(self, record: Recorded) -> None:
+        recorded = tuple(map(self._change, record.facts))
+        if not record.noted and not self._early:
+            self._skip("records-without-inputs", recorded)
+            return
+        made = [*self._early, *self._decide(record)]
+        self._early = []
+        if not recorded and any(facts for *_, facts in made):
+            self._early = made  # The facts follow in a record of their own.
+            return
+        if self._machine is not None:
+            self._compare(record, recorded, made)
+        self._history += recorded
+
+    def _skip(self, why: str, recorded: tuple[Any, ...]) -> None:
+        """Pass over what cannot be decided again; the machine is not what it was from here on."""
+        self.found.not_comparable[why] = self.found.not_comparable.get(why, 0) + 1
+        self._history += recorded
+        self._machine = None
+
+    def _decide(self, record: Recorded) -> Iterator[tuple[Input, Any, tuple[Any, ...]]]:
+        """Yield every input of a record, its event and the facts that follow from it now."""
+        silent = {fact.node for fact in record.facts if isinstance(fact, NodeLost)}
+        for one in self._reader.read(record.noted) if record.noted else ():
+            if self._machine is None:
+                self._count_missing("inputs-after-a-gap")
+                continue
+            event = self._event(one)
+            if event is None:
+                self._count_missing("inputs-that-are-unknown")
+                continue
+            self.found.inputs += 1
+            kind = type(event).__name__
+            self.found.inputs_by_kind[kind] = self.found.inputs_by_kind.get(kind, 0) + 1
+            if isinstance(self._machine, AllocatorMachine):
+                assume_heard(self._machine, silent, one.at)
+            effects = self._machine.decide(event, one.at)
+            yield one, event, tuple(each.fact for each in effects if isinstance(each, Record))
+
+    def _count_missing(self, why: str) -> None:
+        self.found.not_comparable[why] = self.found.not_comparable.get(why, 0) + 1
+
+    def _event(self, one: Input) -> Any:
+        """Return the event that an input was; None if the log does not hold it."""
+        if one.restarted:
+            return Restarted(self._machine.epoch)
+        if one.unknown:
+            return None
+        if one.message is not None:
+            return one.message
+        if not one.stream:
+            return Tick()
+        event = self._log.messages.get(one.stream, {}).get(one.sequence)
+        if not isinstance(event, Facts):
+            return None if event is None else self._change(event)
+        # Another service's record comes fact by fact.
+        wanted = self._log.wants.get(one.stream)
+        facts = [each for each in event.facts if wanted is None or isinstance(each, wanted)]
+        stream, sequence, part = self._parts
+        part = part + 1 if (stream, sequence) == (one.stream, one.sequence) else 0
+        self._parts = one.stream, one.sequence, part
+        single = tuple(map(self._change, facts[part : part + 1]))
+        return msgspec.structs.replace(event, facts=single)
+
+    # --- comparing ---------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        record: Recorded,
+        recorded: tuple[Any, ...],
+        made: Sequence[tuple[Input, Any, tuple[Any, ...]]],
+    ) -> None:
+        """Judge every decision of a record; the facts of a record follow from its inputs in turn."""
+        at, differs = 0, False
+        inside = self._window is None or self._window[0] <= record.at <= self._window[1]
+        for index, (one, event, facts) in enumerate(made):
+            last = index == len(made) - 1
+            theirs = recorded[at:] if last else recorded[at : at + len(facts)]
+            at += len(theirs)
+            if not facts and not theirs:
+                continue
+            equal = tuple(map(_open, facts)) == tuple(map(_open, theirs))
+            differs = differs or not equal
+            if inside:
+                self.found.decisions += 1
+                self.found.facts += len(theirs)
+                self.found.equal += equal
+                self._note_given(theirs)
+            if not equal:
+                rest = recorded[at - len(theirs) :]
+                if inside:
+                    self.found.differences.append(
+                        Difference(record.counter, one.at, event, rest, facts)
+                    )
+                break
+        if differs:
+            self._resync(recorded)
+
+    def _note_given(self, facts: Iterable[Any]) -> None:
+        for fact in facts:
+            if isinstance(fact, NodeLost):
+                kind = type(fact).__name__
+                self.found.given[kind] = self.found.given.get(kind, 0) + 1
+
+    def _resync(self, recorded: tuple[Any, ...]) -> None:
+        """Go on from what was recorded; what a start forgets stays as it is."""
+        self._resyncs += 1
+        if self._resyncs > RESYNCS_MAX:
+            self.found.stopped = True
+            return
+        soft = getattr(self._machine, "soft", None)
+        self._history += recorded
+        self._machine = self._rebuilt()
+        del self._history[len(self._history) - len(recorded) :]
+        if soft is not None:
+            soft.vacant = soft.patrol = None
+            self._machine.soft = soft
+
+
+def assume_heard(machine: AllocatorMachine, silent: set[str], now: Instant) -> None:
+    """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
+    soft = machine.soft
+    soft.last_heard = dict.fromkeys(machine.nodes, now)
+    for name in silent:
+        if name in machine.nodes:
+            patience = max(machine.node_lost_after, TAKE_OVER_AFTER)
+            soft.last_heard[name] = Instant(now - patience - 1)
+
+
+def _same(thing: Any) -> Any:
+    return thing
+
+
+def _open(fact: Any) -> Any:
+    """Return a fact without what is random in it."""
+    return msgspec.structs.replace(fact, secret="") if getattr(fact, "secret", "") else fact

@@ -1,0 +1,146 @@
+"""What a service decided on, noted in the records of its fact log, so that it can be decided again.
+
+A machine's decision follows from its events and the time of each. Most events are kept in streams
+anyway; what no stream has is when each was decided on, in which order those of several streams
+came, and what came as a core message. So a record's `in` lists, in order, every event since the
+record before it, as small as JSON allows. The first number is a time in ns: since 1970 for a
+record's first event, since the event before it for the others.
+
+    1000204311                      the timer
+    [512]                           a start
+    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`): of another service's
+                                    record fact by fact, as far as this service wants them
+    [70512,{"type":"heartbeat"}]    a core message
+
+Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
+is not: it only says that its node was not silent, as does the absence of a NodeLost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from skep.units import Instant
+from skep.wire import subjects
+from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.message import Message
+from skep.wire.reports import Heartbeat
+
+NOTED_STREAMS = (
+    subjects.SUBMIT, subjects.ADMIN, subjects.NODE, subjects.ADMISSION, subjects.ALLOC,
+)  # fmt: skip
+"""Numbers of streams, for ever: new ones come behind."""
+
+
+class AdviceAgain(Message, frozen=True, tag="advice-again"):
+    """The jobs of the latest QueueAdvice, in force until `expires_at`."""
+
+    at: Instant
+    expires_at: Instant
+
+
+NotedMessage = Heartbeat | QueueAdvice | AdviceAgain
+
+
+class Input(msgspec.Struct, frozen=True):
+    """One event that was decided on at `at`: the timer, unless one of the others is set."""
+
+    at: Instant
+    stream: str = ""
+    sequence: int = 0
+    message: Heartbeat | QueueAdvice | None = None
+    unknown: str = ""
+    """A core message that this program does not know."""
+    restarted: bool = False
+
+
+class InputNotes:
+    """Gathers what a process decides on until its next record."""
+
+    def __init__(self) -> None:
+        """Start with nothing noted."""
+        self.size = 0
+        """Bytes that `take` would return."""
+        self._pieces: list[bytes] = []
+        self._at = 0
+        self._advised: tuple[JobAdvice, ...] | None = None
+
+    def tick(self, now: Instant) -> None:
+        """Note that the timer came."""
+        self._add(b"%d" % self._since(now))
+
+    def restarted(self, now: Instant) -> None:
+        """Note a start."""
+        self._add(b"[%d]" % self._since(now))
+
+    def streamed(self, stream: str, sequence: int, now: Instant) -> None:
+        """Note a message of a stream."""
+        number = NOTED_STREAMS.index(stream)
+        self._add(b"[%d,%d,%d]" % (self._since(now), number, sequence))
+
+    def heard(self, message: Message, now: Instant) -> None:
+        """Note a core message."""
+        told = message
+        if isinstance(message, QueueAdvice):
+            if message.jobs == self._advised:
+                told = AdviceAgain(at=message.at, expires_at=message.expires_at)
+            self._advised = message.jobs
+        self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(told)))
+
+    def take(self) -> bytes:
+        """Return what was noted, as JSON, and begin anew; nothing if nothing was."""
+        if not self._pieces:
+            return b""
+        taken = b"[" + b",".join(self._pieces) + b"]"
+        self._pieces, self._at, self.size = [], 0, 0
+        return taken
+
+    def _since(self, now: Instant) -> int:
+        since, self._at = now - self._at, now
+        return since
+
+    def _add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.size += len(piece) + 1
+
+
+class NotesReader:
+    """Reads the notes of one process, record by record."""
+
+    def __init__(self) -> None:
+        """Start without advice."""
+        self._advised: tuple[JobAdvice, ...] = ()
+
+    def read(self, noted: bytes) -> list[Input]:
+        """Return the inputs noted in one record; raises msgspec.MsgspecError."""
+        at, found = 0, []
+        for each in _DECODER.decode(noted):
+            if isinstance(each, int):
+                at += each
+                found.append(Input(Instant(at)))
+                continue
+            at += _NUMBERS.decode(each[0])
+            found.append(self._input(Instant(at), each[1:]))
+        return found
+
+    def _input(self, at: Instant, parts: list[msgspec.Raw]) -> Input:
+        if not parts:
+            return Input(at, restarted=True)
+        if len(parts) > 1:
+            stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
+            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]))
+        try:
+            message = _MESSAGES.decode(parts[0])
+        except msgspec.ValidationError:
+            return Input(at, unknown=bytes(parts[0]).decode())
+        if isinstance(message, AdviceAgain):
+            message = QueueAdvice(at=message.at, expires_at=message.expires_at, jobs=self._advised)
+        elif isinstance(message, QueueAdvice):
+            self._advised = message.jobs
+        return Input(at, message=message)
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(list[int | list[msgspec.Raw]])
+_NUMBERS = msgspec.json.Decoder(int)
+_MESSAGES = msgspec.json.Decoder(NotedMessage)
