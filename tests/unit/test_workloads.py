@@ -116,7 +116,7 @@ def test_pollux_knows_every_split_and_batch_size() -> None:
     assert models.utilisation(bert, at(2, 2)) == pytest.approx(1 / 3)
 
 
-def test_pollux_never_gains_where_that_was_not_seen() -> None:
+def test_pollux_gains_by_going_apart_only_where_that_was_seen() -> None:
     table = pollux.parse({"bert": PLACEMENTS.splitlines()}, {"bert": SCALABILITY.splitlines()})
     measured = table.applications["bert"]
     assert (2, 2, 1, 1, 1, 1) in measured

@@ -62,7 +62,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left: Duration | None = None
     """How long it still had to run at `since`, as predicted; None: see `expected`."""
     nodes: tuple[tuple[str, int], ...] = ()
-    """Its GPUs on each node, in the order of its ranks."""
+    """Its GPUs on each node, in the order of its ranks. AWAY: those it had, and goes back to unless
+    it can `migrate`."""
     chain: str = ""
     borrows: bool = False
     """It runs on what is idle, outside its VC's cells."""

@@ -118,6 +118,7 @@ class Reason(StrEnum):
     # What the policy of a virtual cluster did, and what was wrong with that.
     HELD_BY_POLICY = "held-by-policy"
     PREEMPTED_BY_POLICY = "preempted-by-policy"
+    BY_POLICY = "by-policy"
     POLICY_FAILED = "policy-failed"
     NOT_ITS_JOB = "not-its-job"
     UNKNOWN_POLICY = "unknown-policy"
@@ -250,6 +251,7 @@ TEXT: dict[Reason, str] = {
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
     Reason.HELD_BY_POLICY: "its virtual cluster's policy holds it back for now",
     Reason.PREEMPTED_BY_POLICY: "its virtual cluster's policy gives its GPUs to others",
+    Reason.BY_POLICY: "its virtual cluster's policy wanted it",
     Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
     Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
     Reason.UNKNOWN_POLICY: "no policy has this name",

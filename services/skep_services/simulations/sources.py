@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import msgspec
+
+from skep.traces.generators import hived
 from skep.traces.job import Trace
 from skep.traces.read import read
-from skep_services.simulations.inputs import WrongError
+from skep_services.simulations.inputs import WrongError, like, options_of
+
+
+class Generator(NamedTuple):
+    """What makes traces: its options, and the trace of a seed."""
+
+    options: type[msgspec.Struct]
+    generate: Callable[..., Trace]
+    about: str
+
+
+GENERATORS = {
+    "hived": Generator(hived.Options, hived.generate, "HiveD's workload (Table 1), two months"),
+}
 
 
 def by_seed(text: str) -> bool:
@@ -16,12 +33,32 @@ def by_seed(text: str) -> bool:
     return not os.path.exists(text)
 
 
-def load(text: str, *, form: str | None, seed: int, home: str | None, lenient: bool) -> Trace:
+def load(text: str, *, form: str | None, seed: int, lenient: bool) -> Trace:
     """Return the trace of a file or generator. Raises WrongError, BadTraceError, OSError."""
-    if not os.path.exists(text):
-        reason = f"--trace {text}: no such file"
+    if os.path.isfile(text):
+        return read(_lines(text), os.path.basename(text), form, lenient=lenient)
+    name, _, rest = text.partition(":")
+    if name not in GENERATORS:
+        reason = f"--trace {text}: no such file, and no generator{like(name, GENERATORS)}"
         raise WrongError(reason)
-    return read(_lines(text), os.path.basename(text), form, lenient=lenient)
+    if form is not None:
+        reason = f"--format {form}: {name} makes its trace, there is nothing to read"
+        raise WrongError(reason)
+    generator = GENERATORS[name]
+    return generator.generate(seed, _options(name, generator, options_of(text, rest)))
+
+
+def _options(name: str, generator: Generator, told: dict[str, Any]) -> msgspec.Struct:
+    known = generator.options.__struct_fields__
+    for option in told:
+        if option not in known:
+            reason = f"--trace {name} has no option {option!r}{like(option, known)}"
+            raise WrongError(reason)
+    try:
+        return msgspec.convert(told, generator.options)
+    except msgspec.ValidationError as error:
+        reason = f"--trace {name}: {error}"
+        raise WrongError(reason) from None
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -90,6 +90,11 @@ def close(
         over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
 
 
+def number(job: JobState, why: Reason) -> int:
+    """Return the number of the request that a change follows from; 0: of none."""
+    return job.asked.number if job.asked is not None and why is Reason.REQUESTED else 0
+
+
 def over(
     machine: AllocatorMachine, asked: AskTaken, result: Result, now: Instant,
     why: Reason | None = None, detail: str = "",

@@ -100,9 +100,9 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     wish = asked.ask
     if _depends(wish) and not job.known:
         return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
-    refusal = _refusal(machine, job, wish)
-    if refusal is not None:
-        changes.over(machine, asked, Result.REFUSED, now, *refusal)
+    against = refusal(machine, job, wish)
+    if against is not None:
+        changes.over(machine, asked, Result.REFUSED, now, *against)
         return
     suspended = job.state is State.SUSPENDED
     match wish:
@@ -110,7 +110,7 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if suspended and (job.released or not release):
                 changes.over(machine, asked, Result.DONE, now)
             else:
-                _suspend(machine, job, now, Reason.REQUESTED, release=release)
+                suspend(machine, job, now, Reason.REQUESTED, release=release)
         case AskResume():
             if not suspended:
                 changes.over(machine, asked, Result.DONE, now)
@@ -135,7 +135,7 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
         case AskUnpack():
-            _leave(machine, job, asked, now)
+            leave(machine, job, asked, now)
 
 
 def _depends(wish: Ask) -> bool:
@@ -145,7 +145,7 @@ def _depends(wish: Ask) -> bool:
     )
 
 
-def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
         case AskUnpack() if not packs.shares(machine, job):
@@ -386,7 +386,7 @@ def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def _suspend(
+def suspend(
     machine: AllocatorMachine, job: JobState, now: Instant, why: Reason,
     *, release: bool, detail: str = "",
 ) -> None:  # fmt: skip
@@ -451,23 +451,11 @@ def give_way(
         return _yield_later(machine, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
     if free and "release" in can:
-        _suspend(machine, job, now, why, release=True, detail=detail)
+        suspend(machine, job, now, why, release=True, detail=detail)
     elif free and "checkpoint" in can and job.state is State.RUNNING:
         begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)
     else:
         dispatch.stop(machine, job, why, now, detail)
-    return True
-
-
-def stand_aside(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> bool:
-    """Suspend a running job for its VC's policy; return whether that begins with this.
-
-    It keeps its state in the host's memory: whoever cannot do that goes on running.
-    """
-    able = job.state is State.RUNNING and "release" in job.can
-    if not able or job.change is not None or job.asked is not None:
-        return False
-    _suspend(machine, job, now, Reason.PREEMPTED_BY_POLICY, release=True, detail=detail)
     return True
 
 
@@ -495,15 +483,19 @@ def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail:
     return begins
 
 
-def _leave(machine: AllocatorMachine, job: JobState, asked: AskTaken, now: Instant) -> None:
+def leave(
+    machine: AllocatorMachine, job: JobState, asked: AskTaken | None, now: Instant,
+    detail: str = "",
+) -> None:  # fmt: skip
     """Have a job leave GPUs that it shares, with as little lost as it can."""
     if "release" in job.can:
-        _suspend(machine, job, now, Reason.UNPACKED, release=True)
+        suspend(machine, job, now, Reason.UNPACKED, release=True, detail=detail)
     elif "checkpoint" in job.can and job.state is State.RUNNING:
-        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED)
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED, detail)
     else:
-        changes.over(machine, asked, Result.DONE, now)
-        dispatch.stop(machine, job, Reason.UNPACKED, now)
+        if asked is not None:
+            changes.over(machine, asked, Result.DONE, now)
+        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
 
 
 def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
@@ -571,9 +563,9 @@ def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
     """
     assert job.asked is not None, job
     assert isinstance(job.asked.ask, AskMigrate), job
-    refusal = _refusal(machine, job, job.asked.ask)
-    if refusal is not None:
-        changes.over(machine, job.asked, Result.REFUSED, now, *refusal)
+    against = refusal(machine, job, job.asked.ask)
+    if against is not None:
+        changes.over(machine, job.asked, Result.REFUSED, now, *against)
         return False
     why, detail = moving.begin(machine, job, job.asked.ask.to, now)
     if why is Reason.REQUESTED:

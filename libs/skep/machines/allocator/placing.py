@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from skep.cells.alike import used_up
 from skep.cells.fair import place_yielding
-from skep.cells.holds import Placement, Request
+from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
 from skep.machines.allocator import cellwork, changing, servers, suspects
@@ -21,6 +22,7 @@ from skep.wire.facts import (
     CellsReserved,
     JobBound,
     JobDemoted,
+    JobPromoted,
     JobWaits,
     Member,
     ReservationDropped,
@@ -231,6 +233,38 @@ def stop_victim(
         machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
         return True
     return False
+
+
+def promote(machine: AllocatorMachine, job: JobState) -> None:
+    """Let a job that borrows GPUs have its VC's cells, if they can cover them."""
+    changes = machine.soft.changes
+    if job.job not in machine.borrowed or machine.soft.uncovered.get(job.job) == changes:
+        return
+    hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
+    spots = _cover(machine, job, hold) if hold is not None else None
+    if spots is None:
+        machine.soft.uncovered[job.job] = changes
+        return
+    machine.record(JobPromoted(job=job.job, attempt=job.attempt,
+                               levels=tuple(spot.level for spot in spots)))  # fmt: skip
+
+
+def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
+    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
+
+    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
+    gang would wait for a whole one: such a job goes on borrowing.
+    """
+    spots = machine.cells.cover(hold)
+    if spots is None:
+        return None
+    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = machine.cells.place(asked)
+    if anew is None or anew.chain != hold.chain:
+        return spots
+    chain = machine.cells.chains[hold.chain]
+    pool = chain.pools[hold.vc, hold.pin]
+    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
 
 
 def wait(

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import changing, placing, views, watch
+from skep.machines.allocator import acting, placing, views, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
 from skep.units import Instant, after, seconds
-from skep.view.plan import Action, Plan, Preempt, Suspend, Turn
-from skep.wire.facts import ReservationDropped
+from skep.view.plan import Action, Plan, Turn
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -111,33 +110,8 @@ def _act(
         if job is None:
             wrong.append(f"{_kind(action)} {action.job}: no such job of {planned.vc}")
             continue
-        taken += _do(machine, planned, job, action, now)
+        taken += acting.act(machine, job, action, planned.policy.name, now)
     return taken
-
-
-def _do(
-    machine: AllocatorMachine, planned: Planned, job: JobState, action: Action, now: Instant
-) -> int:
-    match action:
-        case Preempt():
-            told = f": {action.detail}" if action.detail else ""
-            return _preempt(machine, job, f"{planned.policy.name}, {action.why}{told}", now)
-        case Suspend():
-            return changing.stand_aside(machine, job, f"{planned.policy.name}, {action.why}", now)
-        case _:
-            return 0
-
-
-def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
-    """Have a job be without GPUs; 0 if it is, or will be soon."""
-    if job.state is State.RESERVED:
-        machine.record(ReservationDropped(job=job.job, attempt=job.following,
-                                          why=Reason.PREEMPTED_BY_POLICY))  # fmt: skip
-        return 1
-    if job.released or changing.awaits_size(job):
-        return 0  # It has none; or the plan after the change of size says it again.
-    why = Reason.PREEMPTED_BY_POLICY
-    return int(changing.give_way(machine, job, now, detail, memory=False, why=why))
 
 
 def _kind(action: Action) -> str:
@@ -182,7 +156,7 @@ def _take_turn(
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
     if job.released:
-        return 0 if job.change is not None else changing.returns_now(machine, job, now)
+        return acting.go_on(machine, job, turn.nodes, now)
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
     if planned.failed.get(shape) == machine.soft.changes:
         return 0

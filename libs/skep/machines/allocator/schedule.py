@@ -11,14 +11,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from skep.cells.alike import used_up
-from skep.cells.holds import Hold, Placement, Spot
+from skep.cells.holds import Placement
 from skep.machines.allocator import cellwork, changing, packing, placing, plans, views
-from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.jobs import State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
-from skep.wire.facts import JobPromoted, ReservationDropped
+from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -167,33 +166,5 @@ def _promote(machine: AllocatorMachine) -> None:
         ahead = head is not None and head.claim < job.entry
         if views.rules(machine, job.spec.vc):
             ahead = views.waits(machine, job.spec.vc)
-        if ahead or job.state is State.STOPPING:
-            continue
-        key = job.job, machine.soft.changes
-        if machine.soft.uncovered.get(job.job) == key[1]:
-            continue
-        hold = machine.cells.holds[cellwork.holder(job.job, job.attempt)]
-        spots = _cover(machine, job, hold)
-        if spots is None:
-            machine.soft.uncovered[job.job] = key[1]
-            continue
-        machine.record(JobPromoted(job=job.job, attempt=job.attempt,
-                                   levels=tuple(spot.level for spot in spots)))  # fmt: skip
-
-
-def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
-    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
-
-    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
-    gang would wait for a whole one: such a job goes on borrowing.
-    """
-    spots = machine.cells.cover(hold)
-    if spots is None:
-        return None
-    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
-    anew = machine.cells.place(asked)
-    if anew is None or anew.chain != hold.chain:
-        return spots
-    chain = machine.cells.chains[hold.chain]
-    pool = chain.pools[hold.vc, hold.pin]
-    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
+        if not ahead and job.state is not State.STOPPING:
+            placing.promote(machine, job)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
+from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
 from skep.policies.registry import make
 from skep.units import Duration, Instant, seconds
-from skep.view.view import JobView, NodeView, Phase, VcView
+from skep.view.view import JobView, Phase, VcView
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
 from skep.wire.cluster import FIFO
@@ -50,6 +51,16 @@ class Planned:
         """Whether the last plan failed: its queue is served first come, first served."""
         self.failed: dict[Any, int] = {}
         """By what was asked for: `Soft.changes` when it could not be had."""
+        self.seats = Seats()
+
+    def show(self, name: str, view: JobView | None) -> None:
+        """Take over how a job is to be seen."""
+        self.seats.move(name, self.views.get(name), view)
+        self.views[name] = view
+
+    def forget(self, name: str) -> None:
+        """Take over that a job is over."""
+        self.seats.move(name, self.views.pop(name), None)
 
 
 def rules(machine: AllocatorMachine, vc: str) -> bool:
@@ -102,11 +113,11 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
             soft.left.pop(name, None)
             for planned in soft.planned.values():
                 if name in planned.views:
-                    del planned.views[name]
+                    planned.forget(name)
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
-            planned.views[name] = of_job(machine, job)
+            planned.show(name, of_job(machine, job))
             planned.due = planned.due or due
 
 
@@ -128,7 +139,7 @@ def _take_up(machine: AllocatorMachine) -> None:
     for job in machine.jobs.values() if soft.planned else ():
         planned = soft.planned.get(job.spec.vc)
         if planned is not None and not job.spec.opportunistic:
-            planned.views[job.job] = of_job(machine, job)
+            planned.show(job.job, of_job(machine, job))
 
 
 # --- a job ---------------------------------------------------------------------------------------
@@ -158,7 +169,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         starts=job.starts,
         expected=seconds(expected) if isinstance(expected, float | int) else None,
         left=_left(machine, job),
-        nodes=() if phase in (Phase.WAITING, Phase.AWAY) else _nodes(machine, job),
+        nodes=() if phase is Phase.WAITING else _nodes(machine, job),
         chain=job.chain,
         borrows=job.job in machine.borrowed,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
@@ -247,10 +258,6 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         gpus=gpus,
         free=free,
         node_gpus=whole or 8,
-        nodes=_node_views(machine, planned) if planned.policy.sees_nodes else (),
+        nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         changed=machine.soft.changes,
     )
-
-
-def _node_views(machine: AllocatorMachine, planned: Planned) -> tuple[NodeView, ...]:
-    raise NotImplementedError
