@@ -227,7 +227,7 @@ def test_tetris_gives_an_elastic_job_its_best_size() -> None:
 
 
 def test_optimus_grows_whoever_gains_the_most() -> None:
-    """Of three more workers the steep one gets two: its third gains less than the flat one's first."""
+    """Of three more workers the steep one gets two: the flat one's first gains more than its third."""
     steep = ((1, 1000), (2, 2000), (3, 3000), (4, 4000))
     flat = ((1, 1000), (2, 1100), (3, 1150), (4, 1160))
     jobs = [
