@@ -30,7 +30,7 @@ import msgspec
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.embedded import Embedded, read_stream
+from scripts.embedded import Embedded
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.lived import Lived, lived, starts
@@ -39,6 +39,7 @@ from skep.units import Duration, in_seconds, seconds
 from skep.wire.facts import AllocatorFact, JobEnded
 from skep.workloads.situation import Steady
 from skep_services.adapters import exported
+from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
 from skep_services.ports import LogRecord
 
