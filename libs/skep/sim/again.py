@@ -23,6 +23,7 @@ from skep.units import Instant
 from skep.wire.codec import Facts
 from skep.wire.facts import EpochBegan, NodeLost
 from skep.wire.inputs import Input, NotesReader
+from skep.wire.node import NodeJoined
 
 RESYNCS_MAX = 200
 """Differences after which it is clear that this is another history: to go on from the recorded one
@@ -161,7 +162,7 @@ class Again:
 
     def _decide(self, record: Recorded) -> Iterator[tuple[Input, Any, tuple[Any, ...]]]:
         """Yield every input of a record, its event and the facts that follow from it now."""
-        silent = {fact.node for fact in record.facts if isinstance(fact, NodeLost)}
+        silent = [fact.node for fact in record.facts if isinstance(fact, NodeLost)]
         for one in self._reader.read(record.noted) if record.noted else ():
             if self._machine is None:
                 self._count_missing("inputs-after-a-gap")
@@ -174,7 +175,7 @@ class Again:
             kind = type(event).__name__
             self.found.inputs_by_kind[kind] = self.found.inputs_by_kind.get(kind, 0) + 1
             if isinstance(self._machine, AllocatorMachine):
-                assume_heard(self._machine, silent, one.at)
+                assume_heard(self._machine, _silent_at(one, event, silent), one.at)
             effects = self._machine.decide(event, one.at)
             yield one, event, tuple(each.fact for each in effects if isinstance(each, Record))
 
@@ -258,7 +259,14 @@ class Again:
             self._machine.soft = soft
 
 
-def assume_heard(machine: AllocatorMachine, silent: set[str], now: Instant) -> None:
+def _silent_at(one: Input, event: Any, lost: Sequence[str]) -> Sequence[str]:
+    """Return which of the nodes that a record says were lost can be lost by this input."""
+    if isinstance(event, NodeJoined):
+        return [event.node] if one.led and event.node in lost else ()
+    return lost if one.led else ()
+
+
+def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant) -> None:
     """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
     soft = machine.soft
     soft.last_heard = dict.fromkeys(machine.nodes, now)

@@ -48,7 +48,7 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects",),
+    "AdmissionMachine": ("_effects", "_alike"),
     "AllocatorMachine": ("soft", "effects", "key"),
     "AgentMachine": (
         "_effects",

@@ -7,9 +7,12 @@ record before it, as small as JSON allows. The first number is a time in ns: sin
 record's first event, since the event before it for the others.
 
     1000204311                      the timer
+    [1000191022,1]                  the timer, and facts followed
     [512]                           a start
-    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`): of another service's
-                                    record fact by fact, as far as this service wants them
+    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`), and facts followed: of
+                                    another service's record fact by fact, as far as this service
+                                    wants them
+    [88211,2,42,0]                  message 42, and none followed
     [70512,{"type":"heartbeat"}]    a core message
 
 Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
@@ -52,6 +55,8 @@ class Input(msgspec.Struct, frozen=True):
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False
+    led: bool = True
+    """Facts followed, as far as is known."""
 
 
 class InputNotes:
@@ -65,18 +70,18 @@ class InputNotes:
         self._at = 0
         self._advised: tuple[JobAdvice, ...] | None = None
 
-    def tick(self, now: Instant) -> None:
+    def tick(self, now: Instant, *, led: bool) -> None:
         """Note that the timer came."""
-        self._add(b"%d" % self._since(now))
+        self._add((b"[%d,1]" if led else b"%d") % self._since(now))
 
     def restarted(self, now: Instant) -> None:
         """Note a start."""
         self._add(b"[%d]" % self._since(now))
 
-    def streamed(self, stream: str, sequence: int, now: Instant) -> None:
+    def streamed(self, stream: str, sequence: int, now: Instant, *, led: bool) -> None:
         """Note a message of a stream."""
-        number = NOTED_STREAMS.index(stream)
-        self._add(b"[%d,%d,%d]" % (self._since(now), number, sequence))
+        numbers = self._since(now), NOTED_STREAMS.index(stream), sequence
+        self._add((b"[%d,%d,%d]" if led else b"[%d,%d,%d,0]") % numbers)
 
     def heard(self, message: Message, now: Instant) -> None:
         """Note a core message."""
@@ -117,7 +122,7 @@ class NotesReader:
         for each in _DECODER.decode(noted):
             if isinstance(each, int):
                 at += each
-                found.append(Input(Instant(at)))
+                found.append(Input(Instant(at), led=False))
                 continue
             at += _NUMBERS.decode(each[0])
             found.append(self._input(Instant(at), each[1:]))
@@ -128,7 +133,10 @@ class NotesReader:
             return Input(at, restarted=True)
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
-            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]))
+            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
+                         led=len(parts) == 2)  # fmt: skip
+        if bytes(parts[0]) == b"1":
+            return Input(at)
         try:
             message = _MESSAGES.decode(parts[0])
         except msgspec.ValidationError:
