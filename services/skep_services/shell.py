@@ -211,6 +211,8 @@ class Shell:
                 self.machine.apply(fact)
             if record.stands_for:
                 self.facts_applied = self.facts_kept = record.stands_for
+                if self._notes is not None:
+                    self._notes.snapshot = record.counter
             else:
                 self.facts_applied += len(record.facts)
 

@@ -247,6 +247,8 @@ class Process:
                 self.machine.apply(entry)
             self.positions.update(kept.pos)
             self.expected, self._counter, self.epoch = kept.records, kept.n, kept.epoch
+            if self._notes is not None:
+                self._notes.snapshot = kept.n
         for record in log.tail(self.expected):
             self.positions.update(record.pos)
             self.epoch, self._counter = record.epoch, record.n

@@ -8,7 +8,8 @@ record's first event, since the event before it for the others.
 
     1000204311                      the timer
     [1000191022,1]                  the timer, and facts followed
-    [512]                           a start
+    [512]                           a start, from the whole log
+    [512,{"type":"recovered",…}]    a start from a snapshot and the log behind it
     [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`), and facts followed: of
                                     another service's record fact by fact, as far as this service
                                     wants them
@@ -42,7 +43,13 @@ class AdviceAgain(Message, frozen=True, tag="advice-again"):
     expires_at: Instant
 
 
-NotedMessage = Heartbeat | QueueAdvice | AdviceAgain
+class Recovered(Message, frozen=True, tag="recovered"):
+    """The start was from the snapshot that stood for the log up to this record."""
+
+    record: int
+
+
+NotedMessage = Heartbeat | QueueAdvice | AdviceAgain | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -55,6 +62,8 @@ class Input(msgspec.Struct, frozen=True):
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False
+    snapshot: int = 0
+    """The record that a start's snapshot stood for; 0: it was from the whole log."""
     led: bool = True
     """Facts followed, as far as is known."""
 
@@ -69,6 +78,8 @@ class InputNotes:
         self._pieces: list[bytes] = []
         self._at = 0
         self._advised: tuple[JobAdvice, ...] | None = None
+        self.snapshot = 0
+        """The record up to which this process began from a snapshot."""
 
     def tick(self, now: Instant, *, led: bool) -> None:
         """Note that the timer came."""
@@ -76,7 +87,11 @@ class InputNotes:
 
     def restarted(self, now: Instant) -> None:
         """Note a start."""
-        self._add(b"[%d]" % self._since(now))
+        if self.snapshot:
+            told = _ENCODER.encode(Recovered(record=self.snapshot))
+            self._add(b"[%d,%s]" % (self._since(now), told))
+        else:
+            self._add(b"[%d]" % self._since(now))
 
     def streamed(self, stream: str, sequence: int, now: Instant, *, led: bool) -> None:
         """Note a message of a stream."""
@@ -128,6 +143,11 @@ class NotesReader:
             found.append(self._input(Instant(at), each[1:]))
         return found
 
+    def start(self, noted: bytes) -> int:
+        """Return the record whose snapshot a process began from, told by its first notes."""
+        first = self.read(noted)[:1]
+        return first[0].snapshot if first else 0
+
     def _input(self, at: Instant, parts: list[msgspec.Raw]) -> Input:
         if not parts:
             return Input(at, restarted=True)
@@ -141,6 +161,8 @@ class NotesReader:
             message = _MESSAGES.decode(parts[0])
         except msgspec.ValidationError:
             return Input(at, unknown=bytes(parts[0]).decode())
+        if isinstance(message, Recovered):
+            return Input(at, restarted=True, snapshot=message.record)
         if isinstance(message, AdviceAgain):
             message = QueueAdvice(at=message.at, expires_at=message.expires_at, jobs=self._advised)
         elif isinstance(message, QueueAdvice):
