@@ -89,6 +89,11 @@ def test_genies_tasks() -> None:
 # --- asking for them ------------------------------------------------------------------------------
 
 
+def test_lists_may_be_json() -> None:
+    _, options = parse('hived:without=["res-a","res-b"],days=3')
+    assert options == hived.Options(without=("res-a", "res-b"), days=3)
+
+
 def test_options_are_read_from_words() -> None:
     _, options = parse("hived:days=10,part=0.04,reshaped=res-f+prod-e,models=true,nodes=200")
     assert options == hived.Options(
@@ -107,6 +112,7 @@ def test_options_are_read_from_words() -> None:
         ("dl2:jobs=many", "dl2: Expected `int`, got `str` - at `jobs`"),
         ("dl2:arrivals=now", "dl2: Invalid enum value 'now' - at `arrivals`"),
         ("hived:without=res-z", "hived has no tenant 'res-z'"),
+        ('hived:without=["res-z]', "hived: Input data was truncated"),
         ("hived:part=2", "part is from 0 to 1"),
         ("sched2:interval_s=0", "interval_s is above 0"),
     ],

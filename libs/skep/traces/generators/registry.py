@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class WrongGeneratorError(ValueError):
 
 
 def make(words: str, seed: int, past: Trace | None = None) -> Trace:
-    """Return the trace that `NAME[:option=value,...]` asks for; a list's values are joined by +.
+    """Return the trace that `NAME[:option=value,...]` asks for; a list is `a+b` or JSON.
 
     Raises WrongGeneratorError for what there is not, with the nearest that there is.
     """
@@ -67,17 +68,34 @@ def parse(words: str) -> tuple[Generator, msgspec.Struct]:
         hint = near(name, list(GENERATORS)) or f"generators: {', '.join(GENERATORS)}"
         text = f"no generator {name!r}; {hint}"
         raise WrongGeneratorError(text)
-    given: dict[str, Any] = {}
-    fields = {field.name: field for field in msgspec.structs.fields(generator.options)}
-    for each in filter(None, rest.split(",")):
+    given: dict[str, str] = {}
+    known = generator.options.__struct_fields__
+    for each in filter(None, re.split(r",(?![^\[]*\])", rest)):
         option, equals, value = each.partition("=")
-        if option not in fields or not equals:
-            hint = near(option, list(fields)) or f"options: {', '.join(fields)}"
+        if option not in known or not equals:
+            hint = near(option, list(known)) or f"options: {', '.join(known)}"
             text = f"{name} has no option {each!r}; {hint}"
             raise WrongGeneratorError(text)
-        given[option] = value.split("+") if fields[option].type == tuple[str, ...] else value
+        given[option] = value
     try:
-        return generator, msgspec.convert(given, generator.options, strict=False)
-    except msgspec.ValidationError as error:
+        return generator, convert(given, generator.options)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
         text = f"{name}: {str(error).replace('`$.', '`')}"
         raise WrongGeneratorError(text) from None
+
+
+def convert(given: Mapping[str, Any], options: type[msgspec.Struct]) -> msgspec.Struct:
+    """Return options from words: numbers, and lists as `a+b` or JSON. Raises ValidationError."""
+    several = {field.name for field in msgspec.structs.fields(options)
+               if field.type == tuple[str, ...]}  # fmt: skip
+    made = {
+        name: _list(value) if name in several and isinstance(value, str) else value
+        for name, value in given.items()
+    }
+    return msgspec.convert(made, options, strict=False)
+
+
+def _list(text: str) -> Any:
+    if text.startswith("["):
+        return msgspec.json.decode(text)
+    return [each for each in text.split("+") if each]
