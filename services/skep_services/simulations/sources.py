@@ -1,4 +1,4 @@
-"""Traces: read from a file, or made by a generator."""
+"""Traces: read from a file, from a cluster's own log, or made by a generator."""
 
 from __future__ import annotations
 
