@@ -55,7 +55,8 @@ def check(machine: AllocatorMachine) -> None:
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)
     for planned in machine.soft.planned.values():
-        shown = {name: views.of_job(machine, job) for name, job in machine.jobs.items()
+        shown = {name: views.of_job(machine, job) if name not in planned.misfits else None
+                 for name, job in machine.jobs.items()
                  if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)}  # fmt: skip
         stale = machine.soft.touched
         if machine.soft.planned_for is machine.cells.cluster and not stale:

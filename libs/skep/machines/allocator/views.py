@@ -49,17 +49,33 @@ class Planned:
         """Whether what such a job waits for may be in others' hands."""
         self.fallen = False
         """Whether the last plan failed: its queue is served first come, first served."""
+        self.misfits: dict[str, None] = {}
+        """Its jobs that its cells would not hold if nothing else ran: they are no policy's
+        business, and have what they may borrow."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs for which others leave the GPUs that they had."""
+        self.fits: dict[Any, bool] = {}
+        """By what was asked for: whether its cells would hold it."""
         self.failed: dict[Any, int] = {}
         """By what was asked for: `Soft.changes` when it could not be had."""
         self.seats = Seats()
 
-    def show(self, name: str, view: JobView | None) -> None:
+    def show(self, machine: AllocatorMachine, job: JobState) -> None:
         """Take over how a job is to be seen."""
+        name, view = job.job, of_job(machine, job)
+        self.misfits.pop(name, None)
+        if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
+            shape = job.spec.resources, job.size
+            if shape not in self.fits:
+                self.fits[shape] = cellwork.fits_own(machine, job)
+            if not self.fits[shape]:
+                self.misfits[name], view = None, None
         self.seats.move(name, self.views.get(name), view)
         self.views[name] = view
 
     def forget(self, name: str) -> None:
         """Take over that a job is over."""
+        self.misfits.pop(name, None)
         self.seats.move(name, self.views.pop(name), None)
 
 
@@ -117,7 +133,7 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
-            planned.show(name, of_job(machine, job))
+            planned.show(machine, job)
             planned.due = planned.due or due
 
 
@@ -136,10 +152,11 @@ def _take_up(machine: AllocatorMachine) -> None:
         else:
             soft.planned[name] = known
             known.due = True
+            known.fits.clear()
     for job in machine.jobs.values() if soft.planned else ():
         planned = soft.planned.get(job.spec.vc)
         if planned is not None and not job.spec.opportunistic:
-            planned.show(job.job, of_job(machine, job))
+            planned.show(machine, job)
 
 
 # --- a job ---------------------------------------------------------------------------------------
