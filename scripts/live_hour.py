@@ -27,9 +27,10 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.embedded import Embedded, read_stream
+from scripts.embedded import Embedded
 from scripts.live.jobs import Arrival, arrivals
 from skep_services.adapters import exported
+from skep_services.adapters.nats_read import read_stream
 
 OPTIONS = ("--nodes", "4", "--gpus", "4", "--device", "fake", "--port", "0")
 VCS = {"vision": 8, "nlp": 4, "speech": 4}
@@ -72,9 +73,9 @@ class LiveRun:
 
     def _disturbances(self) -> list[tuple[float, Callable[[], None]]]:
         long, rng = self.duration_s, self.rng
-        made: list[tuple[float, Callable[[], None]]] = []
-        for share in (0.2, 0.45, 0.7):
-            made.append((long * share, lambda: self.kill("allocator")))
+        made: list[tuple[float, Callable[[], None]]] = [
+            (long * share, lambda: self.kill("allocator")) for share in (0.2, 0.45, 0.7)
+        ]
         for share, node in ((0.15, "node-2"), (0.55, "node-3"), (0.8, "node-1")):
             made.append((long * share, lambda node=node: self.kill(node)))  # type: ignore[misc]
         made.append((long * 0.5, lambda: self.kill("admission")))

@@ -18,7 +18,7 @@ NAMES = (
     "DLRM", "m5", "gnmt", "LM", "VAE", "ResNet-50", "Transformer", "imagenet", "nothing", "",
 )  # fmt: skip
 KINDS = ("", "v100", "k80", "t4", "a100", "p40", "cpu")
-TABLES = small(types=("v100", "k80"))
+TABLES, AGAIN = small(types=("v100", "k80")), small(types=("v100", "k80"))
 PAPERS = Models()
 
 names = st.sampled_from(NAMES)
@@ -53,7 +53,8 @@ def test_speeds_are_no_less_than_nothing_and_pure(
     speed = models.speed(one, where)
     assert 0 <= speed < float("inf")
     assert models.speed(one, where) == speed
-    assert small(types=("v100", "k80")).speed(one, where) == speed or models is PAPERS
+    if models is TABLES:
+        assert AGAIN.speed(one, where) == speed
     assert 0 <= models.utilisation(one, where) <= 1
     assert models.mini_batch_s(one, where) >= 0
     assert models.memory(one) >= 0
@@ -97,17 +98,14 @@ def test_going_apart_gains_only_where_that_was_measured(
     table: Measured, spread: tuple[int, ...]
 ) -> None:
     work = Work("bert", 10, 1, each=True)
-    step = Pollux({"bert": table}).step(work, spread).step_s
-    gpus, nodes = sum(spread), len(spread)
-    local = Pollux({"bert": table}).local_batch(work) / gpus
-    fewer = [split for split in table if sum(split) == gpus and len(split) < nodes]
-    if spread in table or not fewer:
+    pollux = Pollux({"bert": table})
+    seen = [split for split in table
+            if sum(split) == sum(spread) and len(split) <= len(spread)]  # fmt: skip
+    if spread in table or not seen:
         return
-    most = max(map(len, fewer))
-    alike = Pollux({"bert": table})
-    best = min(alike.step(work, split).step_s for split in fewer if len(split) == most)
-    assert step >= best
-    assert local > 0
+    most = max(map(len, seen))
+    best = min(pollux.step(work, split).step_s for split in seen if len(split) == most)
+    assert pollux.step(work, spread).step_s >= best
 
 
 def test_types_in_these_tests_are_written_as_tables_do() -> None:

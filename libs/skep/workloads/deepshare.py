@@ -55,7 +55,7 @@ class DeepShare(Table):
 
     def beside(self, work: Work, neighbour: Work, place: Place) -> float | None:
         shapes = [shape for model, shape in self.shared if model == work.model]
-        if not shapes:
+        if not shapes or len(place.spread) == 1:  # On one node it does not use the network.
             return None
         gpus = _near([shape[0] for shape in shapes], place.gpus)
         nodes = _near([shape[1] for shape in shapes if shape[0] == gpus], len(place.spread))

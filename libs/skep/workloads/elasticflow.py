@@ -1,7 +1,8 @@
 """ElasticFlow's measurements: how models scale over 1 to 64 A100s, or T4s.
 
 Gu et al., ASPLOS'23; `throughputs_A100` and `throughputs_T4`: mini-batches per second by batch size
-of the gang. What could not run has no number, and is taken from the nearest that did.
+of the gang. What could not run has no number, and is taken from the nearest that did. The T4's are
+Pollux's applications and the A100's are others of the same names, so the two are not compared.
 """
 
 from __future__ import annotations

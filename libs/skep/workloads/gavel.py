@@ -28,6 +28,7 @@ class Gavel(Table):
     name = "gavel"
     origin = "Gavel (OSDI'20): V100, P100, K80; 1 to 8 GPUs; pairs on the same GPUs"
     gpu_types = TYPES
+    compares_types = True
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ A speed is a product, and each part of it comes from the first table that knows 
 Where one table knows the first three, their product is its rate there over its rate then, exactly.
 What was measured on the very type of GPU comes before what was measured on another; then, the order
 is that of `Models.tables` (`ORDER`). A model is looked up by its own name first, then by what
-it is trained as (`names.KIN`).
+it is trained as (`names.KIN`). Racks count for nothing: no table was measured across them.
 """
 
 from __future__ import annotations
@@ -57,13 +57,19 @@ class Models:
     """`Speeds` of all tables. `node_gpus` says what "as few nodes as hold it" means here.
 
     `types` are the cluster's: a job whose trace tells no type ran on the fastest of them; without
-    them every type is as fast for it. Without tables the models are those that the papers print.
+    them every type is as fast for it. With `papers` what they print is a table too.
     """
 
     def __init__(
-        self, tables: Sequence[Table] = (), *, node_gpus: int = 8, types: Sequence[str] = ()
+        self,
+        tables: Sequence[Table] = (),
+        *,
+        node_gpus: int = 8,
+        types: Sequence[str] = (),
+        papers: bool = True,
     ) -> None:
-        named = {table.name: table for table in (*tables, Figures())}
+        asked = (*tables, Figures()) if papers else tables
+        named = {table.name: table for table in asked}
         assert set(named) <= set(ORDER), sorted(named)
         self.tables = tuple(named[name] for name in ORDER if name in named)
         self.node_gpus = node_gpus
@@ -153,9 +159,8 @@ class Models:
     def _type(self, job: TraceJob, then: Place, there: Place) -> Part:
         for name in self._names(job):
             for table in self.tables:
-                if there.gpu_type not in table.gpu_types or (
-                    then.gpu_type and then.gpu_type not in table.gpu_types
-                ):
+                kinds = {there.gpu_type, then.gpu_type} - {""}
+                if not table.compares_types or not kinds <= set(table.gpu_types):
                     continue
                 work = self._work(job, name)
                 now = table.rate(work, then._replace(gpu_type=there.gpu_type))

@@ -4,12 +4,12 @@ Qiao et al., OSDI'21; `placements.csv` and, for 6 to 16 nodes, `scalability.csv`
 those of the gang: with more GPUs each has less to do, and a mini-batch that does not fit is done in
 several steps, of which only the last one waits for the others (gradient accumulation).
 
-A split that was not measured is the mean of the six most alike that were, weighted by how alike
+A split that was not measured is the mean of the four most alike that were, weighted by how alike
 they are: in GPUs, nodes, and GPUs of the fullest and the emptiest node, each counted in doublings.
-What is on one node is compared with what is on one node only. `scripts/validate_workloads.py` says
-how far off that is for splits that were measured. It is never faster than the best split over the
-next smaller number of nodes that was measured, so going further apart gains only where that was
-seen.
+What is on one node is compared with what is on one node only. It is never faster than the best
+split of as many GPUs over as many nodes that was measured, or, if there is none, over the next
+smaller number of nodes: going further apart gains only where that was seen.
+`scripts/validate_workloads.py` says how far off that is for splits that were measured.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import NamedTuple
 
 from skep.workloads.table import Place, Spread, Table, Work
 
-NODE_GPUS = 4
-ALIKE = 6
+NODES_DENSE = 4
+"""Up to so many nodes every split was measured, in `placements.csv`."""
+ALIKE = 4
+"""Fewer and more of them are no closer to splits left out."""
 
 
 class Step(NamedTuple):
@@ -79,7 +81,7 @@ class Pollux(Table):
         if own is not None:
             return own
         guessed = alike(measured, spread, local)
-        bound = _best_with_fewer_nodes(measured, spread, local)
+        bound = _best_seen(measured, spread, local)
         slower = max(guessed.step_s, bound)
         return Step(slower, guessed.sync_s + slower - guessed.step_s)
 
@@ -107,8 +109,8 @@ def at_batch(sizes: Mapping[int, Step], local: float) -> Step:
     return Step(step_s + (steps - 1) * max(step_s - sync_s, 0.0), sync_s)
 
 
-def alike(measured: Measured, spread: Spread, local: float, skip: Spread = ()) -> Step:
-    """Return the weighted mean of what was measured at splits like this one, `skip` not looked at.
+def alike(measured: Measured, spread: Spread, local: float) -> Step:
+    """Return the weighted mean of what was measured at splits like this one.
 
     Means are geometric, and weights fall with the square of the distance.
     """
@@ -116,7 +118,7 @@ def alike(measured: Measured, spread: Spread, local: float, skip: Spread = ()) -
     near = sorted(
         (math.dist(here, _features(other)), other)
         for other in measured
-        if other != skip and (len(other) == 1) is (len(spread) == 1)
+        if (len(other) == 1) is (len(spread) == 1)
     )[:ALIKE]
     if not near:  # Nothing over several nodes was measured.
         near = sorted((math.dist(here, _features(other)), other) for other in measured)[:ALIKE]
@@ -128,10 +130,10 @@ def alike(measured: Measured, spread: Spread, local: float, skip: Spread = ()) -
     return Step(math.exp(logs), math.exp(logs) * share / total)
 
 
-def _best_with_fewer_nodes(measured: Measured, spread: Spread, local: float) -> float:
-    """Return the shortest step of as many GPUs on the next smaller number of nodes, or 0."""
+def _best_seen(measured: Measured, spread: Spread, local: float) -> float:
+    """Return the shortest step of as many GPUs on as many nodes, else on the next fewer; or 0."""
     gpus = sum(spread)
-    fewer = [other for other in measured if sum(other) == gpus and len(other) < len(spread)]
+    fewer = [other for other in measured if sum(other) == gpus and len(other) <= len(spread)]
     most = max(map(len, fewer), default=0)
     steps = [at_batch(measured[other], local).step_s for other in fewer if len(other) == most]
     return min(steps, default=0.0)
@@ -156,7 +158,7 @@ def parse(
             nodes, gpus = int(row["num_nodes"]), int(row["num_replicas"])
             each, more = divmod(gpus, nodes)
             spread = (each + 1,) * more + (each,) * (nodes - more)
-            if spread not in rows or len(spread) > NODE_GPUS:
+            if spread not in rows or len(spread) > NODES_DENSE:
                 _note(rows, spread, row)
         if not rows:
             raise ValueError(f"pollux: no placements of {model}")  # noqa: EM102

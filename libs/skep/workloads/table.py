@@ -56,7 +56,9 @@ class Table:
     origin = ""
     """Who measured what, on what."""
     gpu_types: tuple[str, ...] = ()
-    """That it compares; empty: it was measured on one type, and speaks for any."""
+    """That it was measured on; empty: that is not told, and it speaks for any."""
+    compares_types = False
+    """Its rates on one type may be compared with those on another."""
 
     def models(self) -> tuple[str, ...]:
         """Return the models it knows, normalised and sorted."""
@@ -126,10 +128,12 @@ def scaled(points: Mapping[int, float], gpus: int) -> float:
     """Return the rate on so many GPUs: `between`, and beyond the last point as it was going.
 
     Beyond means: each doubling brings as much as the last one measured, but no less than nothing
-    and no more than double.
+    and no more than double. Below the first point it is in proportion.
     """
     keys = sorted(points)
     last = keys[-1]
+    if gpus < keys[0]:
+        return points[keys[0]] * gpus / keys[0]
     if gpus <= last or len(keys) == 1:
         return between(points, gpus)
     gain = math.log(points[last] / points[keys[-2]]) / math.log(last / keys[-2])

@@ -175,7 +175,6 @@ def _asked(arguments: Namespace) -> Any:
         models=arguments.models, until=None if until is None else inputs.duration(until, "--until"),
         hints=arguments.hints, costs=inputs.costs(arguments.costs), costs_text=arguments.costs,
         noise=arguments.noise, audit=arguments.audit, lenient=arguments.lenient,
-        home=arguments.home,
     )  # fmt: skip
 
 

@@ -111,13 +111,7 @@ def policy(text: str) -> Choice:
     Raises WrongError.
     """
     name, _, rest = text.partition(":")
-    options: dict[str, Any] = {}
-    for part in _split(rest):
-        option, mark, value = part.partition("=")
-        if not mark or not option:
-            reason = f"{text}: write options as NAME:option=value,option=value"
-            raise WrongError(reason)
-        options[option] = _value(value)
+    options = options_of(text, rest)
     try:
         made = make(name, options)
     except NoPolicy as error:
@@ -129,6 +123,21 @@ def policy(text: str) -> Choice:
         except NoPolicy:
             raise WrongError(str(error)) from None
     return made.name, options
+
+
+def options_of(text: str, rest: str) -> dict[str, Any]:
+    """Return the options of `option=value,...`, which is what follows a name in `text`.
+
+    Values are JSON where they can be; commas in brackets divide nothing. Raises WrongError.
+    """
+    options: dict[str, Any] = {}
+    for part in _split(rest):
+        option, mark, value = part.partition("=")
+        if not mark or not option:
+            reason = f"{text}: write options as NAME:option=value,option=value"
+            raise WrongError(reason)
+        options[option] = _value(value)
+    return options
 
 
 def _several(name: str, option: str) -> bool:

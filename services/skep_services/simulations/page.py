@@ -213,11 +213,12 @@ def _groups(title: str, runs: Sequence[Played], get: Callable[[Played], dict]) -
     if len(names) < 2:
         return ""
     parts = [f"<h2>{escape(title)}</h2>"]
+    opened = ' open="open"' if len(runs) == 1 else ""
     for run in runs:
         groups = get(run)
         shown = group_rows([groups[name] for name in names if name in groups])
         table = _table([name or "(none)" for name in names if name in groups], shown)
-        parts.append(f"<details{' open' if len(runs) == 1 else ''}><summary>{escape(run.label)}"
+        parts.append(f"<details{opened}><summary>{escape(run.label)}"
                      f"</summary>{table}</details>")  # fmt: skip
     return "\n".join(parts)
 

@@ -1,14 +1,32 @@
-"""Traces: read from a file, or made by a generator."""
+"""Traces: read from a file, from a cluster's own log, or made by a generator."""
 
 from __future__ import annotations
 
-import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import msgspec
+
+from skep.traces.generators import registry
 from skep.traces.job import Trace
 from skep.traces.read import read
-from skep_services.simulations.inputs import WrongError
+from skep_services.simulations.inputs import WrongError, like, options_of
+from skep_services.trace_files import lengths_in, lines_of
+
+
+class Generator(NamedTuple):
+    """What makes traces: its options, and the trace of a seed."""
+
+    options: type[msgspec.Struct]
+    generate: Callable[..., Trace]
+    about: str
+
+
+GENERATORS = {
+    name: Generator(each.options, each.make, each.about)
+    for name, each in registry.GENERATORS.items()
+}
 
 
 def by_seed(text: str) -> bool:
@@ -16,15 +34,30 @@ def by_seed(text: str) -> bool:
     return not os.path.exists(text)
 
 
-def load(text: str, *, form: str | None, seed: int, home: str | None, lenient: bool) -> Trace:
+def load(text: str, *, form: str | None, seed: int, lenient: bool) -> Trace:
     """Return the trace of a file or generator. Raises WrongError, BadTraceError, OSError."""
-    if not os.path.exists(text):
-        reason = f"--trace {text}: no such file"
+    if os.path.isfile(text):
+        name = os.path.basename(text)
+        return read(lines_of(text), name, form, lenient=lenient, lengths=lengths_in(None))
+    name, _, rest = text.partition(":")
+    if name not in GENERATORS:
+        reason = f"--trace {text}: no such file, and no generator{like(name, GENERATORS)}"
         raise WrongError(reason)
-    return read(_lines(text), os.path.basename(text), form, lenient=lenient)
+    if form is not None:
+        reason = f"--format {form}: {name} makes its trace, there is nothing to read"
+        raise WrongError(reason)
+    generator = GENERATORS[name]
+    return generator.generate(seed, _options(name, generator, options_of(text, rest)))
 
 
-def _lines(path: str) -> Iterator[str]:
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-        yield from file
+def _options(name: str, generator: Generator, told: dict[str, Any]) -> msgspec.Struct:
+    known = generator.options.__struct_fields__
+    for option in told:
+        if option not in known:
+            reason = f"--trace {name} has no option {option!r}{like(option, known)}"
+            raise WrongError(reason)
+    try:
+        return registry.convert(told, generator.options)
+    except msgspec.ValidationError as error:
+        reason = f"--trace {name}: {error}"
+        raise WrongError(reason) from None

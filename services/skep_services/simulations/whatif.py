@@ -25,7 +25,7 @@ from skep_services.simulations.inputs import Choice, WrongError, like, policy
 
 KEYS = ("nodes", "policy", "weight")
 EVERYTHING = "cluster"
-FORM = re.compile(r"(?P<vc>[^.=+\s]+)\.(?P<key>[\w-]+)\s*(?P<sign>\+=|-=|=)\s*(?P<value>.+)")
+FORM = re.compile(r"(?P<vc>[^.=+\s]+)\.(?P<key>\w+)\s*(?P<sign>\+=|-=|=)\s*(?P<value>.+)")
 
 
 class Change(NamedTuple):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from skep.sim.cluster.settings import Settings
 from skep.sim.cluster.specs import node_gpus
-from skep.sim.cluster.world import World
+from skep.sim.cluster.world import News, Watch, World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace
+from skep.units import Duration
 from skep.wire.cluster import Cluster
 from skep.workloads.situation import Speeds
 
@@ -22,20 +23,23 @@ def run(
     settings: Settings,
     speeds: Speeds,
     *,
+    news: Iterable[tuple[Duration, News]] = (),
     clock: Callable[[], float] | None = None,
-    watch: Callable[[int, int], bool] | None = None,
+    watch: Watch | None = None,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster: the same for the same arguments.
 
-    `clock` tells processor seconds, for `cpu_s` alone. `watch` is told now and then how many jobs
-    are over, of how many, and says whether to go on. Interrupted by it or by Ctrl-C, or at
-    `settings.until`, the result is that of what has happened so far, and `cut`.
+    `news` is what operators and tenants want besides, and when: drained nodes, requests about jobs
+    (`j1` is the first of the trace). `clock` tells processor seconds, for `cpu_s` alone.
+    `watch` is told now and then how many jobs are over, of how many, and says whether to go on.
+    Interrupted by it or by Ctrl-C, or at `settings.until`, the result is that of what has happened
+    so far, and `cut`.
     """
     began = clock() if clock is not None else 0.0
     collects = gc.isenabled()
     gc.disable()  # Nothing here is in cycles, and all of it lives as long as the run.
     try:
-        world = World(trace, cluster, settings, speeds)
+        world = World(trace, cluster, settings, speeds, news)
         try:
             cut = not world.run(watch)
         except KeyboardInterrupt:
@@ -58,11 +62,12 @@ def _result(world: World, *, cut: bool) -> RunResult:
     return RunResult(
         trace=world.trace.name,
         cluster=name_of(world.cluster),
-        policy=policy_of(world.settings),
+        policy=policy_of(world.cluster),
         seed=world.settings.seed,
         gpus=sum(chain.topology.leaves for chain in cells.chains.values()),
         node_gpus=node_gpus(world.cluster),
         jobs=ledger.outcomes(world.now),
+        samples=tuple(world.samples.taken),
         vc_gpus=owned,
         events=ledger.events,
         decisions=ledger.digest(),
@@ -79,7 +84,7 @@ def name_of(cluster: Cluster) -> str:
     return ", ".join(parts)
 
 
-def policy_of(settings: Settings) -> str:
+def policy_of(cluster: Cluster) -> str:
     """Return the policies of a run in words: one name if it is everyone's."""
-    names = list(dict.fromkeys(name for name, _ in settings.policies.values()))
-    return names[0] if len(names) == 1 else "mixed" if names else "fifo"
+    names = list(dict.fromkeys(vc.policy for vc in cluster.vcs.values()))
+    return " + ".join(names)

@@ -9,9 +9,9 @@ import msgspec
 
 from skep.sim.cluster.settings import Settings
 from skep.traces.job import TraceJob
-from skep.units import in_seconds
+from skep.units import in_seconds, seconds
 from skep.wire.cluster import Cluster
-from skep.wire.spec import SizeHint
+from skep.wire.spec import TIME_S_MAX
 
 ENCODER = msgspec.json.Encoder()
 NOISY_SIGMA = 1.0
@@ -86,6 +86,8 @@ class Owners:
             spec["priority"] = job.priority
         if job.opportunistic:
             spec["service_class"] = "opportunistic"
+        elif self._settings.over_quota != "wait":
+            spec["over_quota"] = self._settings.over_quota
         size = self._size(job)
         if size:
             spec["size"] = size
@@ -94,12 +96,12 @@ class Owners:
     def _size(self, job: TraceJob) -> dict[str, Any]:
         size: dict[str, Any] = {}
         hints = self._settings.hints
-        if hints != "none" and "run_time" in SizeHint.__struct_fields__:
+        if hints != "none" and 0 < job.run_time < seconds(TIME_S_MAX):
             factor = 1.0
             if hints == "noisy":
                 rng = random.Random(f"hint {self._settings.seed} {job.id}")
                 factor = rng.lognormvariate(0.0, NOISY_SIGMA)
-            size["run_time"] = max(1, round(in_seconds(job.run_time) * factor))
+            size["run_time"] = min(in_seconds(job.run_time) * factor, TIME_S_MAX)
         if job.mini_batches:
             size["mini_batches"] = job.mini_batches
         if job.batch_size:
