@@ -223,6 +223,8 @@ def _hold(
         job = machine.jobs[name]
         if job.state is not State.QUEUED and not (job.released and job.change is None):
             continue
+        if planned.policy.counts_holds:
+            planned.hold(name, machine.soft.changes)
         why = said.get(name, usual)
         if job.waits == why:
             continue

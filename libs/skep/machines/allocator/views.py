@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -26,6 +28,10 @@ from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+
+ENDED_KEPT = 500
+"""Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
 
 
 class Planned:
@@ -52,6 +58,8 @@ class Planned:
         self.misfits: dict[str, None] = {}
         """Its jobs that its cells would not hold if nothing else ran: they are no policy's
         business, and have what they may borrow."""
+        self.held: dict[str, tuple[int, int]] = {}
+        """By job: how often a plan held it, and `Soft.changes` when it last did."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
         self.fits: dict[Any, bool] = {}
@@ -70,12 +78,23 @@ class Planned:
                 self.fits[shape] = cellwork.fits_own(machine, job)
             if not self.fits[shape]:
                 self.misfits[name], view = None, None
+        if view is not None and name in self.held:
+            view = replace(view, held=self.held[name][0])
         self.seats.move(name, self.views.get(name), view)
         self.views[name] = view
+
+    def hold(self, name: str, changes: int) -> None:
+        """Count that a job is held, once for each time that something had come free."""
+        count, last = self.held.get(name, (0, -1))
+        view = self.views[name]
+        if view is not None and last != changes:
+            self.held[name] = count + 1, changes
+            self.views[name] = replace(view, held=count + 1)
 
     def forget(self, name: str) -> None:
         """Take over that a job is over."""
         self.misfits.pop(name, None)
+        self.held.pop(name, None)
         self.seats.move(name, self.views.pop(name), None)
 
 
@@ -88,6 +107,15 @@ def rules(machine: AllocatorMachine, vc: str) -> bool:
 def waits(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether a job waits that the VC's policy would have placed."""
     return machine.soft.planned[vc].open
+
+
+def ended(machine: AllocatorMachine, job: JobState) -> None:
+    """Keep what service a job had had, where a policy may learn from it."""
+    vc = machine.cells.cluster.vcs.get(job.spec.vc)
+    if vc is not None and vc.policy != FIFO and not job.spec.opportunistic:
+        kept = machine.served.setdefault(job.spec.vc, [])
+        kept.append(job.served * job.size * job.spec.resources.gpus)
+        del kept[:-ENDED_KEPT]
 
 
 # --- what happened -------------------------------------------------------------------------------
@@ -277,4 +305,5 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         changed=machine.soft.changes,
+        ended=tuple(machine.served.get(planned.vc, ())),
     )
