@@ -47,6 +47,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("nodes", "ls | drain | undrain"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: who owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "policies": (
+            "policies",
+            "what may order a virtual cluster's jobs, with options and source",
+        ),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {
