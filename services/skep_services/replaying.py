@@ -80,7 +80,7 @@ async def read_live(home: str | None) -> Streams:
     try:
         return {stream: await read_stream(bus, stream) for stream in exported.STREAMS}
     except (TimeoutError, ConnectionError) as error:
-        text = f"the bus at {','.join(options.servers)} cannot be read: {error or lost}"
+        text = f"the bus at {','.join(options.servers)} cannot be read: {lost or error!r}"
         raise UnreachableError(text) from error
     finally:
         await bus.close()

@@ -7,9 +7,13 @@ record before it, as small as JSON allows. The first number is a time in ns: sin
 record's first event, since the event before it for the others.
 
     1000204311                      the timer
-    [512]                           a start
-    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`): of another service's
-                                    record fact by fact, as far as this service wants them
+    [1000191022,1]                  the timer, and facts followed
+    [512]                           a start, from the whole log
+    [512,{"type":"recovered",…}]    a start from a snapshot and the log behind it
+    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`), and facts followed: of
+                                    another service's record fact by fact, as far as this service
+                                    wants them
+    [88211,2,42,0]                  message 42, and none followed
     [70512,{"type":"heartbeat"}]    a core message
 
 Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
@@ -39,7 +43,13 @@ class AdviceAgain(Message, frozen=True, tag="advice-again"):
     expires_at: Instant
 
 
-NotedMessage = Heartbeat | QueueAdvice | AdviceAgain
+class Recovered(Message, frozen=True, tag="recovered"):
+    """The start was from the snapshot that stood for the log up to this record."""
+
+    record: int
+
+
+NotedMessage = Heartbeat | QueueAdvice | AdviceAgain | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -52,6 +62,10 @@ class Input(msgspec.Struct, frozen=True):
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False
+    snapshot: int = 0
+    """The record that a start's snapshot stood for; 0: it was from the whole log."""
+    led: bool = True
+    """Facts followed, as far as is known."""
 
 
 class InputNotes:
@@ -64,19 +78,25 @@ class InputNotes:
         self._pieces: list[bytes] = []
         self._at = 0
         self._advised: tuple[JobAdvice, ...] | None = None
+        self.snapshot = 0
+        """The record up to which this process began from a snapshot."""
 
-    def tick(self, now: Instant) -> None:
+    def tick(self, now: Instant, *, led: bool) -> None:
         """Note that the timer came."""
-        self._add(b"%d" % self._since(now))
+        self._add((b"[%d,1]" if led else b"%d") % self._since(now))
 
     def restarted(self, now: Instant) -> None:
         """Note a start."""
-        self._add(b"[%d]" % self._since(now))
+        if self.snapshot:
+            told = _ENCODER.encode(Recovered(record=self.snapshot))
+            self._add(b"[%d,%s]" % (self._since(now), told))
+        else:
+            self._add(b"[%d]" % self._since(now))
 
-    def streamed(self, stream: str, sequence: int, now: Instant) -> None:
+    def streamed(self, stream: str, sequence: int, now: Instant, *, led: bool) -> None:
         """Note a message of a stream."""
-        number = NOTED_STREAMS.index(stream)
-        self._add(b"[%d,%d,%d]" % (self._since(now), number, sequence))
+        numbers = self._since(now), NOTED_STREAMS.index(stream), sequence
+        self._add((b"[%d,%d,%d]" if led else b"[%d,%d,%d,0]") % numbers)
 
     def heard(self, message: Message, now: Instant) -> None:
         """Note a core message."""
@@ -117,22 +137,32 @@ class NotesReader:
         for each in _DECODER.decode(noted):
             if isinstance(each, int):
                 at += each
-                found.append(Input(Instant(at)))
+                found.append(Input(Instant(at), led=False))
                 continue
             at += _NUMBERS.decode(each[0])
             found.append(self._input(Instant(at), each[1:]))
         return found
+
+    def start(self, noted: bytes) -> int:
+        """Return the record whose snapshot a process began from, told by its first notes."""
+        first = self.read(noted)[:1]
+        return first[0].snapshot if first else 0
 
     def _input(self, at: Instant, parts: list[msgspec.Raw]) -> Input:
         if not parts:
             return Input(at, restarted=True)
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
-            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]))
+            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
+                         led=len(parts) == 2)  # fmt: skip
+        if bytes(parts[0]) == b"1":
+            return Input(at)
         try:
             message = _MESSAGES.decode(parts[0])
         except msgspec.ValidationError:
             return Input(at, unknown=bytes(parts[0]).decode())
+        if isinstance(message, Recovered):
+            return Input(at, restarted=True, snapshot=message.record)
         if isinstance(message, AdviceAgain):
             message = QueueAdvice(at=message.at, expires_at=message.expires_at, jobs=self._advised)
         elif isinstance(message, QueueAdvice):

@@ -169,12 +169,14 @@ def _what_if(
     return told
 
 
-def _changed(arguments: Namespace, live: Lived) -> tuple[Any, Mapping[str, Choice], list[str]]:
+def _changed(arguments: Namespace, live: Lived) -> tuple[Any, dict[str, Choice], list[str]]:
     """Return the changed cluster, policies, and every change in words."""
     from skep_services.cli import clusters
     from skep_services.simulations import inputs, whatif
 
-    cluster, policies, words = live.cluster, {}, []
+    cluster = live.cluster
+    policies: dict[str, Choice] = {}
+    words: list[str] = []
     if arguments.cluster:
         cluster = inputs.file_place(arguments.cluster, clusters.read(arguments.cluster)).cluster
         words.append(f"cells of {arguments.cluster}")
