@@ -76,7 +76,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
         self.people = People(self.network, self.timeline, rng, self.story, self.nodes,
-                             random.Random(seed))  # fmt: skip
+                             random.Random(seed), random.Random(seed + 1))  # fmt: skip
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from skep.sim.lived import NothingError, lived
-from skep.traces.generators import hived
+from skep.traces.generators import registry
 from skep.traces.job import Trace
 from skep.traces.read import read
 from skep_services import replaying
 from skep_services.adapters import exported
 from skep_services.simulations.inputs import WrongError, like, options_of
+from skep_services.trace_files import lengths_in, lines_of
 
 LIVE = "live"
 """The cluster that runs here, as it ran."""
@@ -30,7 +30,8 @@ class Generator(NamedTuple):
 
 
 GENERATORS = {
-    "hived": Generator(hived.Options, hived.generate, "HiveD's workload (Table 1), two months"),
+    name: Generator(each.options, each.make, each.about)
+    for name, each in registry.GENERATORS.items()
 }
 
 
@@ -47,7 +48,8 @@ def load(text: str, *, form: str | None, seed: int, lenient: bool) -> Trace:
     if text == LIVE or (os.path.isfile(text) and exported.is_export(text)):
         return _lived(text)
     if os.path.isfile(text):
-        return read(_lines(text), os.path.basename(text), form, lenient=lenient)
+        name = os.path.basename(text)
+        return read(lines_of(text), name, form, lenient=lenient, lengths=lengths_in(None))
     name, _, rest = text.partition(":")
     if name not in GENERATORS:
         reason = f"--trace {text}: no such file, and no generator{like(name, GENERATORS)}"
@@ -76,13 +78,7 @@ def _options(name: str, generator: Generator, told: dict[str, Any]) -> msgspec.S
             reason = f"--trace {name} has no option {option!r}{like(option, known)}"
             raise WrongError(reason)
     try:
-        return msgspec.convert(told, generator.options)
+        return registry.convert(told, generator.options)
     except msgspec.ValidationError as error:
         reason = f"--trace {name}: {error}"
         raise WrongError(reason) from None
-
-
-def _lines(path: str) -> Iterator[str]:
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-        yield from file

@@ -132,6 +132,8 @@ class AllocatorMachine:
         """Silence after which a node's jobs are given up; a simulation has less patience."""
         self.node_check_every = dispatch.NODE_CHECK_EVERY
         """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
+        self.defers = False
+        """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
         """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
@@ -178,7 +180,7 @@ class AllocatorMachine:
             case _:
                 text = f"the allocator does not take {event!r}"
                 raise AssertionError(text)
-        if not isinstance(event, Heartbeat) or self.effects:
+        if (not isinstance(event, Heartbeat) or self.effects) and not self.defers:
             schedule.schedule(self, now)
         watch.look(self, now)
         return self.effects

@@ -40,7 +40,11 @@ IDEAL = Costs()
 EVERYTHING = ("suspend", "release", "checkpoint", "migrate", "resize", "rebind")
 """What a cooperative job lets Skep do with it."""
 
-COMPAT: dict[str, str] = {}
+AT_ONCE = "instants-at-once"
+COMPAT: dict[str, str] = {
+    AT_ONCE: "whatever happens at one instant is all known before anything is decided, as in a"
+    " simulator that steps by seconds: Helios' and Tiresias' do"
+}
 """Quirks of published simulators that a run can have, by name, and what each is."""
 
 
@@ -63,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compat: frozenset[str] = frozenset()
     can: tuple[str, ...] | None = None
     samples_by_vc: bool = False
+    over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
+    """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`)."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what makes no sense."""

@@ -86,6 +86,8 @@ class Owners:
             spec["priority"] = job.priority
         if job.opportunistic:
             spec["service_class"] = "opportunistic"
+        elif self._settings.over_quota != "wait":
+            spec["over_quota"] = self._settings.over_quota
         size = self._size(job)
         if size:
             spec["size"] = size

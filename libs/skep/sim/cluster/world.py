@@ -17,7 +17,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.sim.cluster.agents import Agents, Later
 from skep.sim.cluster.ledger import BEGIN, Ledger
 from skep.sim.cluster.samples import Samples
-from skep.sim.cluster.settings import EVERYTHING, Settings
+from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, Settings
 from skep.sim.cluster.specs import Owners
 from skep.traces.job import Trace
 from skep.units import Duration, Instant, after, seconds
@@ -66,7 +66,7 @@ class World:
         self, trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
         news: Iterable[tuple[Duration, News]] = (), judge: Judge | None = None,
     ) -> None:  # fmt: skip
-        """Let every node join; nothing has been submitted yet.
+        """Begin with nothing: the nodes join with the first step.
 
         `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
         called after every decision.
@@ -79,6 +79,7 @@ class World:
         self.ledger = Ledger(self.agents.works)
         self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
         self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
+        self._at_once = AT_ONCE in settings.compat
         self._owners = Owners(self.cluster, settings)
         self._inbox: deque[Any] = deque()
         """What the allocator has yet to hear at this instant."""
@@ -94,7 +95,6 @@ class World:
         """The number of the latest submission or request."""
         self._facts: list[AllocatorFact] = []
         """What was decided so far where a decision goes on in a further one at this instant."""
-        self._begin()
 
     def _pace(self) -> Duration:
         """Return how often the allocator's watch goes on: once in LOOK_AT events, about."""
@@ -116,42 +116,53 @@ class World:
 
     def run(self, watch: Watch | None = None) -> bool:
         """Go on until every job is over, or the time is; return False if `watch` ended it."""
+        jobs = len(self.trace.jobs)
+        for number, _ in enumerate(self.steps()):
+            told = watch is not None and number % WATCHED_EVERY == 0
+            if told and watch and not watch(jobs - self.ledger.open, jobs):
+                return False
+        return True
+
+    def steps(self) -> Iterator[Instant]:
+        """Go on until every job is over, or the time is; yield every instant after it."""
+        self._begin()
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
-        jobs, heap, agents = self.trace.jobs, self._heap, self.agents
-        instants = 0
         while self.ledger.open:
-            instants += 1
-            if watch is not None and instants % WATCHED_EVERY == 0:
-                if not watch(len(jobs) - self.ledger.open, len(jobs)):
-                    return False
             at = self._soonest()
             if at is None or (end is not None and at > end):
                 break
             self.samples.until(at)
             self.now = at
-            while heap and heap[0][0] <= at:
-                _, _, event = heapq.heappop(heap)
-                event[0](*event[1:], at)
-                if agents.told:
-                    self._settle()
-            while self._next < len(jobs) and BEGIN + jobs[self._next].at <= at:
-                self._submit(self._next)
-                self._next += 1
-                self._settle()
-            while self._coming is not None and BEGIN + self._coming[0] <= at:
-                self._hear(self._coming[1])
-                self._coming = next(self._news, None)
-                self._settle()
+            self.allocator.defers = self._at_once
+            self._happens(at)
+            self.allocator.defers = False
             wake = self.allocator.wake_at()
-            if wake is not None and wake <= at:
+            if self._at_once or (wake is not None and wake <= at):
                 self._inbox.append(Tick())
             self._settle()
+            yield at
         if end is not None and self.ledger.open:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
-        return True
+
+    def _happens(self, at: Instant) -> None:
+        """Have everything happen that does at an instant: ends first, then arrivals."""
+        jobs, heap, agents = self.trace.jobs, self._heap, self.agents
+        while heap and heap[0][0] <= at:
+            _, _, event = heapq.heappop(heap)
+            event[0](*event[1:], at)
+            if agents.told:
+                self._settle()
+        while self._next < len(jobs) and BEGIN + jobs[self._next].at <= at:
+            self._submit(self._next)
+            self._next += 1
+            self._settle()
+        while self._coming is not None and BEGIN + self._coming[0] <= at:
+            self._hear(self._coming[1])
+            self._coming = next(self._news, None)
+            self._settle()
 
     def _soonest(self) -> Instant | None:
         """Return when something happens next."""
