@@ -14,20 +14,20 @@ from skep.wire.reasons import Reason
 from tests.replay_kit import history, log_of
 
 SEEDS = (7, 11)
-"""In the first, nodes are silent and lost; in the second, processes begin from snapshots."""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("service", ["admission", "allocator"])
-def test_every_decision_of_a_history_with_faults_comes_out_again(seed: int, service: str) -> None:
-    world = history(seed)
-    found = Again(world.roles[service].machine, log_of(world, service)).run()
-    assert found.differences == []
-    assert found.equal == found.decisions > 30
-    assert found.not_comparable == {}
+def test_every_decision_of_histories_with_faults_comes_out_again(service: str) -> None:
+    found = []
+    for seed in SEEDS:
+        world = history(seed)
+        found.append(Again(world.roles[service].machine, log_of(world, service)).run())
+        assert found[-1].differences == [], seed
+        assert found[-1].equal == found[-1].decisions > 30, seed
+        assert found[-1].not_comparable == {}, seed
+    assert sum(each.starts for each in found) > len(SEEDS), "none died"
     if service == "allocator":
-        assert found.starts > 1 or seed == SEEDS[0]
-        assert found.given["NodeLost"] > 0
+        assert sum(each.given.get("NodeLost", 0) for each in found), "no node was lost"
 
 
 def test_another_order_of_the_queue_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,9 @@ def test_a_log_replays_to_the_same_decisions(log: Path, capsys: pytest.CaptureFi
 def test_another_policy_shows_in_decisions_and_in_what_comes_of_them(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vcs = history(SEED).roles["allocator"].process.machine.cells.cluster.vcs  # type: ignore[union-attr]
-    vc = next(iter(vcs))
+    process = history(SEED).roles["allocator"].process
+    machine: Any = process.machine if process is not None else None
+    vc = next(iter(machine.cells.cluster.vcs))
     words = ("--from", str(log), "--policy", f"{vc}=srtf", "--differences", "2")
     code, told = run(capsys, *words)
     assert code == exits.OK, "the history itself is as it was"

@@ -1,4 +1,4 @@
-"""`skep replay`: a live cluster's decisions made again from its own log, as they were or otherwise."""
+"""`skep replay`: a live cluster's decisions made again from its log, as they were or otherwise."""
 
 from __future__ import annotations
 
