@@ -36,6 +36,9 @@ from skep.wire.spec import (
     SizeHint,
 )
 
+DECODER = msgspec.json.Decoder(JobSpec)
+"""Reads a spec without problems, the usual case, at a third of the cost."""
+
 PROBLEMS_MAX = 20
 """A wrong file can have a thousand problems; the first twenty are enough to start mending.
 
@@ -57,6 +60,13 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
     if len(raw) > SPEC_BYTES_MAX:
         text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        spec = DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # What is wrong with it is said of the tree.
+    else:
+        if spec.kind != "inference" and next(_values(spec), None) is None:
+            return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
