@@ -349,6 +349,9 @@ def _bad(path: str, wanted: str) -> Problem:
 
 
 def _normalised(spec: JobSpec) -> JobSpec:
+    said = (spec.resources.memory, spec.limits.time, spec.size.run_time)
+    if not any(isinstance(each, str) for each in said):
+        return spec
     memory = memory_bytes(spec.resources.memory)
     limit_s = None if spec.limits.time is None else time_s(spec.limits.time)
     assert memory is not None, spec
