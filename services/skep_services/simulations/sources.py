@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cache
 
 from skep.sim.lived import Lived, NothingError, lived
 from skep.traces.job import Trace
 from skep_services import replaying, trace_files
+from skep_services.adapters import exported
 from skep_services.ports import CorruptLogError, MissingStreamError
 from skep_services.simulations.inputs import Place, WrongError
 
@@ -26,16 +28,26 @@ def by_seed(text: str) -> bool:
 def load(text: str, *, form: str | None, seed: int, lenient: bool, home: str | None) -> Trace:
     """Return the trace of a file or generator, or of the jobs that ran here (`live`).
 
-    Of live jobs those that have not ended are among the problems, and never an error.
+    A file may also be what `skep replay --export` wrote. Of live jobs those that have not ended are among the problems, and never an error.
 
     Raises WrongError, BadTraceError, OSError, LiveError, UnreachableError.
     """
     if text == LIVE:
         return live(home).trace
+    if os.path.isfile(text) and exported.is_export(text):
+        return _exported(text)
     try:
         return trace_files.load(text, form=form, seed=seed, lenient=lenient)
     except trace_files.NoTraceError as error:
         reason = f"--trace {error}"
+        raise WrongError(reason) from None
+
+
+def _exported(text: str) -> Trace:
+    try:
+        return lived(replaying.records(replaying.read_from(text, None), "allocator")).trace
+    except (*replaying.UNREADABLE, NothingError) as error:
+        reason = f"--trace {text}: {error}"
         raise WrongError(reason) from None
 
 
