@@ -12,7 +12,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from skep.sim.cluster.build import uniform
@@ -261,8 +260,7 @@ def test_a_run_whose_process_dies_is_an_error(run: Run, monkeypatch: pytest.Monk
 
 def test_progress_tells_the_part_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 10.0, 10.0])
-    orders = [Order(label=name, policy="", shape="", cluster=msgspec.UNSET)  # type: ignore[arg-type]
-              for name in ("a", "b")]  # fmt: skip
+    orders = [Order(label=name, policy="", shape="", cluster=uniform(1, 8)) for name in ("a", "b")]
     progress = sim.Progress(orders, lambda: next(times))
     assert progress.line([0.5, 0.0]) == (
         "██████··················  25%  about 30s left  0 of 2 runs done: a 50%"
@@ -282,8 +280,8 @@ def test_the_report_is_well_formed_and_loads_nothing(run: Run) -> None:
     run("compare", *HERE, "--what-if", "A.nodes+=1;A.policy=backfill", "--audit", "--out", "out")
     text = Path("out/report.html").read_text()
     root = parsed(text)
-    outside = [value for element in root.iter() for name, value in element.attrib.items()
-               if name.rpartition("}")[2] in ("href", "src", "srcset", "data", "action")]  # fmt: skip
+    names_of = [name.rpartition("}")[2] for element in root.iter() for name in element.attrib]
+    outside = [name for name in names_of if name in ("href", "src", "srcset", "data", "action")]
     assert not outside
     names = {element.tag.rpartition("}")[2] for element in root.iter()}
     assert not names & {"script", "link", "iframe", "object", "embed", "img", "image", "use"}
@@ -312,8 +310,8 @@ def test_what_others_wrote_is_escaped(run: Run) -> None:
 
 
 def test_a_sweep_tells_the_spread(run: Run) -> None:
-    _, out, _ = run("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--seeds", "3", "--out",
-                    "out", "--processes", "1")  # fmt: skip
+    _, out, _ = run("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--seeds", "3",
+                    "--out", "out", "--processes", "1")  # fmt: skip
     assert re.search(r"JCT, mean +[\d,.]+ s ± [1-9][\d,.]+ s", out), "every seed is another trace"
     assert "Over the seeds" in Path("out/report.html").read_text()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 20
 BAR = 24
-SAMPLES = 240
-"""Looks at a run while jobs are being submitted, unless --sample says otherwise."""
+TOLD_PART = 0.01
+"""What has to be done before anybody guesses how long the rest takes."""
 
 ABOUT = """\
 verbs:
@@ -57,7 +57,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="FILE|SHAPE", action="append", required=True,
                         help="where they run; several for compare")  # fmt: skip
     parser.add_argument("--policy", metavar="POLICY", action="append", default=[],
-                        help="who goes next; else what the cluster file says (or fifo)")  # fmt: skip
+                        help="who goes next; else as the cluster file says (or fifo)")  # fmt: skip
     parser.add_argument("--what-if", metavar="CHANGE", action="append", default=[],
                         help="compare: the cluster as it is, and changed")  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
@@ -70,15 +70,15 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--hints", choices=("exact", "none", "noisy"), default="exact",
                         help="what owners say of run times; default exact")  # fmt: skip
     parser.add_argument("--costs", metavar="COSTS", default="none",
-                        help="start=30,stop=5,migrate=20,checkpoint_every=1h; default none")  # fmt: skip
+                        help="start=30,stop=5,checkpoint_every=1h; default none")  # fmt: skip
     parser.add_argument("--noise", metavar="PART", type=float, default=0.0,
                         help="relative spread of speeds; default 0")  # fmt: skip
     parser.add_argument("--audit", action="store_true",
-                        help="also run every VC on its cells alone, and say who is worse off")  # fmt: skip
+                        help="also run every VC on its cells alone: who is worse off?")  # fmt: skip
     parser.add_argument("--lenient", action="store_true",
-                        help="leave out what of the trace makes no sense, and say so")  # fmt: skip
+                        help="leave out what of the trace makes no sense")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", type=Path,
-                        help="write report.html, summary.svg, results.json, jobs-N.csv")  # fmt: skip
+                        help="write report.html, summary.svg, results.json, jobs")  # fmt: skip
     parser.add_argument("--processes", metavar="N", type=int, default=0,
                         help="runs at a time; default as many as processors")  # fmt: skip
 
@@ -233,13 +233,14 @@ class Progress:
         """Return the line: a bar, the part that is done, the time it may take, runs under way."""
         part = sum(done) / max(len(done), 1)
         passed = self.clock() - self.began
-        left = f"about {render.duration(round(passed * (1 / part - 1) * 1e9))} left" if part > 0.01 \
-            else f"{render.duration(round(passed * 1e9))} so far"  # fmt: skip
+        left = f"{_time(passed)} so far"
+        if part > TOLD_PART:
+            left = f"about {_time(passed * (1 / part - 1))} left"
         bar = ("█" * round(part * BAR)).ljust(BAR, "·")
         over = sum(each >= 1 for each in done)
         runs = f"{over} of {render.plural(len(done), 'run')} done"
-        going = ", ".join(f"{label} {each:.0%}" for label, each in zip(self.labels, done, strict=True)
-                          if 0 < each < 1)  # fmt: skip
+        each = zip(self.labels, done, strict=True)
+        going = ", ".join(f"{label} {part:.0%}" for label, part in each if 0 < part < 1)
         return f"{bar} {part:4.0%}  {left}  {runs}" + (f": {going}" if going else "")
 
     def end(self) -> None:
@@ -249,11 +250,15 @@ class Progress:
             sys.stderr.flush()
 
 
+def _time(length_s: float) -> str:
+    return render.duration(round(length_s * 1e9))
+
+
 def _tell_time(played: Sequence[Played], passed_s: float) -> None:
     events = sum(each.measures.events for each in played)
     cpu_s = sum(each.cpu_s for each in played)
     if cpu_s > 0:
-        say(f"{render.plural(len(played), 'run')} in {render.duration(round(passed_s * 1e9))}: "
+        say(f"{render.plural(len(played), 'run')} in {_time(passed_s)}: "
             f"{events:,} starts and ends, {events / cpu_s:,.0f} in a processor second")  # fmt: skip
 
 

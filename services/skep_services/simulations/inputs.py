@@ -116,8 +116,10 @@ def policy(text: str) -> Choice:
         made = make(name, options)
     except NoPolicy as error:
         # One value where several may stand: `thresholds=3250` means `thresholds=[3250]`.
-        options = {each: value if isinstance(value, list) else [value]
-                   if _several(name, each) else value for each, value in options.items()}  # fmt: skip
+        options = {
+            each: [value] if _several(name, each) and not isinstance(value, list) else value
+            for each, value in options.items()
+        }
         try:
             made = make(name, options)
         except NoPolicy:

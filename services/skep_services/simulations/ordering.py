@@ -104,8 +104,8 @@ def orders(
     found = []
     for place in places:
         for text in asked.policies or ("",):
-            names = [name for name, told in ((text, len(asked.policies) > 1 or len(places) == 1),
-                                             (place.name, len(places) > 1)) if told and name]  # fmt: skip
+            told = [text] if len(asked.policies) > 1 or len(places) == 1 else []
+            names = filter(None, [*told, *([place.name] if len(places) > 1 else [])])
             label = " · ".join(names) or text or place.name
             found += _seeded(asked, place, text, label, traces)
     labels = [order.label for order in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from skep.sim.measures.summary import Group
 from skep_services.simulations import plots
 from skep_services.simulations.order import Played
 from skep_services.simulations.report import Report, Row, group_rows, problem_text, rows
@@ -208,7 +209,9 @@ def _bars(
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _groups(title: str, runs: Sequence[Played], get: Callable[[Played], dict]) -> str:  # type: ignore[type-arg]
+def _groups(
+    title: str, runs: Sequence[Played], get: Callable[[Played], dict[str, Group]]
+) -> str:  # fmt: skip
     names = list(dict.fromkeys(name for run in runs for name in get(run)))
     if len(names) < 2:
         return ""

@@ -159,9 +159,10 @@ def bars(
                 parts.append(_text(NAME_WIDTH + 4, top + 10, "-", fill=FAINT))
                 continue
             long = max(value, 0.0) / most * room
+            words = escape(f"{name}, {run.name}: {value_text(value)}")
             parts.append(f'<rect x="{NAME_WIDTH}" y="{top:.1f}" width="{long:.1f}" '
-                         f'height="{BAR - 2}" fill="{colour(place)}"><title>{escape(name)}, '
-                         f"{escape(run.name)}: {escape(value_text(value))}</title></rect>")  # fmt: skip
+                         f'height="{BAR - 2}" fill="{colour(place)}">'
+                         f"<title>{words}</title></rect>")  # fmt: skip
             parts.append(_text(NAME_WIDTH + long + 5, top + 10, value_text(value), fill=FAINT,
                                size=11))  # fmt: skip
     moved = [f'<g transform="translate(0 {height - HEIGHT:.0f})">{"".join(legend)}</g>']

@@ -179,8 +179,8 @@ def _spare(cluster: Cluster, name: str) -> int:
     """Return how many nodes of a chain nobody owns, as far as whole ones are left."""
     chain = cluster.chains[name]
     node = gpus_per_node(chain)
-    owned = sum(each.count * _gpus(chain, each.level)
-                for vc in cluster.vcs.values() for each in vc.cells if each.chain == name)  # fmt: skip
+    quotas = [each for vc in cluster.vcs.values() for each in vc.cells if each.chain == name]
+    owned = sum(each.count * _gpus(chain, each.level) for each in quotas)
     owned += sum(_gpus(chain, pin.level) for pin in cluster.pins.values() if pin.chain == name)
     return max(0, (len(chain.nodes) * node - owned) // node)
 

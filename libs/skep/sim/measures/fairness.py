@@ -1,7 +1,7 @@
 """Finish-time fairness: how much later a job ends than on its tenant's fair share.
 
-Themis (NSDI 2020, section 3.2) defines rho = T_sh / T_id: the time to finish in the shared cluster over the time
-to finish on an exclusive share. It is fair to all if nobody's rho is much above 1.
+Themis (NSDI 2020, section 3.2) defines rho = T_sh / T_id: the time to finish in the shared cluster
+over the time to finish on an exclusive share. It is fair to all if nobody's rho is much above 1.
 """
 
 from __future__ import annotations
