@@ -17,7 +17,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.sim.cluster.agents import Agents, Later
 from skep.sim.cluster.ledger import BEGIN, Ledger
 from skep.sim.cluster.samples import Samples
-from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, Settings
+from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, FIRST_NODE, Settings
 from skep.sim.cluster.specs import Owners
 from skep.traces.job import Trace
 from skep.units import Duration, Instant, after, seconds
@@ -42,7 +42,7 @@ ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join: its first jobs find them there."""
 FOR_EVER = Duration(2**62)
-LOOK_AT = 1000
+LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
 WATCHED_EVERY = 256
@@ -80,6 +80,7 @@ class World:
         self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
         self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
         self._at_once = AT_ONCE in settings.compat
+        self._in_order = FIRST_NODE in settings.compat
         self._owners = Owners(self.cluster, settings)
         self._inbox: deque[Any] = deque()
         """What the allocator has yet to hear at this instant."""
@@ -113,6 +114,10 @@ class World:
         self._admit(everyone)
         self._inbox.append(everyone)
         self._settle()
+        for chain in self.allocator.cells.chains.values() if self._in_order else ():
+            chain.forest.in_order = True
+            for pool in chain.pools.values():
+                pool.in_order = True
 
     def run(self, watch: Watch | None = None) -> bool:
         """Go on until every job is over, or the time is; return False if `watch` ended it."""
