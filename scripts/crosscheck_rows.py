@@ -19,7 +19,7 @@ from skep.sim.cluster.settings import Settings
 from skep.traces.job import Trace, TraceJob
 from skep.traces.read import read
 from skep.units import seconds
-from skep.wire.cluster import Cluster
+from skep.wire.cluster import Cluster, Quota, VirtualCluster
 
 Policy = tuple[str, dict[str, Any]]
 EXACT = 1e-7
@@ -140,7 +140,10 @@ def _bare_muri_las(data: Path) -> dict[str, float]:
 
 
 def _eighty() -> Cluster:
-    return uniform(80, 8, racks=5)
+    """Return 80 nodes in 5 switches, which the one VC owns whole."""
+    cluster = uniform(80, 8, racks=5)
+    owned = VirtualCluster(cells=(Quota(chain="v100", level="rack", count=5),))
+    return msgspec.structs.replace(cluster, vcs={ALL: owned})
 
 
 def _eight() -> Cluster:
