@@ -6,7 +6,6 @@ end of a pipe and runs `skep down` once that closes.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -22,9 +21,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from skep.units import Instant
 from skep.wire import codec, subjects
-from skep_services.adapters.nats_api import StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_read import read_stream
 from skep_services.ports import Delivery
 from skep_services.supervisor import home as folder
 
@@ -263,40 +262,6 @@ async def open_bus(about: Any, identity: str) -> NatsBus:
     options = LinkOptions(servers=tuple(nats["url"].split(",")), identity=identity,
                           password=nats["users"][identity])  # fmt: skip
     return await NatsBus.connect(options, _give_up)
-
-
-async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
-    """Return every message of a stream."""
-    found: list[Delivery] = []
-    info = await ask(bus.link, f"STREAM.INFO.{stream}", None, StreamInfo)
-    assert info.error is None, info.error
-    waiter = _Waiter(found, info.state.last_seq)
-    subscription = await bus.follow(stream, 0, waiter.take)
-    await waiter.wait()
-    await subscription.close()
-    return found
-
-
-class _Waiter:
-    """Takes deliveries until the stream's last message."""
-
-    def __init__(self, found: list[Delivery], last: int) -> None:
-        """Gather in `found` up to sequence `last`."""
-        self._found, self._last = found, last
-        self._done = asyncio.Event()
-        if not last:
-            self._done.set()
-
-    async def take(self, delivery: Delivery) -> None:
-        """Keep one message."""
-        self._found.append(delivery)
-        if delivery.sequence >= self._last:
-            self._done.set()
-
-    async def wait(self) -> None:
-        """Return once all are there."""
-        async with asyncio.timeout(DEADLINE_S):
-            await self._done.wait()
 
 
 def _give_up(error: Exception) -> None:

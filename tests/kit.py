@@ -10,6 +10,7 @@ import msgspec
 from skep.cells.check import check as check_cells
 from skep.cells.propose import resolve
 from skep.cells.state import Cells
+from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
@@ -193,6 +194,7 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
+    AdmissionMachine: ("_alike", "_effects"),
     AllocatorMachine: ("soft", "effects", "key"),
     AgentMachine: (
         "progress",

@@ -39,8 +39,9 @@ from scripts.chaos.target import (
     words_of,
 )
 from scripts.compose import Deployment
-from scripts.embedded import open_bus, read_stream
+from scripts.embedded import open_bus
 from skep.units import MIB
+from skep_services.adapters.nats_read import read_stream
 from skep_services.ports import Delivery
 
 PROJECT = "skep-chaos"

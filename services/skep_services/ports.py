@@ -89,7 +89,8 @@ class LogRecord(msgspec.Struct, frozen=True):
 
     `counter` counts records from 1 without gaps; `positions` are the input positions consumed by
     the events behind this record; `at` is wall-clock ns. `stands_for`: this is no record but a
-    snapshot, and stands for that many facts up to record `counter`.
+    snapshot, and stands for that many facts up to record `counter`. `noted` is what was decided on
+    since the record before it (`wire.inputs`), if the service notes that.
     """
 
     counter: int
@@ -98,6 +99,7 @@ class LogRecord(msgspec.Struct, frozen=True):
     positions: Mapping[str, int]
     facts: tuple[Any, ...]
     stands_for: int = 0
+    noted: bytes = b""
 
 
 class FactLog(Protocol):
@@ -120,7 +122,11 @@ class FactLog(Protocol):
         ...
 
     async def append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        noted: bytes = b"",
     ) -> LogRecord:
         """Make `facts` durable as one record and return it.
 

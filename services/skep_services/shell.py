@@ -19,8 +19,10 @@ from typing import Any, Protocol
 import msgspec
 
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
+from skep.machines.noting import note
 from skep.units import Instant
 from skep.wire import codec, subjects
+from skep.wire.inputs import InputNotes
 from skep_services.ports import (
     Bus,
     Calls,
@@ -47,6 +49,9 @@ KEEP_SHARE = 2
 """And as many for each of its entries: a large state must not be written over and over."""
 FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC)
 """Written by one service each, and never by anybody outside."""
+NOTES_BYTES = 32 * 1024
+"""What is noted of inputs that led to nothing before it is stored without facts: about an hour's
+timers of an idle cluster."""
 RECORD_BYTES = codec.RECORD_BYTES_MAX - 16 * 1024
 """What the facts of one record may fill; the rest is for its envelope."""
 
@@ -83,11 +88,12 @@ class NoCalls:
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An event in the inbox, and which stream position consuming it reaches."""
+    """An event in the inbox, where it is from, and whether it is the last of that message."""
 
     event: Any
     stream: str = ""
     sequence: int = 0
+    last: bool = True
 
 
 class Shell:
@@ -107,11 +113,13 @@ class Shell:
         turn: Turn | None = None,
         follow: Sequence[Follow] = (),
         listen: Sequence[str] = (),
+        notes: InputNotes | None = None,
     ) -> None:
         """Take the machine and its ports; `facts` is None for a machine that records nothing.
 
         `owner` names this process in its epoch record. `turn` makes it stand by first. With a
-        `keeper` the machine has a `snapshot`, and it is kept now and then.
+        `keeper` the machine has a `snapshot`, and it is kept now and then. With `notes` what is
+        decided on is noted beside the facts.
         """
         self.machine = machine
         self.epoch = 0
@@ -123,7 +131,7 @@ class Shell:
         self.ready = asyncio.Event()
         self._bus, self._clock, self._observer = bus, clock, observer
         self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
-        self._keeper = keeper
+        self._keeper, self._notes = keeper, notes
         self._keeping: asyncio.Future[None] | None = None
         self.facts_kept = 0
         """How many facts the latest snapshot stands for."""
@@ -203,6 +211,8 @@ class Shell:
                 self.machine.apply(fact)
             if record.stands_for:
                 self.facts_applied = self.facts_kept = record.stands_for
+                if self._notes is not None:
+                    self._notes.snapshot = record.counter
             else:
                 self.facts_applied += len(record.facts)
 
@@ -221,7 +231,8 @@ class Shell:
             if wish.facts:
                 facts = tuple(fact for fact in facts if isinstance(fact, wish.facts))
             for fact in facts[:-1]:
-                await self._inbox.put(Item(msgspec.structs.replace(event, facts=(fact,))))
+                single = msgspec.structs.replace(event, facts=(fact,))
+                await self._inbox.put(Item(single, delivery.stream, delivery.sequence, last=False))
             event = msgspec.structs.replace(event, facts=facts[-1:])
         await self._inbox.put(Item(event, delivery.stream, delivery.sequence))
 
@@ -246,19 +257,22 @@ class Shell:
         pending: list[Any] = []
         size = 0
         for item in items:
-            effects = self._decide(item.event)
+            now = self._clock.now()
+            effects = self._decide(item.event, now)
             decisions.append((item.event, effects))
             facts = [effect.fact for effect in effects if isinstance(effect, Record)]
             weight = sum(len(codec.encode(fact)) for fact in facts) if facts else 0
             if pending and size + weight > RECORD_BYTES:
-                await self._append(pending)
+                await self._append(pending, size)
                 pending, size = [], 0
             pending += facts
             size += weight
-            if item.sequence:
+            if self._notes is not None:
+                note(self._notes, item.event, item.stream, item.sequence, now, led=bool(facts))
+            if item.sequence and item.last:
                 self.positions[item.stream] = item.sequence
-        if pending:
-            await self._append(pending)
+        if pending or (self._notes is not None and self._notes.size > NOTES_BYTES):
+            await self._append(pending, size)
         for _, effects in decisions:
             await self._send(effects)
         for _, effects in decisions:
@@ -271,15 +285,21 @@ class Shell:
             self._observer.decided(event, effects, began, ended)
         await self._observer.flush()
 
-    def _decide(self, event: Any) -> list[Effect]:
+    def _decide(self, event: Any, now: Instant) -> list[Effect]:
         began = time.perf_counter_ns()
-        effects = self.machine.decide(event, self._clock.now())
+        effects = self.machine.decide(event, now)
         self._decided_ns.append(time.perf_counter_ns() - began)
         return effects
 
-    async def _append(self, facts: list[Any]) -> None:
-        assert self._facts is not None, f"no fact log for {facts[0]!r}"
-        await self._facts.append(tuple(facts), dict(self.positions), self._clock.now())
+    async def _append(self, facts: list[Any], size: int) -> None:
+        """Store facts that weigh `size` bytes, and what was noted."""
+        assert self._facts is not None, f"no fact log for {facts[:1]!r}"
+        noted = self._notes.take() if self._notes is not None else b""
+        if noted and facts and size + len(noted) > RECORD_BYTES:
+            # Without positions: what was consumed counts only once its facts are stored.
+            await self._facts.append((), {}, self._clock.now(), noted)
+            noted = b""
+        await self._facts.append(tuple(facts), dict(self.positions), self._clock.now(), noted)
         self.facts_applied += len(facts)
 
     async def _send(self, effects: Sequence[Effect]) -> None:

@@ -13,7 +13,7 @@ from skep.cells.state import Cells
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.machines.allocator.cellwork import borrows, job_of, request
 from skep.machines.allocator.jobs import State
-from skep.machines.allocator.schedule import _limit
+from skep.machines.allocator.placing import _limit
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice

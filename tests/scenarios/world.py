@@ -296,7 +296,8 @@ def _fields(message: Any, kind: str) -> Iterator[str]:
     for field in msgspec.structs.fields(type(message)):
         value = getattr(message, field.name)
         hidden = field.name in HIDDEN and not (field.name == "order" and kind in SHOWN_ORDERS)
-        if hidden or (not field.required and value == field.default):
+        usual = value == field.default or (value == {} and field.default_factory is dict)
+        if hidden or (not field.required and usual):
             continue
         if field.name == "at" or field.name.endswith("_at"):
             value = f"+{in_seconds(value - T0):g}s" if value else "never"

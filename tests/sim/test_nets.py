@@ -10,7 +10,6 @@ from skep.sim import planted
 from skep.sim.planted import NO_FENCE, PLANTS, Finding, Plant, find
 from skep.sim.world import Settings
 
-
 SHOWED = {
     "position acknowledged before the effect": 28,
     "lost timer: commands forgotten in a restart": 4,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, schedule
+from skep.machines.allocator import AllocatorMachine, placing
 from skep.machines.base import Effect, Record, Send
 from skep.units import GIB
 from skep.wire.admin import SetVcs
@@ -245,7 +245,7 @@ def test_a_victim_that_was_being_started_is_told_to_stop() -> None:
 def test_many_victims_are_stopped_in_more_than_one_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schedule, "MEMBERS_BOUND_MAX", 7)
+    monkeypatch.setattr(placing, "MEMBERS_BOUND_MAX", 7)
     decide = filled(joined(gpus=5), jobs=5)
     # One part and five victims are named, which leaves one stop for this decision.
     assert len(stopped(decide(admitted(6, workers=5), 6))) == 1

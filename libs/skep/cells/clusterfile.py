@@ -16,6 +16,8 @@
     vcs:
       nlp: {cells: {v100/socket: 2}, pinned: [big], weight: 2, jobs_max: 1000}
       vision: 6                    # GPUs, in the largest cells that make them up
+      speech: {gpus: 8, policy: backfill}                  # `skep policies` lists them
+      video: {gpus: 8, policy: {name: NAME, OPTION: ...}}  # the same with options
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
@@ -40,6 +42,7 @@ from skep.cells.clustercheck import (
 )
 from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
 from skep.wire.cluster import (
+    FIFO,
     JOBS_MAX,
     QUARANTINE,
     Chain,
@@ -60,7 +63,7 @@ CLUSTER_VERSION = 1
 CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
-VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max")
+VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy")
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
@@ -472,6 +475,7 @@ class _Reader:
         if type(weight) not in (int, float):
             self.wrong_type(f"{path}.weight", "a number", weight)
             weight = 1.0
+        policy, options = self.policy(tree.get("policy", FIFO), f"{path}.policy")
         return VirtualCluster(
             cells=tuple(
                 Quota(chain=chain, level=level, count=count)
@@ -482,7 +486,21 @@ class _Reader:
             gpus=gpus or 0,
             weight=float(weight) if abs(weight) < 1e300 else 0.0,
             jobs_max=JOBS_MAX if jobs_max is None else jobs_max,
+            policy=policy,
+            options=options,
         )
+
+    def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
+        """Return a policy's name and options; whether there is one so called is not looked at."""
+        if isinstance(value, str):
+            return value, {}
+        if not isinstance(value, dict):
+            self.wrong_type(path, "a policy's name, or an object with its `name`", value)
+            return FIFO, {}
+        tree = self.mapping(value, path, "an object")
+        name = self.text(tree, "name", path, None)
+        options = {key: told for key, told in tree.items() if key != "name"}
+        return (FIFO, {}) if name is None else (name, options)
 
     def level(self, key: str, path: str, chains: dict[str, Chain]) -> tuple[str, str] | None:
         """Return chain and level of a quota's key; `level` alone where one chain has it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from skep.cells.hostlist import compress
 from skep.cells.levels import cells_by_level, gpus_by_level, gpus_per_node, level_names
-from skep.wire.cluster import JOBS_MAX, Chain, Cluster, Pin, QuarantineRule, VirtualCluster
+from skep.wire.cluster import FIFO, JOBS_MAX, Chain, Cluster, Pin, QuarantineRule, VirtualCluster
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 PLAIN_HOSTS = re.compile(r"[A-Za-z][A-Za-z0-9_.\-,\[\]]*")
@@ -202,7 +202,18 @@ def _vc(vc: VirtualCluster) -> str:
         parts.append(f"weight: {int(vc.weight) if vc.weight == int(vc.weight) else vc.weight!r}")
     if vc.jobs_max != JOBS_MAX:
         parts.append(f"jobs_max: {vc.jobs_max}")
+    if vc.policy != FIFO or vc.options:
+        parts.append(f"policy: {_policy(vc)}")
     return f"{{{', '.join(parts)}}}"
+
+
+def _policy(vc: VirtualCluster) -> str:
+    name = _quoted(vc.policy)
+    if not vc.options:
+        return name
+    # JSON is YAML, but for a list or an object inside of what stands in brackets: it is that too.
+    told = [f"{_quoted(key)}: {json.dumps(value)}" for key, value in vc.options.items()]
+    return f"{{{', '.join([f'name: {name}', *told])}}}"
 
 
 def _quoted(text: str, plain: re.Pattern[str] = PLAIN) -> str:

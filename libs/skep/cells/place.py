@@ -201,7 +201,7 @@ class Search:
 
     def _in_new(self, level: int, within: int) -> Iterator[Found]:
         """Yield placements in one more cell of a level that the VC binds for it."""
-        for cell in self._new_cells(level):
+        for cell in new_cells(self.chain, level):
             node = self.shape.node_level
             if level <= node:
                 for found in self._inside(level, cell, within, level):
@@ -223,34 +223,6 @@ class Search:
             for found in self._inside(unit.level, unit.place, within, unit.bound):
                 return found
         return None
-
-    def _new_cells(self, level: int, draft: Draft | None = None) -> Iterator[int]:
-        """Yield cells that may be bound: safe to take out of the free cells, one after another.
-
-        The clean ones first, then those that opportunistic jobs use. A caller that wants one of
-        several gets each as an alternative; one that brings a draft gets them together.
-        """
-        forest, looked = self.chain.forest, 0
-        plan = draft or Draft(forest)
-        refused: dict[Kind, None] = {}
-
-        def skip(high: int, free: int) -> bool:
-            return bool(refused) and (high, high) in refused and plan.untouched(high, free)
-
-        clean, used = forest.clean_cells(level, skip), forest.used_cells(level, skip)
-        for cell, _, _ in chained(clean, used):
-            kind = plan.kind(level, cell)
-            if kind is None or kind in refused:
-                continue
-            if not plan.take(level, cell):
-                refused[kind] = None
-                continue
-            if draft is None:
-                plan = Draft(forest)
-            yield cell
-            looked += draft is None and self.chain.forest.busy[level][cell] > 0
-            if looked == LOOK:
-                return
 
     # --- over several cells --------------------------------------------------------------------
 
@@ -283,7 +255,7 @@ class Search:
                 return
             each = max(1, shape.size[level] // sizes[0])
             want = min(left[level], max(1, len(sizes) // each))
-            got = list(islice(self._new_cells(level, draft), want))
+            got = list(islice(new_cells(self.chain, level, draft), want))
             left[level] = left[level] - len(got) if got else 0
             lower = min(level, node)
             for cell in got:
@@ -382,6 +354,35 @@ class Search:
                 kept.append(gpus)
         rest[:] = kept
         return taken
+
+
+def new_cells(chain: ChainState, level: int, draft: Draft | None = None) -> Iterator[int]:
+    """Yield cells that may be bound: safe to take out of the free cells, one after another.
+
+    The clean ones first, then those that opportunistic jobs use. A caller that wants one of several
+    gets each as an alternative; one that brings a draft gets them together.
+    """
+    forest, looked = chain.forest, 0
+    plan = draft or Draft(forest)
+    refused: dict[Kind, None] = {}
+
+    def skip(high: int, free: int) -> bool:
+        return bool(refused) and (high, high) in refused and plan.untouched(high, free)
+
+    clean, used = forest.clean_cells(level, skip), forest.used_cells(level, skip)
+    for cell, _, _ in chained(clean, used):
+        kind = plan.kind(level, cell)
+        if kind is None or kind in refused:
+            continue
+        if not plan.take(level, cell):
+            refused[kind] = None
+            continue
+        if draft is None:
+            plan = Draft(forest)
+        yield cell
+        looked += draft is None and forest.busy[level][cell] > 0
+        if looked == LOOK:
+            return
 
 
 def _cheapest(found: Iterator[Found]) -> Found | None:

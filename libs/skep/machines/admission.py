@@ -10,19 +10,19 @@ a node's name belongs to). It waits for nobody: every submission is answered at 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from heapq import nlargest
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.holds import Request
 from skep.cells.legal import impossible
 from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policies.check import cluster_problems
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
@@ -54,6 +54,14 @@ CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 KEY_CHARACTERS_MAX = 256
 """Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
+
+
+class Build(NamedTuple):
+    """What there is in a node: GPUs by type (sorted), CPUs, bytes of memory."""
+
+    gpus: tuple[tuple[str, int], ...]
+    cpus: int
+    memory: int
 
 
 class ActiveJob(msgspec.Struct):
@@ -116,6 +124,8 @@ class AdmissionMachine:
         self.cells = Cluster()
         """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
+        self._alike: dict[Build, int] = {}
+        """What `_builds` counted, until the next node is seen."""
         self.active: dict[str, ActiveJob] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.refused: dict[str, None] = {}
@@ -202,6 +212,7 @@ class AdmissionMachine:
                 self.cells = fact.cluster
             case NodeSeen():
                 self.nodes[fact.node] = fact
+                self._alike = {}
             case Admitted():
                 self._answered(fact.job, fact.spec.vc, fact.key)
                 job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
@@ -223,6 +234,12 @@ class AdmissionMachine:
                 self._count(self.active.pop(fact.job), -1)
             case _:
                 self._restore(fact)
+
+    def _builds(self) -> dict[Build, int]:
+        """Return how many nodes of each build there are: thousands of nodes have a few builds."""
+        if not self._alike:
+            self._alike = Counter(map(_build, self.nodes.values()))
+        return self._alike
 
     def wake_at(self) -> Instant | None:
         """Return None: admission waits for nothing."""
@@ -366,7 +383,7 @@ class AdmissionMachine:
         if not self.nodes:
             return None  # No hardware has joined yet: nothing is known to be impossible.
         wanted = spec.resources
-        types = sorted({kind for node in self.nodes.values() for kind in node.gpus})
+        types = sorted({kind for build in self._builds() for kind, _ in build.gpus})
         if wanted.gpu_type is not None and wanted.gpu_type not in types:
             text = f"no node has GPUs of type `{wanted.gpu_type}`; there are: {', '.join(types)}"
             return Problem(path="$.resources.gpu_type", reason=Reason.NO_SUCH_GPU_TYPE, text=text,
@@ -378,9 +395,13 @@ class AdmissionMachine:
 
     def _holds(self, kind: str, spec: JobSpec) -> bool:
         """Return whether the empty cluster could hold the gang on GPUs of one type."""
-        at_once = [self._workers(node, kind, spec) for node in self.nodes.values()]
-        spanned = nlargest(1 if self._one_node(spec) else GANG_NODES_MAX, at_once)
-        return sum(spanned) >= spec.resources.workers
+        left, nodes = spec.resources.workers, 1 if self._one_node(spec) else GANG_NODES_MAX
+        at_once = [(self._workers(build, kind, spec), count)
+                   for build, count in self._builds().items()]  # fmt: skip
+        for workers, count in sorted(at_once, reverse=True):
+            left -= workers * min(count, nodes)
+            nodes -= min(count, nodes)
+        return left <= 0
 
     def _one_node(self, spec: JobSpec) -> bool:
         """Return whether the gang is tied to one node, or to a part of one."""
@@ -394,10 +415,10 @@ class AdmissionMachine:
         return True
 
     @staticmethod
-    def _workers(node: NodeSeen, kind: str, spec: JobSpec) -> int:
-        """Return how many workers of the gang the empty node could hold."""
+    def _workers(node: Build, kind: str, spec: JobSpec) -> int:
+        """Return how many workers of the gang an empty node of a build could hold."""
         wanted = spec.resources
-        workers = node.gpus.get(kind, 0) // wanted.gpus
+        workers = dict(node.gpus).get(kind, 0) // wanted.gpus
         if wanted.cpus:
             workers = min(workers, node.cpus // wanted.cpus)
         if wanted.memory:
@@ -413,7 +434,9 @@ class AdmissionMachine:
                            suggestion=f"ask for at most {total}")  # fmt: skip
         wanted = spec.resources.workers
         if not self._one_node(spec) and any(
-            sum(self._workers(node, kind, spec) for node in nodes) >= wanted for kind in kinds
+            sum(self._workers(build, kind, spec) * count for build, count in self._builds().items())
+            >= wanted
+            for kind in kinds
         ):
             text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
             return Problem(path="$.resources.workers", reason=Reason.NODE_TOO_SMALL, text=text,
@@ -506,6 +529,10 @@ class AdmissionMachine:
         if subject and subjects.reply_allowed(subject, vc):
             headers = {subjects.TRACE_HEADER: trace} if trace else {}
             self._effects.append(Send(subject, verdict, headers))
+
+
+def _build(node: NodeSeen) -> Build:
+    return Build(tuple(sorted(node.gpus.items())), node.cpus, node.memory)
 
 
 def _size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:

@@ -21,8 +21,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What it is called in the cluster file."""
     source: ClassVar[str]
     """Paper and section."""
-    sees_nodes: ClassVar[bool] = False
-    """Whether its view is to hold every node: that costs time in a large cluster."""
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Return whether its view is to hold every node: that costs time in a large cluster."""
+        return False
+
+    counts_holds: ClassVar[bool] = False
+    """Whether its view is to tell how often each job was held (`JobView.held`)."""
 
     def plan(self, view: VcView) -> Plan:
         """Return what is to happen. Pure: the same view, the same plan."""

@@ -8,34 +8,83 @@ from typing import Any
 
 import msgspec
 
+from skep.policies.completion import MinMin, ModelCapacity, WeightedFair
+from skep.policies.drf import Drf
 from skep.policies.fifo import Backfill, Fifo
+from skep.policies.gandiva import Gandiva
+from skep.policies.las import Las
+from skep.policies.optimus import Optimus
+from skep.policies.packing import Packing
 from skep.policies.policy import Policy
+from skep.policies.remaining import Srsf, Srtf
+from skep.policies.shortest import Dsif, Lrf, Saf, Sif, Spf
+from skep.policies.tetris import Tetris
+from skep.policies.tiresias import TiresiasG, TiresiasL
+from skep.policies.yarn import YarnCs
 
-POLICIES: dict[str, type[Policy]] = {each.name: each for each in (Fifo, Backfill)}
+_ALL: tuple[type[Policy], ...] = (
+    Fifo,
+    Backfill,
+    Packing,
+    YarnCs,
+    Srtf,
+    Srsf,
+    Sif,
+    Dsif,
+    Saf,
+    Lrf,
+    Spf,
+    TiresiasL,
+    TiresiasG,
+    Las,
+    Drf,
+    Tetris,
+    Optimus,
+    ModelCapacity,
+    MinMin,
+    WeightedFair,
+    Gandiva,
+)
+POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 
 
 class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong
-    """What the cluster file says of a policy is wrong; the text says how."""
+    """What the cluster file says of a policy is wrong.
+
+    `option` is the one that is (empty: the name), `suggestion` what may have been meant.
+    """
+
+    def __init__(self, text: str, option: str = "", suggestion: str = "") -> None:
+        """Say what is wrong."""
+        super().__init__(f"{text}: {suggestion}" if suggestion else text)
+        self.text, self.option, self.suggestion = text, option, suggestion
 
 
 def make(name: str, options: Mapping[str, Any] = {}) -> Policy:
     """Return a policy with these options. Raises NoPolicy."""
     kind = POLICIES.get(name)
     if kind is None:
-        reason = f"no policy is called {name!r}{_like(name, POLICIES)}"
-        raise NoPolicy(reason)
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    for option in options:
+        text = f"no policy is called {name!r}"
+        raise NoPolicy(text, suggestion=_like(name, POLICIES))
+    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    for option, value in options.items():
         if option not in known:
-            reason = f"policy {name} has no option {option!r}{_like(option, known)}"
-            raise NoPolicy(reason)
+            text = f"policy {name} has no option {option!r}"
+            raise NoPolicy(text, option, _like(option, known))
+        try:
+            msgspec.convert(value, known[option].type)
+        except msgspec.ValidationError as error:
+            text = f"policy {name}: `{option}`: {error}"
+            raise NoPolicy(text, option) from None
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
-        reason = f"policy {name}: {error}"
-        raise NoPolicy(reason) from None
+        text = f"policy {name}: {error}"
+        raise NoPolicy(text, next(iter(options), "")) from None
 
 
-def _like(wrong: str, known: Any) -> str:
+def _like(wrong: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(wrong, list(known), 1)
-    return f": did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there are {', '.join(sorted(known))}" if known else "it has no options"

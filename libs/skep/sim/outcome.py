@@ -25,6 +25,8 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     """How much of it the job got done, at speed 1; None: all of it."""
     packed: bool = False
     borrowed: bool = False
+    nodes: tuple[str, ...] = ()
+    """Which nodes those of `spread` are, in the same order."""
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

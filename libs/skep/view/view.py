@@ -62,7 +62,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left: Duration | None = None
     """How long it still had to run at `since`, as predicted; None: see `expected`."""
     nodes: tuple[tuple[str, int], ...] = ()
-    """Its GPUs on each node, in the order of its ranks."""
+    """Its GPUs on each node, in the order of its ranks. AWAY: those it had, and goes back to unless
+    it can `migrate`."""
     chain: str = ""
     borrows: bool = False
     """It runs on what is idle, outside its VC's cells."""
@@ -75,6 +76,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Thousandths of a mini-batch per second, measured; 0: not known."""
     utilisation: int = -1
     """Thousandths of its GPUs' time that were busy; -1: not known."""
+    rates: tuple[tuple[int, int], ...] = ()
+    """Thousandths of a mini-batch per second with each number of workers that it may have, fewest
+    first, as predicted; empty: nobody knows."""
+    slowdown: tuple[tuple[int, int], ...] = ()
+    """Thousandths of its time on as few nodes as possible that it takes on so many nodes, fewest
+    first, as predicted; empty: nobody knows."""
+    held: int = 0
+    """How often a plan has held it back, each time after something had come free."""
 
     def ran(self, now: Instant) -> Duration:
         """Return how long it has run in all."""
@@ -132,3 +141,5 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only for a policy that asks for them (`Policy.sees_nodes`)."""
     changed: int = 0
     """Counts what came free: a job that did not fit fits no better while this stands still."""
+    ended: tuple[int, ...] = ()
+    """GPU-nanoseconds that the VC's latest jobs had when they came to their end, oldest first."""

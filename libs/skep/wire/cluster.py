@@ -8,10 +8,15 @@ order in which the chain lists its nodes: its children and its GPUs follow by ar
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 JOBS_MAX = 1_000_000
 """Unfinished jobs a VC may have unless its entry says less: it bounds every queue."""
+
+FIFO = "fifo"
+"""The policy of a VC unless its entry says another: the allocator's own queue."""
 
 
 class _Part(
@@ -75,6 +80,7 @@ class VirtualCluster(_Part, frozen=True):
 
     `gpus` is a shorthand for cells: as many GPUs as that, in the largest cells that make it up.
     `weight` is its share of what is idle, relative to other tenants' (weighted max-min fairness).
+    `policy` orders its guaranteed jobs, by these `options` (`skep policies` lists them).
     """
 
     cells: tuple[Quota, ...] = ()
@@ -82,6 +88,8 @@ class VirtualCluster(_Part, frozen=True):
     gpus: int = 0
     weight: float = 1.0
     jobs_max: int = JOBS_MAX
+    policy: str = FIFO
+    options: dict[str, Any] = {}
 
 
 class QuarantineRule(_Part, frozen=True):

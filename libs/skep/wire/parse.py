@@ -321,8 +321,16 @@ def _size(size: SizeHint) -> Iterator[Problem]:
         value = getattr(size, name)
         if value is not None and not 1 <= value <= COUNT_MAX:
             yield _bad(f"$.size.{name}", "1 or more")
+    if size.run_time is not None:
+        length_s = _run_time_s(size.run_time)
+        if length_s is None or not 0 < length_s <= TIME_S_MAX:
+            yield _bad("$.size.run_time", "seconds, or text such as `90s`, `15m`, `2h`, to a year")
     if size.family is not None and not 1 <= len(size.family) <= 128:
         yield _bad("$.size.family", "1 to 128 characters")
+
+
+def _run_time_s(value: float | str) -> float | None:
+    return time_s(value) if isinstance(value, str) else value
 
 
 def _bad(path: str, wanted: str) -> Problem:
@@ -338,6 +346,9 @@ def _normalised(spec: JobSpec) -> JobSpec:
     resources = replace(spec.resources, memory=memory)
     limits = replace(spec.limits, time=limit_s)
     done: JobSpec = replace(spec, resources=resources, limits=limits)
+    if isinstance(spec.size.run_time, str):
+        size = replace(spec.size, run_time=float(time_s(spec.size.run_time) or 0))
+        done = replace(done, size=size)
     return done
 
 

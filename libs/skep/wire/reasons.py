@@ -115,6 +115,15 @@ class Reason(StrEnum):
     DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
 
+    # What the policy of a virtual cluster did, and what was wrong with that.
+    HELD_BY_POLICY = "held-by-policy"
+    PREEMPTED_BY_POLICY = "preempted-by-policy"
+    BY_POLICY = "by-policy"
+    POLICY_FAILED = "policy-failed"
+    NOT_ITS_JOB = "not-its-job"
+    UNKNOWN_POLICY = "unknown-policy"
+    BAD_OPTION = "bad-option"
+
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
     CELLS_MISCOUNTED = "cells-miscounted"
@@ -123,6 +132,27 @@ class Reason(StrEnum):
     # How the advisor ordered the queue.
     PREDICTED_SHORTEST = "predicted-shortest"
     ARRIVAL = "arrival"
+
+    # How a virtual cluster's policy ordered its jobs, and why it took a job's GPUs or held one.
+    SHORTEST_REMAINING = "shortest-remaining"
+    LEAST_REMAINING_SERVICE = "least-remaining-service"
+    SHORTEST_JOB = "shortest-job"
+    SHORTEST_HERE = "shortest-here"
+    FEWEST_GPUS = "fewest-gpus"
+    SMALLEST_PRODUCT = "smallest-product"
+    LEAST_ATTAINED = "least-attained"
+    HIGHEST_INDEX = "highest-index"
+    LEAST_TIME = "least-time"
+    LOWEST_SHARE = "lowest-share"
+    BEST_PACKING = "best-packing"
+    EARLIEST_COMPLETION = "earliest-completion"
+    LOWEST_WEIGHTED_AGE = "lowest-weighted-age"
+    MOST_GAIN = "most-gain"
+    BEST_RATIO = "best-ratio"
+    OUTRANKED = "outranked"
+    SLICE_OVER = "slice-over"
+    HELD_FOR_LOCALITY = "held-for-locality"
+    SHARE_USED_UP = "share-used-up"
 
 
 TEXT: dict[Reason, str] = {
@@ -219,11 +249,37 @@ TEXT: dict[Reason, str] = {
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",
     Reason.RETRIES_USED_UP: "it failed more often than it may be retried",
+    Reason.HELD_BY_POLICY: "its virtual cluster's policy holds it back for now",
+    Reason.PREEMPTED_BY_POLICY: "its virtual cluster's policy gives its GPUs to others",
+    Reason.BY_POLICY: "its virtual cluster's policy wanted it",
+    Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
+    Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
+    Reason.UNKNOWN_POLICY: "no policy has this name",
+    Reason.BAD_OPTION: "the policy has no such option, or not with this value",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",
+    Reason.SHORTEST_REMAINING: "the shortest remaining time comes first",
+    Reason.LEAST_REMAINING_SERVICE: "the smallest remaining time, times GPUs, comes first",
+    Reason.SHORTEST_JOB: "the shortest job comes first",
+    Reason.SHORTEST_HERE: "the job that would be done first where there is room comes first",
+    Reason.FEWEST_GPUS: "the job with the fewest GPUs comes first",
+    Reason.SMALLEST_PRODUCT: "the smallest length, times GPUs, comes first",
+    Reason.LEAST_ATTAINED: "the job that has had the least service comes first",
+    Reason.HIGHEST_INDEX: "the job that is the most likely to end soon comes first",
+    Reason.LEAST_TIME: "the job that has run the least comes first",
+    Reason.LOWEST_SHARE: "whoever has the least of the resource he has most of comes first",
+    Reason.BEST_PACKING: "the job that uses best what is free comes first",
+    Reason.EARLIEST_COMPLETION: "the job that could be complete first comes first",
+    Reason.LOWEST_WEIGHTED_AGE: "the weighted mean of arrival and completion is the lowest",
+    Reason.MOST_GAIN: "one more worker gains the most there",
+    Reason.BEST_RATIO: "this size has the best ratio of speed to cost",
+    Reason.OUTRANKED: "a job that comes before it in its virtual cluster needs the GPUs",
+    Reason.SLICE_OVER: "its slice of time is over, and another one waits for its turn",
+    Reason.HELD_FOR_LOCALITY: "it is held back for GPUs that are closer to one another",
+    Reason.SHARE_USED_UP: "what its kind of job may have of the virtual cluster is used up",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

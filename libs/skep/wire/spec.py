@@ -78,7 +78,9 @@ class SizeHint(_Part, frozen=True):
     """How much work the job is, for predictions. Never binding.
 
     `mini_batches` in total, or `epochs` of `mini_batches_per_epoch`; `family` groups jobs whose
-    speed is alike.
+    speed is alike. `run_time` is how long its owner expects it to run in all, without any wait:
+    seconds, or text such as `90s`, `15m`, `2h`, `1d`. Policies that order by length go by it as
+    long as nothing better is known.
     """
 
     mini_batches: int | None = None
@@ -86,6 +88,7 @@ class SizeHint(_Part, frozen=True):
     mini_batches_per_epoch: int | None = None
     batch_size: int | None = None
     family: str | None = None
+    run_time: float | str | None = None
 
     def total(self) -> int | None:
         """Return the mini-batches of the whole job, or None if the hint does not say."""

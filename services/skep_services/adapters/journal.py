@@ -93,16 +93,25 @@ class JournalFactLog:
         return self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
 
     async def append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        noted: bytes = b"",
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
-        return self._append(facts, positions, at, self._chain.epoch)
+        return self._append(facts, positions, at, self._chain.epoch, noted)
 
     def _append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        epoch: int,
+        noted: bytes = b"",
     ) -> LogRecord:
         assert not self._busy, "the journal is being compacted, or an earlier append failed"
-        record, payload = self._chain.encode(facts, positions, at, epoch)
+        record, payload = self._chain.encode(facts, positions, at, epoch, noted)
         self._busy = True
         _write_whole(self._fd, _frame(payload))
         os.fdatasync(self._fd)

@@ -396,15 +396,24 @@ class MemoryFactLog:
         return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
 
     async def append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        noted: bytes = b"",
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
-        return await self._append(facts, positions, at, self._chain.epoch)
+        return await self._append(facts, positions, at, self._chain.epoch, noted)
 
     async def _append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        epoch: int,
+        noted: bytes = b"",
     ) -> LogRecord:
-        record, payload = self._chain.encode(facts, positions, at, epoch)
+        record, payload = self._chain.encode(facts, positions, at, epoch, noted)
         await asyncio.sleep(0)
         if len(self._store.records) != self._chain.counter:
             message = (

@@ -228,16 +228,25 @@ class NatsFactLog:
         return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
 
     async def append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        noted: bytes = b"",
     ) -> LogRecord:
         assert self._owner, "append follows begin_epoch"
-        return await self._append(facts, positions, at, self._chain.epoch)
+        return await self._append(facts, positions, at, self._chain.epoch, noted)
 
     async def _append(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        epoch: int,
+        noted: bytes = b"",
     ) -> LogRecord:
         assert not self._appending, "one append at a time: the next one builds on its hash"
-        record, payload = self._chain.encode(facts, positions, at, epoch)
+        record, payload = self._chain.encode(facts, positions, at, epoch, noted)
         self._appending = True
         self._sequence = await self._store(
             payload, f"{self._service}-{epoch}-{record.counter}-{self._owner}"

@@ -4,7 +4,9 @@ Every fact log (JetStream, journal, memory) stores the same bytes, so a log can 
 to another and checked by the same rules:
 
     {"v":1,"n":7,"prev":"<sha256 of record 6, hex>","epoch":2,"at":1700000000000000000,
-     "pos":{"SUBMIT":12},"facts":[{"type":"job-queued", ...}]}
+     "pos":{"SUBMIT":12},"facts":[{"type":"job-queued", ...}],"in":[[1700000000000000000,0,12]]}
+
+`in` (see `wire.inputs`) is there where the service notes what it decides on.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     at: Instant
     pos: dict[str, int]
     facts: msgspec.Raw
+    noted: msgspec.Raw | msgspec.UnsetType = msgspec.field(name="in", default=msgspec.UNSET)
 
 
 class Chain:
@@ -57,14 +60,19 @@ class Chain:
         self._encoder = msgspec.json.Encoder()
 
     def encode(
-        self, facts: Sequence[Any], positions: Mapping[str, int], at: Instant, epoch: int
+        self,
+        facts: Sequence[Any],
+        positions: Mapping[str, int],
+        at: Instant,
+        epoch: int,
+        noted: bytes = b"",
     ) -> tuple[LogRecord, bytes]:
         """Return the next record and its bytes; the chain moves on only with `advance`.
 
         A record above RECORD_BYTES_MAX is the caller's bug: the shell splits batches.
         """
         counter = self.counter + 1
-        record = LogRecord(counter, epoch, at, dict(positions), tuple(facts))
+        record = LogRecord(counter, epoch, at, dict(positions), tuple(facts), noted=noted)
         body = self._encoder.encode(record.facts)
         envelope = _Envelope(
             v=RECORD_VERSION,
@@ -74,6 +82,7 @@ class Chain:
             at=at,
             pos=dict(positions),
             facts=msgspec.Raw(body),
+            noted=msgspec.Raw(noted) if noted else msgspec.UNSET,
         )
         payload = self._encoder.encode(envelope)
         assert len(payload) <= RECORD_BYTES_MAX, (
@@ -110,7 +119,9 @@ class Chain:
         if envelope.prev != self.hash:
             raise self._corrupt(where, f"record {envelope.n} does not continue the hash chain")
         self._check_epoch(envelope.epoch, facts, where)
-        record = LogRecord(envelope.n, envelope.epoch, envelope.at, envelope.pos, facts)
+        noted = b"" if envelope.noted is msgspec.UNSET else bytes(envelope.noted)
+        record = LogRecord(envelope.n, envelope.epoch, envelope.at, envelope.pos, facts,
+                           noted=noted)  # fmt: skip
         self.advance(record, payload)
         return record
 

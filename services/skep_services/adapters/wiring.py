@@ -12,6 +12,7 @@ import msgspec
 
 from skep.machines.base import Machine
 from skep.wire import subjects
+from skep.wire.inputs import InputNotes
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
@@ -72,6 +73,7 @@ async def serve(
         keeper=facts if keeps is not None and keeps.kept is not None else None,
         follow=follow,
         listen=listen,
+        notes=InputNotes() if facts is not None else None,
     )
 
 
@@ -87,6 +89,7 @@ async def drive(
     calls: Calls | None = None,
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
+    notes: InputNotes | None = None,
     prepare: Callable[[Shell], Awaitable[None]] | None = None,
 ) -> None:
     """Run a machine's shell on these adapters until cancelled; then close them.
@@ -107,6 +110,7 @@ async def drive(
         turn=peers,
         follow=follow,
         listen=listen,
+        notes=notes,
     )
     await answer_health(bus, chosen, shell, subjects.health(chosen.identity))
     if prepare is not None:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.keep import keep
 from skep.cells.state import Cells
+from skep.policies.check import cluster_problems
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster

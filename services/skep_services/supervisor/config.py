@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from skep.cells.clusterfile import parse_cluster
 from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
+from skep.policies.check import parse_cluster
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells

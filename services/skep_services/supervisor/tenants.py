@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from skep.cells.clustercheck import cluster_problems
 from skep.ids import is_token
+from skep.policies.check import cluster_problems
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep_services.adapters import nats_access

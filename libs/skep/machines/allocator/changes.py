@@ -63,7 +63,7 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
     elif isinstance(told, Resume) and job.rebound:
         told = msgspec.structs.replace(told, ranks=returns.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(told)]
-    if change.why is Reason.PREEMPTED:
+    if change.why in (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY):
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
                      node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,
@@ -88,6 +88,11 @@ def close(
         if change.why is Reason.UNPACKED and result is Result.UNDONE:
             result = Result.DONE  # It leaves in another way.
         over(machine, change.asked, result, now, None if result is Result.DONE else why, detail)
+
+
+def number(job: JobState, why: Reason) -> int:
+    """Return the number of the request that a change follows from; 0: of none."""
+    return job.asked.number if job.asked is not None and why is Reason.REQUESTED else 0
 
 
 def over(
@@ -223,8 +228,11 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             returns.apply_refused(machine, job)
             _release(machine, job)
         return
+    if fact.released:
+        job.waiting_since = fact.at
     if fact.goal is Goal.SUSPEND:
         if job.state is State.RUNNING:
+            job.stands(fact.at)
             job.move("JobChanged")
             job.suspended_at = fact.at
             job.held = fact.why
@@ -233,6 +241,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
+        job.goes(fact.at)
         job.held, job.stood_on = None, {}
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(machine, job)

@@ -24,8 +24,9 @@ from skep.machines.allocator import (
     rounds,
     servers,
     spanning,
+    views,
 )
-from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, OpenChange, Part, State
 from skep.units import Instant, after
 from skep.wire.changes import (
     Ask,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
+MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY)
+"""Why an attempt has to be without its GPUs in the end, if not suspended then stopped."""
 RANKS_TOLD = 16
 """Ranks whose GPUs, where they are others than before, take what an attempt does in a record."""
 RESUMES_MAX = 3
@@ -97,9 +100,9 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     wish = asked.ask
     if _depends(wish) and not job.known:
         return  # Its ranks have yet to say what they can, or their nodes to say that they do not.
-    refusal = _refusal(machine, job, wish)
-    if refusal is not None:
-        changes.over(machine, asked, Result.REFUSED, now, *refusal)
+    against = refusal(machine, job, wish)
+    if against is not None:
+        changes.over(machine, asked, Result.REFUSED, now, *against)
         return
     suspended = job.state is State.SUSPENDED
     match wish:
@@ -107,7 +110,7 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if suspended and (job.released or not release):
                 changes.over(machine, asked, Result.DONE, now)
             else:
-                _suspend(machine, job, now, Reason.REQUESTED, release=release)
+                suspend(machine, job, now, Reason.REQUESTED, release=release)
         case AskResume():
             if not suspended:
                 changes.over(machine, asked, Result.DONE, now)
@@ -132,7 +135,7 @@ def follow(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
             if why is not Reason.REQUESTED:
                 changes.over(machine, asked, Result.REFUSED, now, why, detail)
         case AskUnpack():
-            _leave(machine, job, asked, now)
+            leave(machine, job, asked, now)
 
 
 def _depends(wish: Ask) -> bool:
@@ -142,7 +145,7 @@ def _depends(wish: Ask) -> bool:
     )
 
 
-def _refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
+def refusal(machine: AllocatorMachine, job: JobState, wish: Ask) -> tuple[Reason, str] | None:
     """Return why what is asked for cannot be done, or None."""
     match wish:
         case AskUnpack() if not packs.shares(machine, job):
@@ -290,8 +293,8 @@ def _suspended(
         why = change.why
         changes.close(machine, job, Result.DONE, why, now, released=release and whole,
                       detail=change.detail)  # fmt: skip
-        if why is Reason.PREEMPTED and not job.released:
-            dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+        if why in MAKES_ROOM and not job.released:
+            dispatch.stop(machine, job, why, now, change.detail)
         elif why is Reason.UNPACKED and not job.released:
             _stay_or_stop(machine, job, now, change.detail)
 
@@ -314,15 +317,15 @@ def _again(
         return
     why, for_whom = change.why, change.detail
     changes.close(machine, job, Result.UNDONE, Reason.NOT_TAKEN, now, detail=detail)
-    if why is Reason.PREEMPTED and _claimed(machine, job):
-        dispatch.stop(machine, job, Reason.PREEMPTED, now, for_whom)
+    if _owes_room(machine, job, why):
+        dispatch.stop(machine, job, why, now, for_whom)
     elif why is Reason.UNPACKED:
         _stay_or_stop(machine, job, now, detail)
 
 
 def _wants_release(change: OpenChange) -> bool:
     asked = change.asked.ask if change.asked is not None else None
-    leaves = change.why in (Reason.PREEMPTED, Reason.UNPACKED)
+    leaves = change.why in GIVES_WAY
     return asked.release if isinstance(asked, AskSuspend) else leaves
 
 
@@ -368,20 +371,22 @@ def _stored(
     refused = _refusals(told)
     result, why = (Result.UNDONE, Reason.NOT_TAKEN) if refused else (Result.DONE, change.why)
     changes.close(machine, job, result, why, now, detail="; ".join(refused.values()))
-    if change.why is Reason.PREEMPTED and _claimed(machine, job):
-        dispatch.stop(machine, job, Reason.PREEMPTED, now, change.detail)
+    if _owes_room(machine, job, change.why):
+        dispatch.stop(machine, job, change.why, now, change.detail)
     elif change.why is Reason.UNPACKED:
         _stay_or_stop(machine, job, now, change.detail)
 
 
-def _claimed(machine: AllocatorMachine, job: JobState) -> bool:
-    return bool(machine.cells.claimers(cellwork.holder(job.job, job.attempt)))
+def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
+    """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
+    claimed = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
+    return why is Reason.PREEMPTED_BY_POLICY or (why is Reason.PREEMPTED and bool(claimed))
 
 
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def _suspend(
+def suspend(
     machine: AllocatorMachine, job: JobState, now: Instant, why: Reason,
     *, release: bool, detail: str = "",
 ) -> None:  # fmt: skip
@@ -427,8 +432,9 @@ def _tell(machine: AllocatorMachine, job: JobState, fact: JobChanging, now: Inst
 
 
 def give_way(
-    machine: AllocatorMachine, job: JobState, now: Instant, detail: str, *, memory: bool
-) -> bool:
+    machine: AllocatorMachine, job: JobState, now: Instant, detail: str, *, memory: bool,
+    why: Reason = Reason.PREEMPTED,
+) -> bool:  # fmt: skip
     """Have a victim leave its GPUs; return whether that begins with this.
 
     It is suspended with its state in the host's memory if it can be, else it stores its state and
@@ -439,27 +445,28 @@ def give_way(
     if job.change is not None and isinstance(job.change.change, Share):
         changes.close(machine, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     change, can = job.change, job.can
-    if change is not None and change.why is Reason.PREEMPTED and not memory:
+    if change is not None and change.why in MAKES_ROOM and not memory:
         return False  # It is under way.
-    if not memory and _awaits_size(job, can):
+    if not memory and awaits_size(job):
         return _yield_later(machine, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
     if free and "release" in can:
-        _suspend(machine, job, now, Reason.PREEMPTED, release=True, detail=detail)
+        suspend(machine, job, now, why, release=True, detail=detail)
     elif free and "checkpoint" in can and job.state is State.RUNNING:
-        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.PREEMPTED, detail)
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)
     else:
-        dispatch.stop(machine, job, Reason.PREEMPTED, now, detail)
+        dispatch.stop(machine, job, why, now, detail)
     return True
 
 
-def _awaits_size(job: JobState, can: tuple[str, ...]) -> bool:
+def awaits_size(job: JobState) -> bool:
     """Return whether a gang changes its size, or has, and can make room alive once that is over."""
     if job.state is not State.RUNNING:
         return False
     if job.change is None:
         return job.resized > 0 and not job.known
-    return job.change.goal is Goal.RESIZE and ("release" in can or "checkpoint" in can)
+    can = "release" in job.can or "checkpoint" in job.can
+    return job.change.goal is Goal.RESIZE and can
 
 
 def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> bool:
@@ -476,15 +483,19 @@ def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail:
     return begins
 
 
-def _leave(machine: AllocatorMachine, job: JobState, asked: AskTaken, now: Instant) -> None:
+def leave(
+    machine: AllocatorMachine, job: JobState, asked: AskTaken | None, now: Instant,
+    detail: str = "",
+) -> None:  # fmt: skip
     """Have a job leave GPUs that it shares, with as little lost as it can."""
     if "release" in job.can:
-        _suspend(machine, job, now, Reason.UNPACKED, release=True)
+        suspend(machine, job, now, Reason.UNPACKED, release=True, detail=detail)
     elif "checkpoint" in job.can and job.state is State.RUNNING:
-        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED)
+        begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.UNPACKED, detail)
     else:
-        changes.over(machine, asked, Result.DONE, now)
-        dispatch.stop(machine, job, Reason.UNPACKED, now)
+        if asked is not None:
+            changes.over(machine, asked, Result.DONE, now)
+        dispatch.stop(machine, job, Reason.UNPACKED, now, detail)
 
 
 def _stay_or_stop(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> None:
@@ -508,32 +519,37 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
         return  # Nothing came free since, and nobody asked.
     room = RETURNS_MAX
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
-        if job.change is not None or not (_wants_back(job) or _wants_away(job)):
+        if job.change is not None or not (views.goes_on(job) or _wants_away(job)):
             continue
+        ruled = not job.spec.opportunistic and views.rules(machine, job.spec.vc)
+        if ruled and not _wants_away(job):
+            continue  # It comes back when its policy says so.
         if room <= 0:
             soft.check_at = now  # Go on in the next decision.
             return
         if _wants_away(job):
             room -= len(job.live)
-            if _goes_away(machine, job, now) or not _wants_back(job):
+            if _goes_away(machine, job, now) or ruled or not views.goes_on(job):
                 continue
-        back = returns.find(machine, job)
-        if back is None:
-            room -= _wait(machine, job)
-            continue
-        room -= len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
-        machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=back.chain, at=now,
-                                    members=back.members))  # fmt: skip
-        asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
-        why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
-        begin(machine, job, Goal.RESUME, Resume(), now, why)
+        cost = returns_now(machine, job, now)
+        room -= cost or _wait(machine, job)
     soft.looked = looked
 
 
-def _wants_back(job: JobState) -> bool:
-    if job.asked is not None and isinstance(job.asked.ask, AskResume):
-        return True
-    return job.held is not Reason.REQUESTED
+def returns_now(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+    """Have a suspended attempt go on, if GPUs that it can go on with are idle.
+
+    Returns what it takes of a decision; 0: there are none.
+    """
+    back = returns.find(machine, job)
+    if back is None:
+        return 0
+    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=back.chain, at=now,
+                                members=back.members))  # fmt: skip
+    asked = job.asked is not None and isinstance(job.asked.ask, AskResume)
+    why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
+    begin(machine, job, Goal.RESUME, Resume(), now, why)
+    return len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
 
 
 def _wants_away(job: JobState) -> bool:
@@ -547,14 +563,14 @@ def _goes_away(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
     """
     assert job.asked is not None, job
     assert isinstance(job.asked.ask, AskMigrate), job
-    refusal = _refusal(machine, job, job.asked.ask)
-    if refusal is not None:
-        changes.over(machine, job.asked, Result.REFUSED, now, *refusal)
+    against = refusal(machine, job, job.asked.ask)
+    if against is not None:
+        changes.over(machine, job.asked, Result.REFUSED, now, *against)
         return False
     why, detail = moving.begin(machine, job, job.asked.ask.to, now)
     if why is Reason.REQUESTED:
         return True
-    if not _wants_back(job) and job.waits != (Reason.WAITS_FOR_GPUS, detail):
+    if not views.goes_on(job) and job.waits != (Reason.WAITS_FOR_GPUS, detail):
         machine.record(JobWaits(job=job.job, why=Reason.WAITS_FOR_GPUS, needs=detail))
     return False
 

@@ -14,11 +14,13 @@ from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
 from skep.machines.allocator import cellwork, changes, resizes, suspects, watch
-from skep.machines.allocator.jobs import JobState, Part, State, Successor
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, Successor
+from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import Goal
+from skep.wire.cluster import Cluster
 from skep.wire.commands import (
     AGENT_PYTHON,
     BindJob,
@@ -49,6 +51,7 @@ RESEND_AFTER = seconds(2)
 """How long a command may stay unanswered before it is repeated: many times an agent's usual answer
 (a few milliseconds), and far below a person's patience."""
 NODE_CHECK_EVERY = seconds(1)
+"""How often nodes are looked for that fell silent, and the watch over the cells goes on."""
 NODE_LOST_AFTER = seconds(40)
 """Silence after which a node's jobs are given up: far beyond an agent's restart (a second) and a
 bus election (4 to 9 s), well within what a user would wait."""
@@ -113,11 +116,24 @@ class Soft:
         """Jobs whose partners on their GPUs may have changed since they were told their share."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
+        self.planned: dict[str, Planned] = {}
+        """By VC whose policy is another than first come, first served: what is kept of its view."""
+        self.planned_for: Cluster | None = None
+        """The cluster that `planned` was made for."""
+        self.touched: dict[str, None] = {}
+        """Jobs of any VC about which something was recorded since the views were last brought up
+        to date."""
+        self.left: dict[str, tuple[Duration, int]] = {}
+        """By job: how long it still had to run, as predicted, when it had been served so long."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
-        first = self.timers[0][0] if self.timers else None
-        times = (first, self.check_at, self.resolve_at)
+        timers, due = self.timers, self.due
+        while timers and due.get(timers[0][1]) != timers[0][0]:
+            heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
+        first = timers[0][0] if timers else None
+        times = (first, self.check_at, self.resolve_at,
+                 *(each.look_at for each in self.planned.values()))  # fmt: skip
         return min((at for at in times if at is not None), default=None)
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
@@ -148,7 +164,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     for name in machine.nodes:
         soft.last_heard[name] = now
     if machine.nodes:
-        soft.check_at = after(now, NODE_CHECK_EVERY)
+        soft.check_at = after(now, machine.node_check_every)
     soft.ripe = dict.fromkeys(machine.reserved)
     # Nodes may have joined that the cells had yet to follow.
     cellwork.resolve(machine, machine.asked)
@@ -198,7 +214,7 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
     if soft.resolve_at is not None and soft.resolve_at <= now:
         cellwork.resolve(machine, machine.asked)
     if soft.check_at is not None and soft.check_at <= now:
-        soft.check_at = after(now, NODE_CHECK_EVERY)
+        soft.check_at = after(now, machine.node_check_every)
         _look_for_lost_nodes(machine, now)
         suspects.convict(machine, now)
         watch.go_round(machine, now)
@@ -267,7 +283,7 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         return  # Published by an earlier process of this agent, stored after a later one's.
     machine.soft.last_heard[event.node] = now
     if machine.soft.check_at is None:
-        machine.soft.check_at = after(now, NODE_CHECK_EVERY)
+        machine.soft.check_at = after(now, machine.node_check_every)
     if node is None or node.joined != event:
         machine.record(NodeAdded(joined=event, clear=machine.order if replaced else 0))
         cellwork.follow_join(machine, now)
@@ -416,7 +432,7 @@ def _owed(
     if job is None or job.attempt != key[1] or job.parts.get(name, Part.GONE) is Part.GONE:
         return None
     if job.state is State.STOPPING:
-        grace_s = PREEMPT_GRACE_S if job.stopped_why is Reason.PREEMPTED else GRACE_S
+        grace_s = PREEMPT_GRACE_S if job.stopped_why in GIVES_WAY else GRACE_S
         return _stop_command(machine, node, key, job.order, grace_s)
     if job.parts[name] is Part.BOUND:
         return _bind_command(machine, job, name, job)

@@ -163,6 +163,18 @@ class JobState(msgspec.Struct):
     mixed: bool = False
     """The attempt shared GPUs at some time: its end says nothing about them."""
 
+    served: int = 0
+    """How long it ran in all attempts until `since`, in nanoseconds."""
+    since: Instant = Instant(0)
+    """When it last began or ceased to run."""
+    began_at: Instant = Instant(0)
+    """When it first ran; 0: it never has."""
+    waiting_since: Instant = Instant(0)
+    """When it last came to its queue, or gave its GPUs back."""
+    starts: int = 0
+    ranked: Reason = Reason.ARRIVAL
+    """Why it was next when its reservation was made."""
+
     @property
     def following(self) -> int:
         """Return the number of the job's next attempt."""
@@ -225,6 +237,16 @@ class JobState(msgspec.Struct):
         """Return whether every part of the attempt is gone."""
         return all(part is Part.GONE for part in self.parts.values())
 
+    def goes(self, at: Instant) -> None:
+        """Note that it runs from here on."""
+        self.since, self.began_at = at, self.began_at or at
+
+    def stands(self, at: Instant) -> None:
+        """Note that it ceases to run, if it does run."""
+        if self.state is State.RUNNING:
+            # A clock that was set back takes nothing away that was served.
+            self.served, self.since = self.served + max(0, at - self.since), at
+
     def move(self, fact: str) -> None:
         """Change state as the table says; any other change is a bug."""
         step = self.state, fact
@@ -249,6 +271,9 @@ FAILURES: dict[Outcome, Reason] = {
     Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
 }
 
+GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED)
+"""Why an attempt may be stopped for others: another one follows, and no retry is counted."""
+
 RETRY_KEYS = {
     Outcome.EXITED: "exit",
     Outcome.SIGNALLED: "signal",
@@ -271,7 +296,7 @@ def judge(job: JobState) -> Verdict:
         return Verdict(End.CANCELLED, Reason.CANCELLED)
     if job.stopped_why is Reason.TIME_LIMIT:
         return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
-    if job.stopped_why in (Reason.PREEMPTED, Reason.UNPACKED):
+    if job.stopped_why in GIVES_WAY:
         return Verdict(None, job.stopped_why, job.stopped_detail)
     if job.stopped_why is Reason.NOT_TAKEN:
         return _lost(job, Reason.NOT_TAKEN, job.stopped_detail)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from skep.cells.clustercheck import cluster_problems
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
@@ -32,11 +31,13 @@ from skep.machines.allocator import (
     schedule,
     spanning,
     suspects,
+    views,
     watch,
 )
-from skep.machines.allocator.jobs import JobState, Part, State, judge
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, judge
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
+from skep.policies.check import cluster_problems
 from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
@@ -120,6 +121,8 @@ class AllocatorMachine:
         """Guaranteed jobs that run opportunistically for now."""
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
+        self.served: dict[str, list[int]] = {}
+        """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
         self.last_asked = 0
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
@@ -129,6 +132,10 @@ class AllocatorMachine:
         self.soft = dispatch.Soft()
         self.node_lost_after = dispatch.NODE_LOST_AFTER
         """Silence after which a node's jobs are given up; a simulation has less patience."""
+        self.node_check_every = dispatch.NODE_CHECK_EVERY
+        """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
+        self.defers = False
+        """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
         """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
@@ -175,7 +182,7 @@ class AllocatorMachine:
             case _:
                 text = f"the allocator does not take {event!r}"
                 raise AssertionError(text)
-        if not isinstance(event, Heartbeat) or self.effects:
+        if (not isinstance(event, Heartbeat) or self.effects) and not self.defers:
             schedule.schedule(self, now)
         watch.look(self, now)
         return self.effects
@@ -227,6 +234,8 @@ class AllocatorMachine:
         # The node's clock may be wrong, and the time limit counts from here.
         at = min(max(event.at, job.bound_at), now)
         self.record(MemberRan(job=job.job, attempt=job.attempt, node=event.node, at=at))
+        if (job.job, job.attempt) not in self.nodes[event.node].open_orders:
+            self.soft.call_off((event.node, job.job, job.attempt))
         if job.state is State.BOUND and Part.BOUND not in job.parts.values():
             self.record(JobRan(job=job.job, attempt=job.attempt, at=at, trace=job.trace))
             dispatch.limit(self, job, now)
@@ -257,6 +266,7 @@ class AllocatorMachine:
             self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
                                    outcome=event.outcome, detail=event.detail, steps=event.steps,
                                    step_ns=event.step_ns))  # fmt: skip
+            self.soft.call_off((event.node, job.job, job.attempt))
             self.settle(job, now)
 
     def _node_cleared(self, event: NodeCleared) -> None:
@@ -305,6 +315,8 @@ class AllocatorMachine:
 
     def apply(self, fact: AllocatorFact | Kept) -> None:
         """Take over one fact, or one piece of a snapshot."""
+        if self.soft.planned:
+            views.touch(self, fact)
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
@@ -339,6 +351,8 @@ class AllocatorMachine:
                 job = self.jobs[fact.job]
                 job.move("JobRan")
                 job.ran_at = fact.at
+                job.starts += 1
+                job.goes(fact.at)
             case JobStopping():
                 self._apply_stopping(fact)
             case MemberGone():
@@ -440,7 +454,8 @@ class AllocatorMachine:
         sequence = job_sequence(fact.job) or 0
         self.last_queued = sequence
         job = JobState(job=fact.job, sequence=sequence, spec=fact.spec, trace=fact.trace,
-                       submitted_at=fact.submitted_at)  # fmt: skip
+                       submitted_at=fact.submitted_at, waiting_since=fact.submitted_at,
+                       since=fact.submitted_at)  # fmt: skip
         self.jobs[fact.job] = job
         self.queue(job).add(job.entry)
 
@@ -487,6 +502,7 @@ class AllocatorMachine:
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
+        job.stands(fact.at)
         job.move("JobStopping")
         self.away.pop(job.job, None)
         job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
@@ -520,10 +536,11 @@ class AllocatorMachine:
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
         suspects.over(self, job, fact)
+        job.stands(fact.at)
+        job.waiting_since = fact.at
         job.move("JobRequeued")
         job.retries_used += fact.counted
-        given_way = fact.why in (Reason.PREEMPTED, Reason.UNPACKED)
-        job.losses += not fact.counted and not given_way
+        job.losses += not fact.counted and fact.why not in GIVES_WAY
         job.members, job.parts, job.gone = {}, {}, []
         job.stopped_why, job.waits = None, None
         changes.forget(self, job)
@@ -534,6 +551,8 @@ class AllocatorMachine:
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         suspects.over(self, job, fact)
+        job.stands(fact.at)
+        views.ended(self, job)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)

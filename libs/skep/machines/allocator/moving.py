@@ -48,10 +48,13 @@ MOVE_WITHIN = seconds(180)
 """What source and successor get for the state: three times what an agent gives its ranks."""
 
 
-def begin(machine: AllocatorMachine, job: JobState, to: str, now: Instant) -> tuple[Reason, str]:
+def begin(
+    machine: AllocatorMachine, job: JobState, to: str, now: Instant,
+    why: Reason = Reason.REQUESTED,
+) -> tuple[Reason, str]:  # fmt: skip
     """Begin to move an attempt, to the nodes named in `to` if any are; return why not.
 
-    REQUESTED if it begins: with an open change of which nobody is told yet.
+    REQUESTED if it begins: with an open change of which nobody is told yet. `why` it is to.
     """
     where = _place(machine, job, to)
     if where is None:
@@ -61,7 +64,6 @@ def begin(machine: AllocatorMachine, job: JobState, to: str, now: Instant) -> tu
     port = machine.nodes[made[0].node].port()
     if port is None or len(made) > GANG_NODES_MAX:
         return Reason.WAITS_FOR_PORT, made[0].node
-    assert job.asked is not None, job
     order, attempt = machine.order + 1, job.following
     text = f"{job.job}.{attempt}.{order}"
     secret = hmac.new(machine.key, text.encode(), hashlib.sha256).hexdigest()
@@ -70,7 +72,7 @@ def begin(machine: AllocatorMachine, job: JobState, to: str, now: Instant) -> tu
                                   trace=job.trace))  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
                                goal=Goal.MIGRATE, change=Move(targets=()), nodes=(),
-                               why=Reason.REQUESTED, at=now, ask=job.asked.number,
+                               why=why, at=now, ask=changes.number(job, why),
                                trace=job.trace))  # fmt: skip
     for member in made:
         dispatch.command(machine, member.node, job.job, attempt, now)
@@ -159,9 +161,10 @@ def _tell(
     detail: str = "",
 ) -> None:  # fmt: skip
     told = tuple(job.live) if nodes is None else nodes
+    assert job.change is not None, job
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=machine.order + 1,
                                goal=Goal.MIGRATE, change=change, nodes=told, detail=detail,
-                               why=Reason.REQUESTED, at=now, round=number, undoing=undoing,
+                               why=job.change.why, at=now, round=number, undoing=undoing,
                                trace=job.trace))  # fmt: skip
     for name in told:
         dispatch.command(machine, name, job.job, job.attempt, now)

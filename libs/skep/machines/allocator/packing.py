@@ -18,7 +18,7 @@ from skep.cells.holds import Hold
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.pick import closest
 from skep.cells.topology import Topology
-from skep.machines.allocator import cellwork, dispatch, packs
+from skep.machines.allocator import cellwork, changes, dispatch, packs
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
@@ -50,20 +50,26 @@ class Seat(NamedTuple):
         return tuple(device for devices in self.member.devices for device in devices)
 
 
-def begin(machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant) -> Refusal:
-    """Put a job that waits beside another; return why not, or REQUESTED if that is done."""
+def begin(
+    machine: AllocatorMachine, job: JobState, wish: AskPack, now: Instant,
+    why: Reason = Reason.REQUESTED,
+) -> Refusal:  # fmt: skip
+    """Put a job that waits beside another; return why not, or REQUESTED if that is done.
+
+    `why` it is to be there.
+    """
     if job.state not in (State.QUEUED, State.RESERVED) and not job.released:
         return Reason.NOT_WAITING, f"it is {job.state}"
     seat = _seat(machine, job, wish)
     if not isinstance(seat, Seat):
         return seat  # Nothing was done.
     if job.released:
-        _regain(machine, job, wish, seat, now)
+        _regain(machine, job, wish, seat, now, why)
     else:
         port = machine.nodes[seat.member.node].port()
         if port is None:
             return Reason.WAITS_FOR_PORT, seat.member.node
-        _bind(machine, job, wish, seat, port, now)
+        _bind(machine, job, wish, seat, port, now, why)
     for name, _ in seat.beside:
         lower(machine, machine.jobs[name], now)
     return Reason.REQUESTED, ""
@@ -79,13 +85,14 @@ def answer(
 
 
 def _bind(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant
-) -> None:
+    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, port: int, now: Instant,
+    why: Reason,
+) -> None:  # fmt: skip
     if job.state is State.RESERVED:
         machine.record(ReservationDropped(job=job.job, attempt=job.following,
-                                          why=Reason.REQUESTED))  # fmt: skip
+                                          why=why))  # fmt: skip
     attempt = job.following
-    machine.record(_decision(job, attempt, wish, seat, now))
+    machine.record(_decision(job, attempt, wish, seat, now, why))
     machine.record(JobBound(job=job.job, attempt=attempt, order=machine.order + 1,
                             members=(seat.member,), master_port=port, why=Reason.PACKED, at=now,
                             trace=job.trace, chain=seat.chain))  # fmt: skip
@@ -93,17 +100,18 @@ def _bind(
 
 
 def _regain(
-    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, now: Instant
+    machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> None:
-    assert job.asked is not None, job
-    machine.record(_decision(job, job.attempt, wish, seat, now))
+    machine.record(_decision(job, job.attempt, wish, seat, now, why))
     machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now))
-    _tell(machine, job, Goal.RESUME, Resume(), Reason.REQUESTED, now, ask=job.asked.number)
+    _tell(machine, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
 
 
-def _decision(job: JobState, attempt: int, wish: AskPack, seat: Seat, now: Instant) -> GpusShared:
+def _decision(
+    job: JobState, attempt: int, wish: AskPack, seat: Seat, now: Instant, why: Reason
+) -> GpusShared:
     return GpusShared(mode=Mode.PACK, job=job.job, attempt=attempt, beside=seat.beside,
-                      node=seat.member.node, devices=seat.devices, why=Reason.REQUESTED, at=now,
+                      node=seat.member.node, devices=seat.devices, why=why, at=now,
                       share=wish.share, told=seat.told, trace=job.trace)  # fmt: skip
 
 

@@ -81,6 +81,8 @@ def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:
         if job is not None and job.attempt == attempt:
             machine.note_borrowed(job)
             machine.soft.reshare[name] = None
+            if machine.soft.planned:
+                machine.soft.touched[name] = None
 
 
 def shares(machine: AllocatorMachine, job: JobState) -> bool:

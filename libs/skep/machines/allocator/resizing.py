@@ -55,10 +55,13 @@ def begin(
     now: Instant,
     *,
     servers: int | None = None,
+    why: Reason = Reason.REQUESTED,
 ) -> tuple[Reason, str]:
-    """Begin to change a gang's size; return why not, or REQUESTED if it begins. None: as it is."""
+    """Begin to change a gang's size; return why not, or REQUESTED if it begins.
+
+    None: as it is. `why` it is to.
+    """
     workers, servers = workers or job.size, servers or job.servers
-    assert job.asked is not None, job
     name = next(name for name in job.live if job.members[name].first_rank == 0)
     node = machine.nodes[name]
     # Ranks on parameter servers meet nowhere: they find them where the attempt began.
@@ -74,7 +77,7 @@ def begin(
             )
         _widen(machine, job, more, now)
     if len(job.live) > 1:
-        spanning.begin(machine, job, name, workers, port, now)
+        spanning.begin(machine, job, name, workers, port, now, why)
         return Reason.REQUESTED, ""
     order = machine.order + 1
     # An order is never used twice, and neither may a generation be.
@@ -82,8 +85,8 @@ def begin(
                     ranks=resizes.plans(job.members[name], workers),
                     master_address=node.joined.address)  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
-                               change=resize, nodes=(name,), why=Reason.REQUESTED, at=now,
-                               ask=job.asked.number, trace=job.trace))  # fmt: skip
+                               change=resize, nodes=(name,), why=why, at=now,
+                               ask=changes.number(job, why), trace=job.trace))  # fmt: skip
     dispatch.command(machine, name, job.job, job.attempt, now)
     return Reason.REQUESTED, ""
 

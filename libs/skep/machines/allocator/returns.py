@@ -45,6 +45,27 @@ def find(machine: AllocatorMachine, job: JobState) -> Back | None:
     return elsewhere(machine, job) if moves(job) else None
 
 
+def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
+    """Return the opportunistic attempts on what a suspended one had, if its VC may have it back."""
+    live = [job.members[name] for name in job.live]
+    found = [machine.cells.find(member.node, device) for member in live
+             for devices in member.devices for device in devices]  # fmt: skip
+    chains = {leaf[0] if leaf is not None else "" for leaf in found}
+    if len(chains) != 1 or "" in chains:
+        return []
+    name = next(iter(chains))
+    chain = machine.cells.chains[name]
+    for leaf in (each[1] for each in found if each is not None):
+        user = chain.user[leaf]
+        if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
+            return []
+    asked = cellwork.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
+    spots = cellwork.spots(machine, name, live)
+    if not asked.guaranteed or machine.cells.cover(Hold(asked, Placement(name, spots))) is None:
+        return []
+    return machine.cells.users(name, spots)
+
+
 def moves(job: JobState) -> bool:
     """Return whether an attempt can return to other GPUs of its nodes than it had."""
     return ABILITY in job.can and not job.tied

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import dispatch, resizing
+from skep.machines.allocator import changes, dispatch, resizing
 from skep.machines.allocator.jobs import JobState, OpenChange, State
 from skep.units import Instant
 from skep.wire.changes import Goal, JobChanging, MemberAnswered
@@ -41,17 +41,17 @@ def spans(change: OpenChange) -> bool:
 
 
 def begin(
-    machine: AllocatorMachine, job: JobState, at: str, workers: int, port: int, now: Instant
-) -> None:
+    machine: AllocatorMachine, job: JobState, at: str, workers: int, port: int, now: Instant,
+    why: Reason,
+) -> None:  # fmt: skip
     """Have all be made ready that a gang of so many workers needs; they are to meet `at` a node."""
-    assert job.asked is not None, job
     nodes = [name for name in job.live if name == at or job.members[name].numbers[-1] >= job.size]
     order = machine.order + 1
     resize = Resize(generation=order, world=workers, ranks=(), master_port=port, at=at,
                     master_address=machine.nodes[at].joined.address, prepare=True)  # fmt: skip
     machine.record(JobChanging(job=job.job, attempt=job.attempt, order=order, goal=Goal.RESIZE,
-                               change=resize, nodes=tuple(nodes), why=Reason.REQUESTED, at=now,
-                               ask=job.asked.number, trace=job.trace))  # fmt: skip
+                               change=resize, nodes=tuple(nodes), why=why, at=now,
+                               ask=changes.number(job, why), trace=job.trace))  # fmt: skip
     for name in nodes:
         dispatch.command(machine, name, job.job, job.attempt, now)
 

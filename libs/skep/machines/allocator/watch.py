@@ -38,6 +38,9 @@ at one time: a broken index is found in every cell, and the first hundred tell e
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a look at broken cells may raise."""
 
+OF_POLICIES = (Reason.POLICY_FAILED, Reason.NOT_ITS_JOB)
+"""What is said of policies: it is over with the next plan that is right, or another policy."""
+
 Place = tuple[Reason, str, str]
 """What is broken: rule, chain, and where."""
 
@@ -76,8 +79,30 @@ def go_round(machine: AllocatorMachine, now: Instant) -> None:
         soft.seen = {}
     _raise(machine, _collect(patrol.step(ROUND_GPUS)), now)
     if patrol.over:
-        for place in [each for each in machine.alarms if each not in soft.seen]:
+        for place in [each for each in machine.alarms
+                      if each not in soft.seen and each[0] not in OF_POLICIES]:  # fmt: skip
             _over(machine, place, now)
+
+
+def policy_wrong(machine: AllocatorMachine, vc: str, rule: Reason, text: str, now: Instant) -> None:
+    """Say once of a VC's policy what is wrong with its plans."""
+    place = rule, "", vc
+    known = machine.alarms.get(place)
+    if known is None and len(machine.alarms) < ALARMS_MAX:
+        machine.record(CellsAlarm(rule=rule, chain="", where=vc, vcs=(vc,), text=text, at=now))
+
+
+def no_policy(machine: AllocatorMachine, now: Instant) -> None:
+    """Take back what was said of policies that no VC has any more."""
+    for place in list(machine.alarms):
+        if place[0] in OF_POLICIES and place[2] not in machine.soft.planned:
+            _over(machine, place, now)
+
+
+def policy_right(machine: AllocatorMachine, vc: str, rule: Reason, now: Instant) -> None:
+    """Take back what was said of a VC's policy."""
+    if (rule, "", vc) in machine.alarms:
+        _over(machine, (rule, "", vc), now)
 
 
 def apply(machine: AllocatorMachine, fact: CellsAlarm) -> None:

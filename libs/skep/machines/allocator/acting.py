@@ -1,0 +1,143 @@
+"""What a policy does to the jobs of its VC: by the same machinery by which tenants ask for it.
+
+Each returns what it took of a decision: 0 if nothing was begun, because it cannot be done now, or
+is under way. A policy that wants it still says so again in its next plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.machines.allocator import changing, moving, packing, packs, placing, resizing, returns
+from skep.machines.allocator.jobs import JobState, State
+from skep.units import Instant
+from skep.view.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
+from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize
+from skep.wire.facts import ReservationDropped
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+WHY = Reason.PREEMPTED_BY_POLICY
+
+
+def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, now: Instant) -> int:
+    """Take one action of a plan on a job that the policy may decide about."""
+    detail = f"{policy}, {action.why}"
+    match action:
+        case Preempt(detail=more):
+            return _preempt(machine, job, f"{detail}: {more}" if more else detail, now)
+        case Suspend():
+            return _suspend(machine, job, detail, now)
+        case Pack(beside=beside):
+            return _pack(machine, job, beside, now)
+        case Unpack():
+            return _unpack(machine, job, detail, now)
+        case Migrate(nodes=nodes):
+            return _migrate(machine, job, nodes, now)
+        case Resize(workers=workers, servers=servers):
+            return _resize(machine, job, workers, servers, now)
+
+
+def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
+    """Have a suspended job without GPUs go on: where it was, else (if it can) somewhere else.
+
+    Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover. On
+    other `nodes` it goes on if it can migrate, and else at home whatever they are.
+    """
+    if job.change is not None or job.successor is not None:
+        return 0
+    if nodes and not all(name in nodes for name in job.live):
+        return _elsewhere(machine, job, nodes, now) or _home(machine, job, now)
+    return _home(machine, job, now) or _elsewhere(machine, job, nodes, now)
+
+
+def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+    cost = changing.returns_now(machine, job, now)
+    if cost:
+        placing.promote(machine, job)
+        return cost
+    users = returns.lent(machine, job)
+    if users:
+        machine.soft.planned[job.spec.vc].returning[job.job] = None
+    return sum(placing.stop_victim(machine, name, job, now) for name in users)
+
+
+def _elsewhere(
+    machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant
+) -> int:
+    to = ",".join(nodes)
+    if job.change is not None or job.job in machine.soft.planned[job.spec.vc].returning:
+        return 0
+    if not job.known or changing.refusal(machine, job, AskMigrate(job=job.job, to=to)) is not None:
+        return 0
+    begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
+    return 2 * len(job.live) if begun is Reason.REQUESTED else 0
+
+
+def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
+    """Have a job be without GPUs."""
+    if job.state is State.RESERVED:
+        machine.record(ReservationDropped(job=job.job, attempt=job.following, why=WHY))
+        return 1
+    if job.released or changing.awaits_size(job):
+        return 0  # It has none; or the plan after the change of size says it again.
+    return len(job.live) * changing.give_way(machine, job, now, detail, memory=False, why=WHY)
+
+
+def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
+    """Suspend a job with its state in the host's memory; who cannot do that goes on running."""
+    if not _calm(job) or job.state is not State.RUNNING or "release" not in job.can:
+        return 0
+    changing.suspend(machine, job, now, WHY, release=True, detail=detail)
+    return len(job.live)
+
+
+def _pack(machine: AllocatorMachine, job: JobState, beside: str, now: Instant) -> int:
+    if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
+        return 0  # Who was to leave others waits for GPUs of its own.
+    wish = AskPack(job=job.job, beside=beside)
+    begun, _ = packing.begin(machine, job, wish, now, Reason.BY_POLICY)
+    return packing.JOBS_PER_GPU_MAX if begun is Reason.REQUESTED else 0
+
+
+def _unpack(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
+    if not _calm(job) or not _changes(job) or not packs.shares(machine, job):
+        return 0
+    changing.leave(machine, job, None, now, detail)
+    return len(job.live)
+
+
+def _migrate(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
+    to = ",".join(nodes)
+    if not _able(machine, job, AskMigrate(job=job.job, to=to)):
+        return 0
+    begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
+    return 2 * len(job.live) if begun is Reason.REQUESTED else 0
+
+
+def _resize(
+    machine: AllocatorMachine, job: JobState, workers: int, servers: int, now: Instant
+) -> int:
+    wish = AskResize(job=job.job, workers=workers, servers=servers or None)
+    same = (workers, servers or job.servers) == (job.size, job.servers)
+    if same or packs.shares(machine, job) or not _able(machine, job, wish):
+        return 0
+    begun, _ = resizing.begin(machine, job, workers, now, servers=servers or None,
+                              why=Reason.BY_POLICY)  # fmt: skip
+    return 2 * len(job.live) + workers if begun is Reason.REQUESTED else 0
+
+
+def _calm(job: JobState) -> bool:
+    """Return whether nothing is under way with a job, or asked for by its tenant."""
+    return job.change is None and job.asked is None and job.successor is None
+
+
+def _changes(job: JobState) -> bool:
+    return job.state in (State.RUNNING, State.SUSPENDED)
+
+
+def _able(machine: AllocatorMachine, job: JobState, wish: Ask) -> bool:
+    ready = _calm(job) and _changes(job) and job.known
+    return ready and changing.refusal(machine, job, wish) is None

@@ -1,0 +1,345 @@
+"""Giving one job its place: where, at whose expense, and what it waits for.
+
+Who must be stopped first is stopped under a reservation: the cells are the job's from the decision
+on. Who is next is `schedule`'s, or (where a VC has a policy) `plans`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from skep.cells.alike import used_up
+from skep.cells.fair import place_yielding
+from skep.cells.holds import Hold, Placement, Request, Spot
+from skep.cells.nodes import NodeState
+from skep.cells.place import Limit
+from skep.machines.allocator import cellwork, changing, servers, suspects
+from skep.machines.allocator.dispatch import command
+from skep.machines.allocator.jobs import JobState, Part, State
+from skep.units import Instant
+from skep.wire.facts import (
+    CellsReserved,
+    JobBound,
+    JobDemoted,
+    JobPromoted,
+    JobWaits,
+    Member,
+    ReservationDropped,
+)
+from skep.wire.reasons import Reason
+from skep.wire.spec import GANG_NODES_MAX
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+MEMBERS_BOUND_MAX = 150
+"""Parts of gangs bound, and victims named or stopped, in one decision: their facts and those of the
+event itself fit one record (500 bytes for a job of one part, less for each further part and each
+victim). A gang that alone has more comes first in a decision, or in the next one."""
+
+
+def serve(
+    machine: AllocatorMachine, job: JobState, ranked: Reason, now: Instant, room: int,
+    only: tuple[str, ...] | None = None,
+) -> int:  # fmt: skip
+    """Bind a job or reserve cells for it; else say why it waits.
+
+    `only`: its VC's policy has its turn, on these nodes if there are any. Then no job of the VC is
+    put aside for its priority: who yields to whom in there is the policy's own word. Returns how
+    many parts were bound and victims named; 0 if it has to wait, -1 for another decision.
+    """
+    soft, attempt = machine.soft, job.following
+    asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
+    if only is not None:
+        asked = asked._replace(priority=0)
+    where = _place(machine, job, asked, now, only)
+    if where is None and cellwork.borrows(job):
+        where = _place(machine, job, cellwork.request(job, attempt, guaranteed=False), now, only)
+    made = cellwork.members(machine, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        why, needs, aside = cellwork.why_not(machine, job, asked)
+        wait(machine, job, why, needs, aside=aside)
+        if not aside and only is None:
+            soft.failed[job.queue] = job.job, soft.changes
+        return int(aside)
+    if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
+        soft.check_at = now
+        return -1
+    why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
+    for name in where.demoted:
+        machine.record(JobDemoted(job=cellwork.job_of(name), attempt=cellwork.attempt_of(name),
+                                  why=Reason.PREEMPTED, detail=f"for {job.job}"))  # fmt: skip
+    for name in where.cancels:
+        other = machine.jobs[cellwork.job_of(name)]
+        machine.record(ReservationDropped(job=other.job, attempt=other.following,
+                                          why=Reason.PREEMPTED))  # fmt: skip
+        soft.returned[other.queue] = None
+    if where.victims or not has_room(machine, job, made):
+        return _reserve(machine, job, where, made, ranked, why, now)
+    return bind(machine, job, where, made, why, ranked, now)
+
+
+def _place(
+    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant,
+    only: tuple[str, ...] | None,
+) -> Placement | None:  # fmt: skip
+    """Return a place; of what is idle, also one that is due to its VC for having less of it."""
+    limit = _limit(machine, job, asked.priority)
+    if only:
+        limit = _within(only, limit, job.size)
+    where = suspects.place(machine, job, asked, limit, now)
+    if where is None and not asked.guaranteed:
+        where = _yielding(machine, job, asked, limit, now)
+    return where
+
+
+def _within(only: tuple[str, ...], limit: Limit, workers: int) -> Limit:
+    """Return a limit that leaves only some nodes."""
+    names = dict.fromkeys(only)
+
+    def within(name: str) -> int:
+        if name not in names:
+            return 0
+        return workers if limit is None else limit(name)
+
+    return within
+
+
+def _yielding(
+    machine: AllocatorMachine, job: JobState, asked: Request, limit: Limit, now: Instant
+) -> Placement | None:
+    """Return a place for which opportunistic jobs of tenants above their share are stopped."""
+    cells = machine.cells
+    used = dict.fromkeys(cells.cluster.vcs, 0)
+    going = {name: None for name, hold in cells.holds.items()
+             if not hold.guaranteed and hold.vc in used and _goes_on(machine, name)}  # fmt: skip
+    for name in going:
+        used[cells.holds[name].vc] += cells.holds[name].gpus
+    if job.spec.vc not in used or sum(used.values()) == used[job.spec.vc]:
+        return None
+    shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
+    for chain in cells.chains.values():
+        if asked.gpu in ("", chain.topology.gpu):
+            found = place_yielding(chain, cells.holds, asked, shares, machine.loss(now), limit,
+                                   going.__contains__)  # fmt: skip
+            if found is not None:
+                return found
+    return None
+
+
+def _goes_on(machine: AllocatorMachine, name: str) -> bool:
+    """Return whether an attempt runs or is about to, and nobody has asked it to stop."""
+    job = machine.jobs.get(cellwork.job_of(name))
+    if job is None or job.state is State.STOPPING:
+        return False
+    attempt = job.following if job.state is State.RESERVED else job.attempt
+    return cellwork.holder(job.job, attempt) == name
+
+
+def bind(
+    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
+    why: Reason, ranked: Reason, now: Instant,
+) -> int:  # fmt: skip
+    """Give a job its GPUs and tell its nodes; returns its parts, 0 if it has to wait for a port."""
+    first = made[0].node
+    port = machine.nodes[first].port()
+    if port is None:
+        # One is free as soon as any job there ends, and the gang keeps its turn.
+        machine.soft.failed[job.queue] = job.job, machine.soft.changes
+        wait(machine, job, Reason.WAITS_FOR_PORT, first)
+        return 0
+    machine.record(
+        JobBound(
+            job=job.job,
+            attempt=job.following,
+            order=machine.order + 1,
+            members=made,
+            master_port=port,
+            why=why,
+            at=now,
+            ranked=ranked,
+            trace=job.trace,
+            chain=where.chain,
+            secret=servers.secret(machine, job),
+        )
+    )
+    for name in job.members:
+        command(machine, name, job.job, job.attempt, now)
+    return len(made)
+
+
+def _reserve(
+    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
+    ranked: Reason, why: Reason, now: Instant,
+) -> int:  # fmt: skip
+    """Claim the cells, then stop whoever still uses them: of very many a part at a time."""
+    users = _with_partners(machine, where)
+    victims = tuple(cellwork.job_of(name) for name in users)
+    needs = f"{len(victims)} jobs to stop" if len(victims) > 1 else "".join(victims)
+    if victims == (job.job,):
+        needs = "its earlier attempt"  # On a node that was lost, and came back with it.
+    wait(machine, job, Reason.WAITS_FOR_VICTIMS, needs)
+    machine.record(CellsReserved(job=job.job, attempt=job.following, chain=where.chain,
+                                 members=made, victims=victims, at=now, why=why,
+                                 ranked=ranked))  # fmt: skip
+    cost = len(made) + len(victims)
+    stop_all(machine, job, users, now, max(0, MEMBERS_BOUND_MAX - cost))
+    if not has_room(machine, job, made):
+        more_victims(machine, job, made, now)
+    return cost
+
+
+def users(machine: AllocatorMachine, job: JobState) -> list[str]:
+    """Return who uses what a job claims."""
+    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
+    return machine.cells.users(hold.chain, hold.spots)
+
+
+def _with_partners(machine: AllocatorMachine, where: Placement) -> list[str]:
+    """Return the victims of a placement, and beside each whoever shares those GPUs with it."""
+    cells = machine.cells
+    users = cells.users(where.chain, where.spots)
+    by_hold: dict[str, list[str]] = {name: [] for name in where.victims}
+    for name in users:
+        hold = cells.hold_of(name)
+        assert hold is not None, name
+        by_hold[hold.job].append(name)
+    return [name for names in by_hold.values() for name in names]
+
+
+def stop_all(
+    machine: AllocatorMachine, job: JobState, names: Iterable[str], now: Instant, most: int
+) -> int:
+    """Stop the users of what a job claims; returns how many were. Those beyond `most` follow."""
+    stopped = 0
+    for name in names:
+        if stopped >= most:
+            machine.soft.check_at = now
+            break
+        stopped += stop_victim(machine, name, job, now)
+    return stopped
+
+
+def stop_victim(
+    machine: AllocatorMachine, name: str, job: JobState, now: Instant, *, memory: bool = False
+) -> bool:
+    """Have one attempt leave what a job claims; return whether that begins with this."""
+    victim = machine.jobs.get(cellwork.job_of(name))
+    current = victim is not None and cellwork.holder(victim.job, victim.attempt) == name
+    if victim is not None and current:
+        return changing.give_way(machine, victim, now, f"for {job.job}", memory=memory)
+    if victim is not None and victim.succeeds(cellwork.attempt_of(name)):
+        machine.give_up_move(victim, now, f"{job.job} needed the GPUs")
+        return True
+    return False
+
+
+def promote(machine: AllocatorMachine, job: JobState) -> None:
+    """Let a job that borrows GPUs have its VC's cells, if they can cover them."""
+    changes = machine.soft.changes
+    if job.job not in machine.borrowed or machine.soft.uncovered.get(job.job) == changes:
+        return
+    hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
+    spots = _cover(machine, job, hold) if hold is not None else None
+    if spots is None:
+        machine.soft.uncovered[job.job] = changes
+        return
+    machine.record(JobPromoted(job=job.job, attempt=job.attempt,
+                               levels=tuple(spot.level for spot in spots)))  # fmt: skip
+
+
+def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:
+    """Return where a job runs as cells of its VC, if that leaves the VC what it would have alone.
+
+    Elsewhere its cells would be broken up by where there happened to be idle GPUs, and its next
+    gang would wait for a whole one: such a job goes on borrowing.
+    """
+    spots = machine.cells.cover(hold)
+    if spots is None:
+        return None
+    asked = cellwork.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    anew = machine.cells.place(asked)
+    if anew is None or anew.chain != hold.chain:
+        return spots
+    chain = machine.cells.chains[hold.chain]
+    pool = chain.pools[hold.vc, hold.pin]
+    return spots if used_up(chain, pool, spots) <= used_up(chain, pool, anew.spots) else None
+
+
+def wait(
+    machine: AllocatorMachine, job: JobState, why: Reason, needs: str, *, aside: bool = False
+) -> None:
+    """Say why a job waits, if that is news; `aside`: nobody waits behind it."""
+    if job.waits != (why, needs) or aside:
+        machine.record(JobWaits(job=job.job, why=why, needs=needs, aside=aside))
+
+
+# --- CPUs and memory ---------------------------------------------------------------------------
+
+
+def _limit(machine: AllocatorMachine, job: JobState, priority: int) -> Limit:
+    """Return how many workers a node's CPUs and memory serve, if the job asks for any.
+
+    For a guaranteed job what opportunistic ones hold counts as free: they can be stopped. What
+    reservations wait for is theirs, as their GPUs are.
+    """
+    wanted = job.spec.resources
+    if not (wanted.cpus or wanted.memory):
+        return None
+    owed = cellwork.owed(machine)
+
+    def limit(name: str) -> int:
+        node = machine.nodes.get(name)
+        if node is None:
+            return 0
+        cpus, memory = owed.get(name, (0, 0))
+        if priority >= 0:
+            for (other, attempt), holding in node.holdings.items():
+                if _yields(machine, other, attempt):
+                    cpus, memory = cpus + holding.cpus, memory + holding.memory
+        return node.workers(wanted, cpus, memory)
+
+    return limit
+
+
+def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
+    hold = machine.cells.hold_of(cellwork.holder(job, attempt))
+    if hold is None:
+        return job in machine.away and machine.away[job].attempt == attempt
+    return not hold.guaranteed
+
+
+def has_room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
+    """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
+    wanted = job.spec.resources
+    return all(machine.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
+
+
+def more_victims(
+    machine: AllocatorMachine, job: JobState, made: tuple[Member, ...], now: Instant
+) -> None:
+    """Stop more opportunistic jobs, whose CPUs or memory a reservation needs, least loss first."""
+    loss = machine.loss(now)
+    for part in made:
+        node = machine.nodes[part.node]
+        coming = _coming(machine, node)
+        names = [cellwork.holder(*attempt) for attempt in node.holdings]
+        for name in sorted(names, key=loss):
+            if node.workers(job.spec.resources, *coming) >= len(part.devices):
+                break
+            other = machine.jobs.get(cellwork.job_of(name))
+            if other is not None and _yields(machine, other.job, other.attempt):
+                stop_victim(machine, name, job, now, memory=True)
+                coming = _coming(machine, node)
+
+
+def _coming(machine: AllocatorMachine, node: NodeState) -> tuple[int, int]:
+    """Return the CPUs and memory of a node that come free because their jobs are being stopped."""
+    cpus = memory = 0
+    for (name, _), holding in node.holdings.items():
+        other = machine.jobs.get(name)
+        gone = other is None or other.state is State.STOPPING
+        if gone or other is None or other.parts.get(node.joined.node) is Part.GONE:
+            cpus, memory = cpus + holding.cpus, memory + holding.memory
+    return cpus, memory

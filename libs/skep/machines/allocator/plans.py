@@ -1,0 +1,235 @@
+"""Carrying out what the policy of a VC plans: actions, then turns; and what is held, with why.
+
+A policy decides in its VC as its tenant would in a cluster of his own: about its guaranteed jobs
+and nothing else. Whatever it names is checked here, so that a wrong plan harms nobody. A policy
+that fails is passed over: until its next plan the VC's queue is served first come, first served.
+
+A plan is made when something happened in the VC (a fact about one of its jobs, hardware that came
+or went), when what its jobs wait for may have come free elsewhere, or when the policy asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skep.machines.allocator import acting, changing, placing, views, watch
+from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.views import Planned
+from skep.units import Instant, after, seconds
+from skep.view.plan import Action, Plan, Turn
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+LOOK_AGAIN = seconds(0.001)
+"""The soonest that a policy is asked again if nothing happens: one that always says `now` is to
+cost a part of a processor, and not all of it."""
+HOLDS_TOLD = 50
+"""Held jobs that are told why in one decision: 200 bytes of its record each. The others follow."""
+
+
+def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
+    """Carry out the plans of VCs in which something happened; return what it took of a decision."""
+    views.bring_up(machine, due=True)
+    watch.no_policy(machine, now)
+    taken = _return(machine, now, room)
+    for planned in machine.soft.planned.values():
+        if not _asks(machine, planned, now):
+            continue
+        if taken >= room:
+            machine.soft.check_at = now
+            break
+        taken += _run(machine, planned, now, room - taken)
+        views.bring_up(machine, due=False)
+    return taken
+
+
+def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
+    """Have jobs go on for which others have left: before anybody else is offered those GPUs."""
+    taken = 0
+    for planned in machine.soft.planned.values():
+        for name in list(planned.returning):
+            job = _job(machine, planned, name)
+            waits = job is not None and job.released and job.change is None
+            if job is not None and waits and taken < room:
+                cost = changing.returns_now(machine, job, now)
+                placing.promote(machine, job)
+                taken, waits = taken + cost, not cost
+            if not waits:
+                del planned.returning[name]
+    return taken
+
+
+def _asks(machine: AllocatorMachine, planned: Planned, now: Instant) -> bool:
+    if planned.due or (planned.look_at is not None and planned.look_at <= now):
+        return True
+    elsewhere = bool(planned.misfits) or (planned.open and planned.outside)
+    return elsewhere and planned.changes != machine.soft.changes
+
+
+def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
+    """Have a policy plan, and do what it says."""
+    planned.due, planned.look_at = False, None
+    planned.returning.clear()
+    view = views.of_vc(machine, planned, now)
+    try:
+        plan = planned.policy.plan(view)
+        jobs = _meant(plan)
+    except Exception as error:
+        planned.fallen = True
+        text = f"{planned.policy.name}: {type(error).__name__}: {error}"
+        watch.policy_wrong(machine, planned.vc, Reason.POLICY_FAILED, text, now)
+        return 0
+    planned.fallen = False
+    room -= (lent := _lend(machine, planned, now, room))
+    watch.policy_right(machine, planned.vc, Reason.POLICY_FAILED, now)
+    if plan.look_at is not None:
+        planned.look_at = max(plan.look_at, after(now, LOOK_AGAIN))
+    wrong: list[str] = []
+    taken = _act(machine, planned, plan, now, room, wrong)
+    if taken < room:
+        taken += _take_turns(machine, planned, plan, now, room - taken, wrong)
+    if taken >= room:
+        planned.due, machine.soft.check_at = True, now
+    _hold(machine, planned, plan, jobs, now)
+    planned.changes = machine.soft.changes
+    if wrong:
+        text = f"{planned.policy.name}: {'; '.join(wrong[:5])}"
+        watch.policy_wrong(machine, planned.vc, Reason.NOT_ITS_JOB, text, now)
+    else:
+        watch.policy_right(machine, planned.vc, Reason.NOT_ITS_JOB, now)
+    return taken + lent
+
+
+def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
+    """Let jobs have idle GPUs that the VC's own cells never hold; return what it took."""
+    taken = 0
+    for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
+        job = machine.jobs[name]
+        if taken < room and job.released:
+            taken += acting.go_on(machine, job, (), now)
+        elif taken < room and job.state is State.QUEUED and name not in machine.parked:
+            taken += max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
+    return taken
+
+
+def _meant(plan: Plan) -> dict[str, None]:
+    """Return the jobs that have a turn; raises what a plan does that is none."""
+    assert isinstance(plan, Plan), plan
+    return dict.fromkeys(turn.job for turn in plan.turns)
+
+
+def _job(machine: AllocatorMachine, planned: Planned, name: str) -> JobState | None:
+    """Return a job that the policy may decide about."""
+    return machine.jobs.get(name) if planned.views.get(name) is not None else None
+
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+def _act(
+    machine: AllocatorMachine, planned: Planned, plan: Plan, now: Instant, room: int,
+    wrong: list[str],
+) -> int:  # fmt: skip
+    """Take the actions of a plan; `wrong` is told what cannot be meant."""
+    taken = 0
+    for action in plan.actions:
+        if taken >= room:
+            break
+        job = _job(machine, planned, action.job)
+        if job is None:
+            wrong.append(f"{_kind(action)} {action.job}: no such job of {planned.vc}")
+            continue
+        taken += acting.act(machine, job, action, planned.policy.name, now)
+    return taken
+
+
+def _kind(action: Action) -> str:
+    return type(action).__name__.lower()
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+def _take_turns(
+    machine: AllocatorMachine, planned: Planned, plan: Plan, now: Instant, room: int,
+    wrong: list[str],
+) -> int:  # fmt: skip
+    """Place jobs in the order of a plan; return what it took."""
+    taken, stuck = 0, False
+    planned.open = planned.outside = False
+    for turn in plan.turns:
+        job = _job(machine, planned, turn.job)
+        if job is None:
+            wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
+            continue
+        if job.state is not State.QUEUED and not job.released:
+            continue  # It has its GPUs, or another turn or action of this plan took it.
+        if taken >= room:
+            return taken
+        cost = 0 if stuck else _take_turn(machine, planned, job, turn, now, room - taken)
+        if cost < 0:
+            return room  # It comes first in the next decision.
+        taken += cost
+        if cost:
+            continue
+        planned.open = True
+        planned.outside = planned.outside or _others_matter(machine, job)
+        stuck = stuck or (plan.strict and not job.released)
+        if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
+            placing.wait(machine, job, Reason.WAITS_BEHIND, "")
+    return taken
+
+
+def _take_turn(
+    machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
+) -> int:
+    """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
+    if job.released:
+        return acting.go_on(machine, job, turn.nodes, now)
+    shape = job.spec.resources, job.spec.over_quota, turn.nodes
+    if planned.failed.get(shape) == machine.soft.changes:
+        return 0
+    cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
+    if cost == 0:
+        planned.failed = {shape: machine.soft.changes} | {
+            each: at for each, at in planned.failed.items() if at == machine.soft.changes
+        }
+    return cost
+
+
+def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether what a job waits for may come free outside its VC's cells."""
+    wanted = job.spec.resources
+    if job.released or wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
+        return True
+    port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
+    return port or any(chain.bad for chain in machine.cells.chains.values())
+
+
+# --- who is held ---------------------------------------------------------------------------------
+
+
+def _hold(
+    machine: AllocatorMachine, planned: Planned, plan: Plan, turns: dict[str, None], now: Instant
+) -> None:
+    """Say of jobs without a turn why they wait."""
+    said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
+    usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
+    for name, view in planned.views.items():
+        if view is None or name in turns or name in machine.parked:
+            continue
+        job = machine.jobs[name]
+        if job.state is not State.QUEUED and not (job.released and job.change is None):
+            continue
+        if planned.policy.counts_holds:
+            planned.hold(name, machine.soft.changes)
+        why = said.get(name, usual)
+        if job.waits == why:
+            continue
+        if told == HOLDS_TOLD:
+            planned.due, machine.soft.check_at = True, now
+            return
+        told += 1
+        placing.wait(machine, job, *why)

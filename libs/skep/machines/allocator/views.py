@@ -1,0 +1,309 @@
+"""What the policy of a VC is shown of it, made of the machine's state and kept up to date.
+
+Everything here is soft: after a restart it is made anew. A job's view is made again when a fact
+about the job was applied or the advisor said something new of it, so a plan costs what changed and
+the length of its queue. What never can run as things are, and what its owner keeps suspended, is no
+policy's business and is not shown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from skep.machines.allocator import cellwork, packs
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
+from skep.machines.allocator.nodeviews import Seats
+from skep.policies.policy import Policy
+from skep.policies.registry import make
+from skep.units import Duration, Instant, seconds
+from skep.view.view import JobView, Phase, VcView
+from skep.wire.advice import JobAdvice
+from skep.wire.changes import AskResume, Goal
+from skep.wire.cluster import FIFO
+from skep.wire.commands import Resume, Suspend
+from skep.wire.facts import GhostGone
+from skep.wire.reasons import Reason
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+
+ENDED_KEPT = 500
+"""Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
+
+
+class Planned:
+    """What is kept of a VC that has a policy, from one plan to the next."""
+
+    def __init__(self, vc: str, policy: Policy) -> None:
+        """Start with everything to be looked at."""
+        self.vc = vc
+        self.policy = policy
+        self.views: dict[str, JobView | None] = {}
+        """Its guaranteed jobs in the order of arrival; None: not for the policy."""
+        self.due = True
+        """Whether something happened since the last plan was made."""
+        self.look_at: Instant | None = None
+        """When to ask again if nothing happens before."""
+        self.changes = -1
+        """`Soft.changes` when the last plan was carried out."""
+        self.open = False
+        """Whether a job of the last plan's turns waits still."""
+        self.outside = False
+        """Whether what such a job waits for may be in others' hands."""
+        self.fallen = False
+        """Whether the last plan failed: its queue is served first come, first served."""
+        self.misfits: dict[str, None] = {}
+        """Its jobs that its cells would not hold if nothing else ran: they are no policy's
+        business, and have what they may borrow."""
+        self.held: dict[str, tuple[int, int]] = {}
+        """By job: how often a plan held it, and `Soft.changes` when it last did."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs for which others leave the GPUs that they had."""
+        self.fits: dict[Any, bool] = {}
+        """By what was asked for: whether its cells would hold it."""
+        self.failed: dict[Any, int] = {}
+        """By what was asked for: `Soft.changes` when it could not be had."""
+        self.seats = Seats()
+
+    def show(self, machine: AllocatorMachine, job: JobState) -> None:
+        """Take over how a job is to be seen."""
+        name, view = job.job, of_job(machine, job)
+        self.misfits.pop(name, None)
+        if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
+            shape = job.spec.resources, job.size
+            if shape not in self.fits:
+                self.fits[shape] = cellwork.fits_own(machine, job)
+            if not self.fits[shape]:
+                self.misfits[name], view = None, None
+        if view is not None and name in self.held:
+            view = replace(view, held=self.held[name][0])
+        self.seats.move(name, self.views.get(name), view)
+        self.views[name] = view
+
+    def hold(self, name: str, changes: int) -> None:
+        """Count that a job is held, once for each time that something had come free."""
+        count, last = self.held.get(name, (0, -1))
+        view = self.views[name]
+        if view is not None and last != changes:
+            self.held[name] = count + 1, changes
+            self.views[name] = replace(view, held=count + 1)
+
+    def forget(self, name: str) -> None:
+        """Take over that a job is over."""
+        self.misfits.pop(name, None)
+        self.held.pop(name, None)
+        self.seats.move(name, self.views.pop(name), None)
+
+
+def rules(machine: AllocatorMachine, vc: str) -> bool:
+    """Return whether a VC's guaranteed jobs are placed by its policy alone."""
+    planned = machine.soft.planned.get(vc)
+    return planned is not None and not planned.fallen
+
+
+def waits(machine: AllocatorMachine, vc: str) -> bool:
+    """Return whether a job waits that the VC's policy would have placed."""
+    return machine.soft.planned[vc].open
+
+
+def ended(machine: AllocatorMachine, job: JobState) -> None:
+    """Keep what service a job had had, where a policy may learn from it."""
+    vc = machine.cells.cluster.vcs.get(job.spec.vc)
+    if vc is not None and vc.policy != FIFO and not job.spec.opportunistic:
+        kept = machine.served.setdefault(job.spec.vc, [])
+        kept.append(job.served * job.size * job.spec.resources.gpus)
+        del kept[:-ENDED_KEPT]
+
+
+# --- what happened -------------------------------------------------------------------------------
+
+
+def touch(machine: AllocatorMachine, fact: Any) -> None:
+    """Note whom a fact is about. Called only where some VC has a policy."""
+    soft, job = machine.soft, getattr(fact, "job", None)
+    if job is not None:
+        soft.touched[job] = None
+    if job is None or isinstance(fact, GhostGone):
+        # Nodes, cells and what is left on nodes: what comes free by them may be anybody's.
+        for planned in soft.planned.values():
+            planned.due = True
+
+
+def predicted(machine: AllocatorMachine, job: JobState, advice: JobAdvice) -> None:
+    """Take over how long a job still has to run, as the advisor sees it."""
+    soft = machine.soft
+    if advice.remaining is None or job.spec.vc not in soft.planned:
+        return
+    told = advice.remaining, job.served
+    if soft.left.get(job.job) != told:
+        soft.left[job.job] = told
+        soft.touched[job.job] = None
+
+
+def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
+    """Make the views again of jobs about which something is new; `due`: that asks for a plan."""
+    soft = machine.soft
+    if soft.planned_for is not machine.cells.cluster:
+        _take_up(machine)
+    if not soft.planned or not soft.touched:
+        return
+    touched, soft.touched = soft.touched, {}
+    for name in touched:
+        job = machine.jobs.get(name)
+        if job is None:
+            soft.left.pop(name, None)
+            for planned in soft.planned.values():
+                if name in planned.views:
+                    planned.forget(name)
+                    planned.due = planned.due or due
+        elif job.spec.vc in soft.planned and not job.spec.opportunistic:
+            planned = soft.planned[job.spec.vc]
+            planned.show(machine, job)
+            planned.due = planned.due or due
+
+
+def _take_up(machine: AllocatorMachine) -> None:
+    """Follow the cluster: a VC whose policy is another than before begins anew."""
+    soft, cluster = machine.soft, machine.cells.cluster
+    soft.planned_for = cluster
+    before, soft.planned = soft.planned, {}
+    for name, vc in cluster.vcs.items():
+        if vc.policy == FIFO:
+            continue
+        policy = make(vc.policy, vc.options)
+        known = before.get(name)
+        if known is None or known.policy != policy:
+            soft.planned[name] = Planned(name, policy)
+        else:
+            soft.planned[name] = known
+            known.due = True
+            known.fits.clear()
+    for job in machine.jobs.values() if soft.planned else ():
+        planned = soft.planned.get(job.spec.vc)
+        if planned is not None and not job.spec.opportunistic:
+            planned.show(machine, job)
+
+
+# --- a job ---------------------------------------------------------------------------------------
+
+
+def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
+    """Return what a policy sees of a job; None if there is nothing to be decided about it."""
+    phase = _phase(job)
+    if phase is None or job.job in machine.parked:
+        return None
+    spec, gpus = job.spec, job.spec.resources.gpus
+    expected = spec.size.run_time
+    attempt = job.job, job.attempt
+    partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
+    return JobView(
+        job=job.job,
+        sequence=job.sequence,
+        spec=spec,
+        submitted_at=job.submitted_at,
+        phase=phase,
+        gpus=job.size * gpus,
+        workers=job.size,
+        since=job.since,
+        served=Duration(job.served),
+        began_at=job.began_at,
+        waiting_since=job.waiting_since,
+        starts=job.starts,
+        expected=seconds(expected) if isinstance(expected, float | int) else None,
+        left=_left(machine, job),
+        nodes=() if phase is Phase.WAITING else _nodes(machine, job),
+        chain=job.chain,
+        borrows=job.job in machine.borrowed,
+        partners=tuple(dict.fromkeys(name for name, _ in partners)),
+        can=job.can,
+    )
+
+
+def _phase(job: JobState) -> Phase | None:
+    change = job.change
+    match job.state:
+        case State.QUEUED:
+            return Phase.WAITING
+        case State.RESERVED:
+            return Phase.RESERVED
+        case State.BOUND:
+            return Phase.STARTING
+        case State.STOPPING:
+            return Phase.STOPPING
+        case State.RUNNING:
+            return Phase.STOPPING if _leaves(job) else Phase.RUNNING
+        case State.SUSPENDED:
+            pass
+    if job.released and change is None:
+        return Phase.AWAY if goes_on(job) else None
+    if change is None:
+        return Phase.SUSPENDED
+    if _leaves(job):
+        return Phase.STOPPING
+    goes = isinstance(change.change, Resume) or change.goal is Goal.MIGRATE
+    return Phase.STARTING if goes else Phase.SUSPENDED
+
+
+def goes_on(job: JobState) -> bool:
+    """Return whether a suspended attempt goes on once there are GPUs for it."""
+    resumes = job.asked is not None and isinstance(job.asked.ask, AskResume)
+    return resumes or job.held is not Reason.REQUESTED
+
+
+def _leaves(job: JobState) -> bool:
+    """Return whether an attempt is about to be without its GPUs."""
+    change = job.change
+    if change is None or change.goal not in (Goal.SUSPEND, Goal.CHECKPOINT):
+        return False
+    return change.why in GIVES_WAY or (isinstance(change.change, Suspend) and change.change.release)
+
+
+def _left(machine: AllocatorMachine, job: JobState) -> Duration | None:
+    told = machine.soft.left.get(job.job)
+    return None if told is None else Duration(max(0, told[0] - (job.served - told[1])))
+
+
+def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], ...]:
+    if job.state is not State.RESERVED:
+        return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
+    hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
+    shape, counts = machine.cells.chains[hold.chain].topology, dict[str, int]()
+    for spot in hold.spots:
+        node = shape.node(spot.leaves[0])
+        counts[node] = counts.get(node, 0) + len(spot.leaves)
+    return tuple(counts.items())
+
+
+# --- a VC ----------------------------------------------------------------------------------------
+
+
+def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
+    """Return a VC as its policy sees it."""
+    gpus = free = whole = 0
+    for chain in machine.cells.chains.values():
+        shape, firm = chain.topology, chain.forest.firm
+        for (vc, _), pool in chain.pools.items():
+            if vc != planned.vc:
+                continue
+            whole = max(whole, shape.node_size)
+            gpus += sum(count * shape.size[level] for level, count in enumerate(pool.total))
+            free += sum(count * shape.size[level] for level, count in enumerate(pool.left))
+            for level, index in pool.bound:
+                free += shape.size[level] - firm[level][index]
+            for leaf in chain.bad:
+                cell = chain.cell_of(leaf)
+                gpus -= cell is not None and cell.pool is pool
+    return VcView(
+        vc=planned.vc,
+        now=now,
+        jobs=tuple(view for view in planned.views.values() if view is not None),
+        gpus=gpus,
+        free=free,
+        node_gpus=whole or 8,
+        nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
+        changed=machine.soft.changes,
+        ended=tuple(machine.served.get(planned.vc, ())),
+    )

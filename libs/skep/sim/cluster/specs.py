@@ -1,0 +1,111 @@
+"""A job of a trace as its owner would submit it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from skep.sim.cluster.settings import Settings
+from skep.traces.job import TraceJob
+from skep.units import in_seconds, seconds
+from skep.wire.cluster import Cluster
+from skep.wire.spec import TIME_S_MAX
+
+ENCODER = msgspec.json.Encoder()
+NOISY_SIGMA = 1.0
+"""Spread of what owners say under `noisy`: a factor whose logarithm is normal. Users' estimates are
+off by a factor of e at one sigma."""
+
+
+def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
+    """Return the GPUs of the cluster's largest node, of one type if it is named."""
+    largest = 1
+    for chain in cluster.chains.values():
+        if gpu_type in ("", chain.gpu):
+            size = 1
+            for level in chain.levels:
+                size *= level.fanout
+                if level.name == chain.node_level:
+                    largest = max(largest, size)
+                    break
+    return largest
+
+
+def shape(job: TraceJob, node: int) -> tuple[int, int]:
+    """Return workers, and GPUs of each: as few workers as nodes of so many GPUs allow.
+
+    Where the source says how many workers there are, that many; where it does not and GPUs do not
+    fill nodes evenly, the largest equal parts that fit one.
+    """
+    if job.workers:
+        return job.workers, max(1, job.gpus // job.workers)
+    each = next(size for size in range(min(job.gpus, node), 0, -1) if job.gpus % size == 0)
+    return job.gpus // each, each
+
+
+class Owners:
+    """Writes the specs. What is noisy depends on the seed and the job, on nothing else."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        """Write for a cluster."""
+        self._settings = settings
+        kinds = ("", *(chain.gpu for chain in cluster.chains.values()))
+        self._nodes = {kind: node_gpus(cluster, kind) for kind in kinds}
+        self._alone = next(iter(cluster.vcs)) if len(cluster.vcs) == 1 else ""
+
+    def vc(self, job: TraceJob) -> str:
+        """Return where a job is submitted: one without a VC goes to the only one there is."""
+        return job.vc or self._alone
+
+    def write(self, job: TraceJob) -> bytes:
+        """Return a spec as JSON."""
+        tied = job.gpu_type if job.tied else ""
+        workers, gpus = shape(job, self._nodes.get(tied, self._nodes[""]))
+        resources: dict[str, Any] = {"gpus": gpus, "workers": workers}
+        if tied:
+            resources["gpu_type"] = tied
+        if job.within:
+            resources["topology"] = {"within": job.within, "hard": job.hard}
+        if job.cpus:
+            resources["cpus"] = job.cpus
+        if job.memory:
+            resources["memory"] = job.memory
+        spec: dict[str, Any] = {
+            "name": job.id or "job", "vc": self.vc(job), "resources": resources,
+        }  # fmt: skip
+        if job.servers:
+            spec["script"] = "train.py"
+            spec["ps"] = {"servers": job.servers, "min": 1}
+        else:
+            spec["command"] = ("train",)
+        if job.workers_max:
+            spec["elastic"] = {"min": job.workers_min or 1, "max": job.workers_max}
+        if job.priority:
+            spec["priority"] = job.priority
+        if job.opportunistic:
+            spec["service_class"] = "opportunistic"
+        elif self._settings.over_quota != "wait":
+            spec["over_quota"] = self._settings.over_quota
+        size = self._size(job)
+        if size:
+            spec["size"] = size
+        return ENCODER.encode(spec)
+
+    def _size(self, job: TraceJob) -> dict[str, Any]:
+        size: dict[str, Any] = {}
+        hints = self._settings.hints
+        if hints != "none" and 0 < job.run_time < seconds(TIME_S_MAX):
+            factor = 1.0
+            if hints == "noisy":
+                rng = random.Random(f"hint {self._settings.seed} {job.id}")
+                factor = rng.lognormvariate(0.0, NOISY_SIGMA)
+            size["run_time"] = min(in_seconds(job.run_time) * factor, TIME_S_MAX)
+        if job.mini_batches:
+            size["mini_batches"] = job.mini_batches
+        if job.batch_size:
+            size["batch_size"] = job.batch_size
+        if job.model:
+            size["family"] = job.model
+        return size

@@ -1,0 +1,298 @@
+"""The event loop: a virtual clock, the production machines, a network without delay, and nodes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from skep.ids import job_id
+from skep.machines.admission import AdmissionMachine
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.dispatch import NODE_CHECK_EVERY
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.sim.cluster.agents import Agents, Later
+from skep.sim.cluster.ledger import BEGIN, Ledger
+from skep.sim.cluster.samples import Samples
+from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, Settings
+from skep.sim.cluster.specs import Owners
+from skep.traces.job import Trace
+from skep.units import Duration, Instant, after, seconds
+from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.changes import Ask, ChangeAsked
+from skep.wire.cluster import Cluster
+from skep.wire.codec import AskRequest, Facts, Submission, encode
+from skep.wire.commands import BindJob, ChangeJob, StopJob
+from skep.wire.facts import (
+    Admitted,
+    AllocatorFact,
+    CellsSet,
+    EpochBegan,
+    JobEnded,
+    NodeAdded,
+    Refused,
+)
+from skep.wire.node import Gpu, NodeJoined
+from skep.workloads.situation import Speeds
+
+ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
+NODES_JOIN = seconds(10.0)
+"""How long before the trace begins the nodes join: its first jobs find them there."""
+FOR_EVER = Duration(2**62)
+LOOK_AT = 1000
+"""Events between two looks of the allocator's watch over the cells, which in production looks every
+second: a simulated day is over in less."""
+WATCHED_EVERY = 256
+"""Instants between two words to whoever watches a run."""
+QUIET = ("fifo", "backfill")
+"""Policies that do nothing to jobs that run."""
+NODE_CPUS = 4096
+NODE_MEMORY = 1 << 50
+"""More than any job asks for: traces that limit them say so in the cluster (`build`)."""
+
+News = DrainNode | QuarantineGpu | Ask
+Judge = Callable[[AllocatorMachine, list[AllocatorFact]], None]
+Watch = Callable[[int, int], bool]
+"""Told how many jobs are over, of how many; says whether to go on."""
+
+
+class World:
+    """One run. `now` is the virtual time."""
+
+    def __init__(
+        self, trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
+        news: Iterable[tuple[Duration, News]] = (), judge: Judge | None = None,
+    ) -> None:  # fmt: skip
+        """Begin with nothing: the nodes join with the first step.
+
+        `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
+        called after every decision.
+        """
+        self.trace, self.settings = trace, settings
+        self.cluster = _ruled(cluster, settings)
+        self.now = Instant(BEGIN - NODES_JOIN)
+        named = {str(job_id(number)): job for number, job in enumerate(trace.jobs, 1)}
+        self.agents = Agents(named, self.cluster, settings, speeds, _can(self.cluster, settings))
+        self.ledger = Ledger(self.agents.works)
+        self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
+        self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
+        self._at_once = AT_ONCE in settings.compat
+        self._owners = Owners(self.cluster, settings)
+        self._inbox: deque[Any] = deque()
+        """What the allocator has yet to hear at this instant."""
+        self._heap: list[tuple[Instant, int, Later]] = []
+        self._pushed = 0
+        self._next = 0
+        """The job of the trace that is submitted next."""
+        self.allocator.node_lost_after = FOR_EVER
+        self.allocator.node_check_every = self._pace()
+        self._news, self._judge = iter(news), judge
+        self._coming = next(self._news, None)
+        self._asked = len(trace.jobs)
+        """The number of the latest submission or request."""
+        self._facts: list[AllocatorFact] = []
+        """What was decided so far where a decision goes on in a further one at this instant."""
+
+    def _pace(self) -> Duration:
+        """Return how often the allocator's watch goes on: once in LOOK_AT events, about."""
+        jobs = self.trace.jobs
+        span = jobs[-1].at - jobs[0].at if jobs else 0
+        return Duration(max(NODE_CHECK_EVERY, span * LOOK_AT // (2 * len(jobs) or 1)))
+
+    def _begin(self) -> None:
+        for machine in (self.admission, self.allocator):
+            machine.apply(EpochBegan(epoch=1, owner="simulation"))
+        self._admit(Restarted(1))
+        self._inbox.append(Restarted(1))
+        self._inbox += _nodes(self.cluster)
+        everyone = SetVcs(vcs=self.cluster.vcs, chains=self.cluster.chains,
+                          pins=self.cluster.pins, quarantine=self.cluster.quarantine)  # fmt: skip
+        self._admit(everyone)
+        self._inbox.append(everyone)
+        self._settle()
+
+    def run(self, watch: Watch | None = None) -> bool:
+        """Go on until every job is over, or the time is; return False if `watch` ended it."""
+        jobs = len(self.trace.jobs)
+        for number, _ in enumerate(self.steps()):
+            told = watch is not None and number % WATCHED_EVERY == 0
+            if told and watch and not watch(jobs - self.ledger.open, jobs):
+                return False
+        return True
+
+    def steps(self) -> Iterator[Instant]:
+        """Go on until every job is over, or the time is; yield every instant after it."""
+        self._begin()
+        until = self.settings.until
+        end = None if until is None else after(BEGIN, until)
+        while self.ledger.open:
+            at = self._soonest()
+            if at is None or (end is not None and at > end):
+                break
+            self.samples.until(at)
+            self.now = at
+            self.allocator.defers = self._at_once
+            self._happens(at)
+            self.allocator.defers = False
+            wake = self.allocator.wake_at()
+            if self._at_once or (wake is not None and wake <= at):
+                self._inbox.append(Tick())
+            self._settle()
+            yield at
+        if end is not None and self.ledger.open:
+            self.samples.until(end)
+            self.now = end
+        self.samples.until(self.now)
+
+    def _happens(self, at: Instant) -> None:
+        """Have everything happen that does at an instant: ends first, then arrivals."""
+        jobs, heap, agents = self.trace.jobs, self._heap, self.agents
+        while heap and heap[0][0] <= at:
+            _, _, event = heapq.heappop(heap)
+            event[0](*event[1:], at)
+            if agents.told:
+                self._settle()
+        while self._next < len(jobs) and BEGIN + jobs[self._next].at <= at:
+            self._submit(self._next)
+            self._next += 1
+            self._settle()
+        while self._coming is not None and BEGIN + self._coming[0] <= at:
+            self._hear(self._coming[1])
+            self._coming = next(self._news, None)
+            self._settle()
+
+    def _soonest(self) -> Instant | None:
+        """Return when something happens next."""
+        soonest = self.allocator.wake_at()
+        if self._heap and (soonest is None or self._heap[0][0] < soonest):
+            soonest = self._heap[0][0]
+        if self._next < len(self.trace.jobs):
+            arrives = after(BEGIN, self.trace.jobs[self._next].at)
+            if soonest is None or arrives < soonest:
+                soonest = arrives
+        if self._coming is not None:
+            comes = after(BEGIN, self._coming[0])
+            if soonest is None or comes < soonest:
+                soonest = comes
+        return None if soonest is None else max(soonest, self.now)
+
+    def _submit(self, index: int) -> None:
+        job = self.trace.jobs[index]
+        self._admit(Submission(job=job_id(index + 1), vc=self._owners.vc(job),
+                               raw=self._owners.write(job), at=self.now))  # fmt: skip
+
+    def _hear(self, news: News) -> None:
+        """Take what operators or tenants want; a tenant is told what came of it by the facts."""
+        if isinstance(news, DrainNode | QuarantineGpu):
+            self._inbox.append(news)
+            return
+        self._asked += 1
+        vc = self._owners.vc(self.agents.works[news.job].job)
+        self._admit(AskRequest(vc=vc, raw=encode(news), at=self.now, number=self._asked))
+
+    # --- the machines ------------------------------------------------------------------------
+
+    def _admit(self, event: Any) -> None:
+        """Have admission decide, and pass on what the allocator follows."""
+        for effect in self.admission.decide(event, self.now):
+            if type(effect) is Record:
+                fact = effect.fact
+                if isinstance(fact, Admitted | ChangeAsked):
+                    self._inbox.append(Facts(service="admission", at=self.now, facts=(fact,)))
+                elif type(fact) is Refused:
+                    self.ledger.refuse(fact)
+
+    def _settle(self) -> None:
+        """Have the allocator decide, and nodes answer, until nobody has more to say now."""
+        inbox, agents, allocator, now = self._inbox, self.agents, self.allocator, self.now
+        if agents.told:
+            inbox += agents.told
+            agents.told.clear()
+        while inbox:
+            effects = allocator.decide(inbox.popleft(), now)
+            if self._judge is not None:
+                self._show(effects)
+            self._carry_out(effects)
+            if agents.told:
+                inbox += agents.told
+                agents.told.clear()
+            if not inbox and allocator.soft.check_at == now:
+                inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
+        agents.settle(now)
+        for at, event in agents.later:
+            self._pushed += 1
+            heapq.heappush(self._heap, (at, self._pushed, event))
+        agents.later.clear()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        now, news, ledger = self.now, [], self.ledger
+        for effect in effects:
+            if type(effect) is Record:
+                fact = effect.fact
+                ledger.note(fact, now)
+                if type(fact) in ADMISSION_HEARS:
+                    news.append(fact)
+            elif type(effect) is Send:
+                self._command(effect.message)
+        if news:
+            self._admit(Facts(service="allocator", at=now, facts=tuple(news)))
+
+    def _show(self, effects: list[Effect]) -> None:
+        """Have the decision judged, once it is whole."""
+        self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
+        if self._judge is not None and self.allocator.soft.check_at != self.now:
+            self._judge(self.allocator, self._facts)
+            self._facts = []
+
+    def _command(self, message: Any) -> None:
+        match message:
+            case BindJob():
+                self.agents.bind(message, self.now)
+            case StopJob():
+                self.agents.stop(message, self.now)
+            case ChangeJob():
+                self.agents.change(message, self.now)
+            case _:
+                text = f"no node takes {message!r}"
+                raise AssertionError(text)
+
+
+def _ruled(cluster: Cluster, settings: Settings) -> Cluster:
+    """Return a cluster with the policies of a run; ValueError for a VC that does not exist."""
+    vcs = dict(cluster.vcs)
+    for vc, (policy, options) in settings.policies.items():
+        if vc not in vcs:
+            reason = f"no VC is called {vc!r}; there are: {', '.join(vcs)}"
+            raise ValueError(reason)
+        vcs[vc] = msgspec.structs.replace(vcs[vc], policy=policy, options=options)
+    return msgspec.structs.replace(cluster, vcs=vcs)
+
+
+def _can(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
+    """Return what jobs let Skep do with them: said only where it makes a difference."""
+    if settings.can is not None:
+        return settings.can
+    acts = any(each.policy not in QUIET for each in cluster.vcs.values())
+    return EVERYTHING if acts else ()
+
+
+def _nodes(cluster: Cluster) -> Iterator[NodeJoined]:
+    """Yield what every node says as it joins: of a node in several chains, all its GPUs."""
+    gpus: dict[str, list[Gpu]] = {}
+    for chain in cluster.chains.values():
+        size = 1
+        for level in chain.levels:
+            size *= level.fanout
+            if level.name == chain.node_level:
+                break
+        for cell in chain.nodes:
+            gpus.setdefault(cell.node, []).extend(
+                Gpu(index=index, type=chain.gpu) for index in cell.devices or range(size)
+            )
+    for node, devices in gpus.items():
+        yield NodeJoined(node=node, identity=f"id-{node}", incarnation=1, address="10.0.0.1",
+                         ports=(20000, 29999), gpus=tuple(devices), cpus=NODE_CPUS,
+                         memory=NODE_MEMORY)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Traces in the forms in which others published them, and in Skep's own."""

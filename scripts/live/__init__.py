@@ -1,0 +1,1 @@
+"""Workloads on a live embedded cluster whose logs are replayed afterwards."""

@@ -1,0 +1,93 @@
+"""A cluster's streams as a file: one message as JSON on a line, packed if the name ends in .gz."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from skep.units import Instant
+from skep.wire import subjects
+from skep_services.ports import Delivery
+
+STREAMS = tuple(subjects.STREAMS)
+
+
+BEGINNING = b'{"stream":'
+
+
+class ExportError(Exception):
+    """A file is no export; the text says where and why."""
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    stream: str
+    sequence: int
+    at: Instant
+    subject: str
+    payload: str = ""
+    raw: bytes = b""
+    """The payload if it is no text: in JSON base64."""
+    headers: Mapping[str, str] = {}
+
+
+def write(path: Path, streams: Mapping[str, Sequence[Delivery]]) -> None:
+    """Write the messages of streams; raises OSError."""
+    encoder = msgspec.json.Encoder()
+    lines = (encoder.encode(_line(stream, one)) for stream in streams for one in streams[stream])
+    with _open(path, "wb") as file:
+        for line in lines:
+            file.write(line + b"\n")
+
+
+def _line(stream: str, one: Delivery) -> _Line:
+    payload, raw = "", b""
+    try:
+        payload = one.payload.decode()
+    except UnicodeDecodeError:
+        raw = one.payload
+    return _Line(stream, one.sequence, one.at, one.subject, payload, raw, one.headers)
+
+
+def is_export(path: str) -> bool:
+    """Return whether a file begins like an export; raises OSError."""
+    with _open(Path(path), "rb") as file:
+        try:
+            return file.read(len(BEGINNING)) == BEGINNING
+        except (EOFError, OSError, zlib.error):
+            return False
+
+
+def read(path: Path) -> dict[str, list[Delivery]]:
+    """Return the messages by stream; raises OSError, ExportError."""
+    decoder = msgspec.json.Decoder(_Line)
+    found: dict[str, list[Delivery]] = {stream: [] for stream in STREAMS}
+    with _open(path, "rb") as file:
+        for number, line in enumerate(_lines(file, path), 1):
+            try:
+                one = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                text = f"{path}, line {number}: not a message of an export: {error}"
+                raise ExportError(text) from error
+            found.setdefault(one.stream, []).append(
+                Delivery(one.subject, one.raw or one.payload.encode(), one.headers,
+                         one.stream, one.sequence, one.at)
+            )  # fmt: skip
+    return found
+
+
+def _lines(file: Iterable[bytes], path: Path) -> Iterable[bytes]:
+    try:
+        yield from file
+    except (EOFError, gzip.BadGzipFile) as error:
+        text = f"{path}: cut short or damaged: {error}"
+        raise ExportError(text) from error
+
+
+def _open(path: Path, mode: str) -> gzip.GzipFile:
+    if path.suffix == ".gz":
+        return gzip.open(path, mode)  # type: ignore[return-value]
+    return open(path, mode)  # type: ignore[return-value]

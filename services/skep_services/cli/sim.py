@@ -1,0 +1,421 @@
+"""`skep sim`: what a trace would do on a cluster: one run, several side by side, many seeds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep_services.cli import exits, render
+from skep_services.cli.exits import CommandError
+from skep_services.cli.options import Command, say
+from skep_services.cli.render import Column
+
+if TYPE_CHECKING:
+    from skep.traces.job import Trace
+    from skep_services.simulations.order import Order, Played
+    from skep_services.simulations.report import Report, Row
+
+PROBLEMS_SHOWN = 20
+BAR = 24
+SAMPLES = 240
+"""Looks at a run while jobs are being submitted, unless --sample says otherwise."""
+
+ABOUT = """\
+verbs:
+  run      simulate a trace on a cluster
+  compare  the same for several policies, clusters or what-ifs, side by side
+  sweep    the same for several seeds and policies, with the spread
+
+traces:   a file in any form that `skep traces` reads, or GENERATOR[:option=value,...]
+clusters: a cluster file with chains, or NODESxGPUS[:TYPE][/VC=NODES,...], such as 80x8 or
+          100x8:a100/nlp=60,vision=40; without VCs all jobs share one queue
+policies: NAME[:option=value,...] for everyone, or VC=NAME[:...]+VC=NAME[:...]
+what-ifs: VC.nodes+=2  VC.nodes-=2  cluster.nodes+=4  VC.policy=NAME[:...]  VC.weight=2
+
+  skep sim run --trace philly.csv --cluster 80x8 --out report
+  skep sim compare --trace philly.csv --cluster 80x8 --policy fifo --policy tiresias-l
+  skep sim compare --trace week.jsonl --cluster cluster.yaml --what-if "B.nodes+=2"
+  skep sim sweep --trace hived --cluster cluster.yaml --seeds 10 --policy fifo --policy srtf
+
+An interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
+"""
+
+
+def options(parser: ArgumentParser) -> None:
+    """Add what `sim` takes."""
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.epilog = f"{ABOUT}\n{exits.HELP}"
+    parser.add_argument("verb", choices=("run", "compare", "sweep"), help="what to do")
+    parser.add_argument("--trace", metavar="FILE|GENERATOR", required=True, help="the jobs")
+    parser.add_argument("--format", metavar="FORM", help="the trace's form, if not told by itself")
+    parser.add_argument("--cluster", metavar="FILE|SHAPE", action="append", required=True,
+                        help="where they run; several for compare")  # fmt: skip
+    parser.add_argument("--policy", metavar="POLICY", action="append", default=[],
+                        help="who goes next; else what the cluster file says (or fifo)")  # fmt: skip
+    parser.add_argument("--what-if", metavar="CHANGE", action="append", default=[],
+                        help="compare: the cluster as it is, and changed")  # fmt: skip
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
+    parser.add_argument("--seeds", metavar="SEEDS", default="5",
+                        help="sweep: 10 (that is 0 to 9), 3-12 or 1,5,9; default 5")  # fmt: skip
+    parser.add_argument("--models", metavar="NAME", default="steady",
+                        help="how fast jobs go where; default steady: as in the trace")  # fmt: skip
+    parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
+    parser.add_argument("--hints", choices=("exact", "none", "noisy"), default="exact",
+                        help="what owners say of run times; default exact")  # fmt: skip
+    parser.add_argument("--costs", metavar="COSTS", default="none",
+                        help="start=30,stop=5,migrate=20,checkpoint_every=1h; default none")  # fmt: skip
+    parser.add_argument("--noise", metavar="PART", type=float, default=0.0,
+                        help="relative spread of speeds; default 0")  # fmt: skip
+    parser.add_argument("--audit", action="store_true",
+                        help="also run every VC on its cells alone, and say who is worse off")  # fmt: skip
+    parser.add_argument("--lenient", action="store_true",
+                        help="leave out what of the trace makes no sense, and say so")  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", type=Path,
+                        help="write report.html, summary.svg, results.json, jobs-N.csv")  # fmt: skip
+    parser.add_argument("--processes", metavar="N", type=int, default=0,
+                        help="runs at a time; default as many as processors")  # fmt: skip
+
+
+def run(arguments: Namespace) -> int:
+    """Simulate, tell, and return the exit code."""
+    from skep.traces.problems import BadTraceError
+    from skep_services.simulations.inputs import WrongError
+    from skep_services.simulations.pool import DiedError, Stop
+
+    try:
+        with Stop().on_interrupt() as stop:
+            report = _simulate(arguments, stop)
+    except WrongError as error:
+        raise CommandError(exits.USAGE, str(error)) from None
+    except DiedError as error:
+        raise CommandError(exits.FAILED, str(error)) from None
+    except BadTraceError as error:
+        raise CommandError(exits.FAILED, _bad_trace(error), "bad-trace",
+                           rows=len(error.problems), jobs=error.jobs) from None  # fmt: skip
+    if arguments.out is not None:
+        _write(arguments.out, report)
+    if arguments.json:
+        sys.stdout.write(_json(report, curves=False))
+    else:
+        _tell(report)
+    return exits.INTERRUPTED if report.interrupted else exits.OK
+
+
+def _bad_trace(error: Any) -> str:
+    lines = str(error).splitlines()
+    more = f"{error.jobs:,} jobs could run: --lenient leaves the rest out" if error.jobs else ""
+    left = len(lines) - 1 - PROBLEMS_SHOWN
+    shown = [*lines[: PROBLEMS_SHOWN + 1], *([f"  and {left} more kinds"] if left > 0 else [])]
+    return "\n".join([*shown, *([more] if more else [])])
+
+
+def _simulate(arguments: Namespace, stop: Any) -> Report:
+    from skep_services.simulations import ordering, pool
+    from skep_services.simulations.report import Report, base, sweep
+
+    asked = _asked(arguments)
+    places = [_place(each) for each in arguments.cluster]
+    traces = ordering.traces_for(asked, places)
+    trace = traces[asked.seeds[0]]
+    orders, changes = ordering.orders(asked, places, traces)
+    _warn(trace)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        orders = ordering.with_files(orders, arguments.out)
+    processes = arguments.processes or pool.processors()
+    progress = Progress(orders)
+    began = time.monotonic()
+    try:
+        played = pool.play_all(orders, traces, processes, progress.tell, stop)
+    finally:
+        progress.end()
+    done = [each for each in played if each is not None]
+    _tell_time(done, time.monotonic() - began)
+    labels = list(dict.fromkeys(base(order.label) for order in orders))
+    return Report(
+        verb=asked.verb, trace=trace.name, jobs=len(trace.jobs), problems=trace.problems,
+        notes=trace.notes, settings=ordering.settings_told(asked), changes=changes,
+        runs=tuple(done), interrupted=stop.asked,
+        not_run=tuple(order.label for order, each in zip(orders, played, strict=True)
+                      if each is None),
+        swept=sweep(done, labels) if asked.verb == "sweep" else (),
+    )  # fmt: skip
+
+
+def _asked(arguments: Namespace) -> Any:
+    """Return what the command line asks for. Raises WrongError, CommandError."""
+    from skep_services.simulations import inputs
+    from skep_services.simulations.ordering import Asked
+
+    verb = arguments.verb
+    several = len(arguments.cluster) > 1 or len(arguments.policy) > 1
+    if verb != "compare" and len(arguments.cluster) > 1:
+        raise CommandError(exits.USAGE, f"{verb} takes one --cluster; compare takes several")
+    if verb == "run" and several:
+        raise CommandError(exits.USAGE, "run takes one --policy; compare and sweep take several")
+    if arguments.what_if and (verb != "compare" or several):
+        text = "--what-if belongs to compare, with one --cluster and at most one --policy"
+        raise CommandError(exits.USAGE, text)
+    if verb == "compare" and not several and not arguments.what_if:
+        raise CommandError(
+            exits.USAGE, "compare what? Give --policy or --cluster twice, or --what-if"
+        )
+    if arguments.processes < 0:
+        raise CommandError(exits.USAGE, "--processes: 1 or more")
+    until = arguments.until
+    return Asked(
+        verb=verb, trace=arguments.trace, form=arguments.format, clusters=tuple(arguments.cluster),
+        policies=tuple(arguments.policy), what_if=tuple(arguments.what_if),
+        seeds=inputs.seeds(arguments.seeds) if verb == "sweep" else (arguments.seed,),
+        models=arguments.models, until=None if until is None else inputs.duration(until, "--until"),
+        hints=arguments.hints, costs=inputs.costs(arguments.costs), costs_text=arguments.costs,
+        noise=arguments.noise, audit=arguments.audit, lenient=arguments.lenient,
+    )  # fmt: skip
+
+
+def _place(text: str) -> Any:
+    """Return the cluster of a shape or file. Raises WrongError, CommandError."""
+    from skep_services.cli import clusters
+    from skep_services.simulations import inputs
+
+    if inputs.is_shape(text):
+        return inputs.shape(text)
+    try:
+        return inputs.file_place(text, clusters.read(text))
+    except CommandError as error:
+        if error.code == exits.USAGE and not os.path.exists(text):
+            hint = f"--cluster {error.text}; or is it a shape? Write it as 80x8"
+            raise CommandError(exits.USAGE, hint) from None
+        raise
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+class Progress:
+    """One line on a terminal: how far the runs are, and how long it will take."""
+
+    def __init__(
+        self, orders: Sequence[Order], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start counting now; without a terminal nothing is ever said."""
+        self.labels = [order.label for order in orders]
+        self.shown = render.is_terminal(sys.stderr)
+        self.clock = clock
+        self.began = clock()
+        self.width = 0
+
+    def tell(self, done: Sequence[float]) -> None:
+        """Show how far each run is."""
+        if self.shown:
+            line = self.line(done)[: render.terminal_width(sys.stderr) - 1]
+            sys.stderr.write("\r" + line.ljust(self.width))
+            sys.stderr.flush()
+            self.width = len(line)
+
+    def line(self, done: Sequence[float]) -> str:
+        """Return the line: a bar, the part that is done, the time it may take, runs under way."""
+        part = sum(done) / max(len(done), 1)
+        passed = self.clock() - self.began
+        left = f"about {render.duration(round(passed * (1 / part - 1) * 1e9))} left" if part > 0.01 \
+            else f"{render.duration(round(passed * 1e9))} so far"  # fmt: skip
+        bar = ("█" * round(part * BAR)).ljust(BAR, "·")
+        over = sum(each >= 1 for each in done)
+        runs = f"{over} of {render.plural(len(done), 'run')} done"
+        going = ", ".join(f"{label} {each:.0%}" for label, each in zip(self.labels, done, strict=True)
+                          if 0 < each < 1)  # fmt: skip
+        return f"{bar} {part:4.0%}  {left}  {runs}" + (f": {going}" if going else "")
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self.shown and self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+            sys.stderr.flush()
+
+
+def _tell_time(played: Sequence[Played], passed_s: float) -> None:
+    events = sum(each.measures.events for each in played)
+    cpu_s = sum(each.cpu_s for each in played)
+    if cpu_s > 0:
+        say(f"{render.plural(len(played), 'run')} in {render.duration(round(passed_s * 1e9))}: "
+            f"{events:,} starts and ends, {events / cpu_s:,.0f} in a processor second")  # fmt: skip
+
+
+def _warn(trace: Trace) -> None:
+    from skep.traces.problems import told
+
+    if trace.problems:
+        say(f"{trace.name}: {render.plural(len(trace.problems), 'row')} left out, "
+            f"{len(trace.jobs):,} jobs remain:")  # fmt: skip
+        for line in told(trace.problems)[:PROBLEMS_SHOWN]:
+            say(f"  {line}")
+    for line in told(trace.notes):
+        say(f"{trace.name}: {line}")
+
+
+# --- what comes of it -----------------------------------------------------------------------------
+
+
+def _json(report: Report, *, curves: bool) -> str:
+    import msgspec
+
+    from skep_services.simulations.report import without_clock
+
+    tree: dict[str, Any] = msgspec.to_builtins(without_clock(report))
+    for one in tree["runs"]:
+        del one["cpu_s"]
+        if not curves:
+            del one["curves"], one["series"]
+    return msgspec.json.encode(tree).decode() + "\n"
+
+
+def _write(folder: Path, report: Report) -> None:
+    from skep_services.simulations import page
+
+    texts = {"results.json": _json(report, curves=True), "report.html": page.page(report)}
+    if report.runs:
+        texts["summary.svg"] = page.summary(report)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    say(f"wrote {folder}/report.html ({', '.join(name for name in texts if name[0] != 'r')}"
+        f"{', ' if report.runs else ''}results.json)")  # fmt: skip
+
+
+def _tell(report: Report) -> None:
+    from skep_services.simulations.page import CUTS
+    from skep_services.simulations.report import rows
+
+    runs = report.runs
+    for label, changes in report.changes.items():
+        print(f"{label}: {'; '.join(changes)}")
+    if report.changes:
+        print()
+    if not runs:
+        say("interrupted before any run began")
+        return
+    if report.swept:
+        _tell_swept(report)
+    elif report.changes and len(runs) == 2:
+        _tell_difference(runs[0], runs[1])
+    else:
+        _tell_rows(rows([run.measures for run in runs]), [run.label for run in runs])
+        if len(runs) == 1:
+            _tell_groups(runs[0])
+    for run in runs:
+        if run.audit is not None:
+            _tell_audit(run)
+        if run.cut:
+            unfinished = run.measures.all.unfinished
+            say(f"{run.label}: {CUTS[run.cut]}; {unfinished:,} jobs not finished, in no mean")
+    if report.interrupted:
+        left = f"; never begun: {', '.join(report.not_run)}" if report.not_run else ""
+        say(f"interrupted: the figures above are of what had happened until then{left}")
+
+
+def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
+    cells = [row.cells() for row in shown]
+    render.show_table([
+        Column("MEASURE", [row.title for row in shown]),
+        *(Column(label, [each[place] for each in cells], right=True)
+          for place, label in enumerate(labels)),
+    ])  # fmt: skip
+
+
+def _tell_difference(before: Played, after: Played) -> None:
+    """Print both runs, of all jobs and of each tenant, and what differs."""
+    from skep_services.simulations.report import group_rows, rows
+
+    shown = rows([before.measures, after.measures])
+    columns = [Column("MEASURE", [row.title for row in shown])]
+    columns += [Column(label, [row.cells()[place] for row in shown], right=True)
+                for place, label in enumerate((before.label, after.label))]  # fmt: skip
+    columns.append(Column("DIFFERENCE", [_difference(row) for row in shown], right=True))
+    render.show_table(columns)
+    vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
+    told = {"jct_mean_s", "jct_p99_s", "queue_mean_s", "preempted"}
+    lines: list[tuple[str, Row]] = []
+    for vc in vcs:
+        pair = [run.measures.by_vc.get(vc) for run in (before, after)]
+        if None not in pair:
+            groups = [each for each in pair if each is not None]
+            lines += [(vc or "-", row) for row in group_rows(groups) if row.key in told]
+    print()
+    render.show_table([
+        Column("TENANT", [vc for vc, _ in lines]),
+        Column("MEASURE", [row.title for _, row in lines]),
+        *(Column(label, [row.cells()[place] for _, row in lines], right=True)
+          for place, label in enumerate((before.label, after.label))),
+        Column("DIFFERENCE", [_difference(row) for _, row in lines], right=True),
+    ])  # fmt: skip
+
+
+def _difference(row: Row) -> str:
+    before, after = row.values
+    if before is None or after is None:
+        return "-"
+    if after == before:
+        return "="
+    text = row.text(abs(after - before))
+    part = f" ({(after - before) / before:+.1%})" if before else ""
+    return f"{'+' if after > before else '-'}{text}{part}"
+
+
+def _tell_groups(run: Played) -> None:
+    for title, groups in (("TENANT", run.measures.by_vc), ("SIZE", run.measures.by_size)):
+        if len(groups) < 2:
+            continue
+        print()
+        each = list(groups.values())
+        render.show_table([
+            Column(title, [name or "-" for name in groups]),
+            Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
+            Column("JCT MEAN", [f"{one.jct_s.mean:,.0f} s" for one in each], right=True),
+            Column("JCT 99 %", [f"{one.jct_s.p99:,.0f} s" for one in each], right=True),
+            Column("QUEUE MEAN", [f"{one.queue_s.mean:,.0f} s" for one in each], right=True),
+            Column("EFFECTIVE", [f"{one.effectiveness.mean:.3f}" for one in each], right=True),
+            Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
+            Column("PREEMPTED", [f"{one.preempted:,}" for one in each], right=True),
+            Column("GPU HOURS", [f"{one.gpu_hours:,.0f}" for one in each], right=True),
+        ])  # fmt: skip
+
+
+def _tell_swept(report: Report) -> None:
+    from skep_services.simulations.report import rows
+
+    shown = rows([run.measures for run in report.runs])
+    columns = [Column("MEASURE", [row.title for row in shown])]
+    for each in report.swept:
+        cells = []
+        for row in shown:
+            one = each.spreads.get(row.key)
+            cells.append(
+                "-" if one is None else f"{row.text(one.mean)} ± {row.text(one.deviation)}"
+            )
+        columns.append(Column(f"{each.label} ({len(each.seeds)} seeds)", cells, right=True))
+    render.show_table(columns)
+
+
+def _tell_audit(run: Played) -> None:
+    assert run.audit is not None
+    tenants = run.audit.tenants
+    each = list(tenants.values())
+    print(f"\nsharing safety of {run.label}: {run.audit.anomalies} anomalies")
+    render.show_table([
+        Column("TENANT", list(tenants)),
+        Column("JOBS", [f"{one.jobs:,}" for one in each], right=True),
+        Column("QUEUE HERE", [f"{one.shared_s:,.1f} s" for one in each], right=True),
+        Column("ALONE", [f"{one.private_s:,.1f} s" for one in each], right=True),
+        Column("JOBS WORSE", [f"{one.jobs_worse:,}" for one in each], right=True),
+        Column("BY AT MOST", [f"{one.excess_s:,.0f} s" for one in each], right=True),
+        Column("WINDOWS WORSE", [f"{one.windows_worse} of {one.windows}" for one in each],
+               right=True),
+        Column("RHO 50 %", [f"{one.rho.median:.2f}" for one in each], right=True),
+    ])  # fmt: skip
+
+
+COMMANDS = {"sim": Command(options, run)}

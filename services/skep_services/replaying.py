@@ -1,0 +1,172 @@
+"""A cluster's streams, live or exported, as what can be decided again.
+
+NATS | file --> messages by stream --> logs of admission and allocator (chains verified)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from skep.machines.admission import AdmissionMachine
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.base import Machine
+from skep.sim.again import Change, Log
+from skep.wire import codec, subjects
+from skep.wire.admin import SetVcs
+from skep.wire.changes import ChangeAsked
+from skep.wire.cluster import VirtualCluster
+from skep.wire.facts import (
+    AdmissionFact,
+    Admitted,
+    AllocatorFact,
+    CancelAsked,
+    CellsSet,
+    JobEnded,
+    NodeAdded,
+    VcsSet,
+)
+from skep_services.adapters import exported
+from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_link import LinkOptions
+from skep_services.adapters.nats_read import read_stream
+from skep_services.adapters.records import Chain
+from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
+from skep_services.supervisor import home as folder
+
+LIVE = "live"
+Streams = dict[str, list[Delivery]]
+Choice = tuple[str, dict[str, Any]]
+
+
+class UnreachableError(Exception):
+    """There is no bus to read from; the text says what to do."""
+
+
+class Service(NamedTuple):
+    """A service whose decisions can be made again."""
+
+    stream: str
+    facts: Any
+    make: Callable[[], Machine]
+    wants: Mapping[str, tuple[type[Any], ...]]
+
+
+SERVICES = {
+    "admission": Service(
+        subjects.ADMISSION, AdmissionFact, AdmissionMachine,
+        {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded)},
+    ),
+    "allocator": Service(
+        subjects.ALLOC, AllocatorFact, AllocatorMachine,
+        {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked)},
+    ),
+}  # fmt: skip
+"""`wants` as in the services' own `FOLLOW`."""
+
+
+UNREADABLE = (UnreachableError, exported.ExportError, CorruptLogError, MissingStreamError)
+"""What reading and checking a cluster's streams raises."""
+
+
+def read_from(source: str, home: str | None) -> Streams:
+    """Return the streams of the cluster here (`live`), or of an export.
+
+    Raises UnreachableError, ExportError, MissingStreamError, OSError.
+    """
+    if source == LIVE:
+        return asyncio.run(read_live(home))
+    return exported.read(Path(source))
+
+
+async def read_live(home: str | None) -> Streams:
+    """Return the streams of the cluster in `home`, or of the bus that SKEP_NATS_URL names.
+
+    Raises UnreachableError.
+    """
+    options = _options(home)
+    lost: list[Exception] = []
+    bus = await NatsBus.connect(options, lost.append)
+    try:
+        return {stream: await read_stream(bus, stream) for stream in exported.STREAMS}
+    except (TimeoutError, ConnectionError) as error:
+        text = f"the bus at {','.join(options.servers)} cannot be read: {lost or error!r}"
+        raise UnreachableError(text) from error
+    finally:
+        await bus.close()
+
+
+def _options(home: str | None) -> LinkOptions:
+    url = os.environ.get("SKEP_NATS_URL", "")
+    if url and home is None:
+        return LinkOptions(servers=tuple(url.split(",")),
+                           identity=os.environ.get("SKEP_NATS_USER", "operator"),
+                           password=os.environ.get("SKEP_NATS_PASSWORD", ""))  # fmt: skip
+    where = folder.home_folder(home)
+    cluster = folder.read_cluster(where)
+    if cluster is None or not folder.supervisor_alive(cluster):
+        text = (
+            f"no cluster runs in {where}: start it (`skep up`), name its folder (--home), or its "
+            f"bus (SKEP_NATS_URL, SKEP_NATS_USER, SKEP_NATS_PASSWORD), or an export (--from FILE)"
+        )
+        raise UnreachableError(text)
+    nats = cluster["nats"]
+    return LinkOptions(servers=tuple(nats["url"].split(",")), identity="operator",
+                       password=nats["users"]["operator"])  # fmt: skip
+
+
+def records(streams: Streams, service: str) -> list[LogRecord]:
+    """Return a service's records; raises CorruptLogError."""
+    which = SERVICES[service]
+    chain = Chain(f"fact log {which.stream}", which.facts)
+    return [chain.read(one.payload, f"sequence {one.sequence}") for one in streams[which.stream]]
+
+
+def log_of(streams: Streams, service: str) -> Log:
+    """Return what a service decided on, and what it recorded; raises CorruptLogError."""
+    messages = {
+        stream: {one.sequence: codec.read(one.subject, one.payload, one.headers, one.sequence,
+                                          one.at) for one in found}
+        for stream, found in streams.items()
+    }  # fmt: skip
+    return Log(records(streams, service), messages, SERVICES[service].wants)
+
+
+def noted_bytes(streams: Streams) -> dict[str, dict[str, int]]:
+    """Return by service how many bytes its log has, and how many of them are noted inputs."""
+    told = {}
+    for name, service in SERVICES.items():
+        found = records(streams, name)
+        told[name] = {"log": sum(len(one.payload) for one in streams[service.stream]),
+                      "noted": sum(len(one.noted) for one in found)}  # fmt: skip
+    return told
+
+
+def with_policies(choices: Mapping[str, Choice]) -> Change:
+    """Return a change under which these VCs have other policies."""
+
+    def vcs(of: Mapping[str, VirtualCluster]) -> dict[str, VirtualCluster]:
+        return {
+            name: msgspec.structs.replace(vc, policy=choices[name][0], options=choices[name][1])
+            if name in choices
+            else vc
+            for name, vc in of.items()
+        }
+
+    def change(thing: Any) -> Any:
+        match thing:
+            case SetVcs() | VcsSet():
+                return msgspec.structs.replace(thing, vcs=vcs(thing.vcs))
+            case CellsSet():
+                cluster = msgspec.structs.replace(thing.cluster, vcs=vcs(thing.cluster.vcs))
+                asked = msgspec.structs.replace(thing.asked, vcs=vcs(thing.asked.vcs))
+                return msgspec.structs.replace(thing, cluster=cluster, asked=asked)
+            case _:
+                return thing
+
+    return change

@@ -1,0 +1,54 @@
+"""Workload models by name."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from skep.wire.cluster import Chain, Cluster
+from skep.workloads.models import Models
+from skep.workloads.situation import Speeds, Steady
+from skep_services import workload_tables
+from skep_services.simulations.inputs import WrongError, like
+
+VARIABLE = "SKEP_SHARED_DATA"
+
+MODELS = {
+    "steady": "every job goes everywhere as fast as in the trace",
+    "papers": "what the papers print of types, nodes, partners and neighbours",
+    "measured": f"what was measured, by all tables of the folder that {VARIABLE} names",
+    **{name: f"by {name}'s table alone" for name in workload_tables.READERS if name != "salus"},
+}
+
+
+def speeds(name: str, cluster: Cluster) -> Speeds:
+    """Return a workload model for the types and nodes of a cluster. Raises WrongError."""
+    if name not in MODELS:
+        reason = f"no workload model is called {name!r}{like(name, MODELS)}"
+        raise WrongError(reason)
+    if name == "steady":
+        return Steady()
+    node_gpus = max((_node_gpus(chain) for chain in cluster.chains.values()), default=8)
+    types = sorted({chain.gpu for chain in cluster.chains.values()})
+    if name == "papers":
+        return Models(node_gpus=node_gpus, types=types)
+    folder = os.environ.get(VARIABLE, "")
+    if not Path(folder or ".", "").is_dir() or not folder:
+        reason = f"{name}: {VARIABLE} names no folder with measurements; `papers` needs none"
+        raise WrongError(reason)
+    only = () if name == "measured" else (name,)
+    try:
+        read = workload_tables.read(Path(folder), only)
+    except workload_tables.TableError as error:
+        raise WrongError(str(error)) from error
+    if not read.tables:
+        reason = f"{name}: not in {folder}: {', '.join(read.absent.values())}"
+        raise WrongError(reason)
+    return Models(read.tables, node_gpus=node_gpus, types=types, papers=not only)
+
+
+def _node_gpus(chain: Chain) -> int:
+    names = [level.name for level in chain.levels]
+    below = names.index(chain.node_level) + 1 if chain.node_level in names else 0
+    return math.prod(level.fanout for level in chain.levels[:below])

@@ -1,0 +1,140 @@
+"""One run that was ordered, and what is kept of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from skep.sim.cluster.run import run
+from skep.sim.cluster.settings import Settings
+from skep.sim.measures.audit import Audit, audit
+from skep.sim.measures.job import alone_by
+from skep.sim.measures.series import Series, series
+from skep.sim.measures.stat import Curve
+from skep.sim.measures.summary import Measures, curves, measure
+from skep.sim.outcome import JobOutcome, RunResult
+from skep.sim.private import own_jobs, private_cluster
+from skep.traces.job import Trace, TraceJob
+from skep.wire.cluster import Cluster
+from skep.workloads.situation import Speeds
+
+Watch = Callable[[int, int], bool]
+"""Told every so often how many jobs are over, of how many; says whether to go on."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `label` tells it from the others, `policy` and `shape` are as they were asked for.
+
+    `pooled`: all jobs share the one VC that there is, whatever VC the trace gives them; measures
+    are still told for each of the trace's. `audited`: each VC also runs on its own cells alone.
+    """
+
+    label: str
+    policy: str
+    shape: str
+    cluster: Cluster
+    settings: Settings = Settings()
+    models: str = "steady"
+    pooled: bool = False
+    audited: bool = False
+    jobs_to: str = ""
+    """A file for one line for each job; empty: none."""
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a run: the same for the same order and trace, but for `cpu_s`."""
+
+    label: str
+    policy: str
+    shape: str
+    seed: int
+    measures: Measures
+    series: Series
+    curves: dict[str, Curve]
+    audit: Audit | None = None
+    vc_gpus: dict[str, int] = {}
+    cut: str = ""
+    """Why it ended before the trace did: `interrupted`, `until`, `stuck`; empty: it did not."""
+    cpu_s: float = 0.0
+
+
+def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
+    """Simulate, and return what comes of it."""
+    goes_on = True
+
+    def told(over: int, jobs: int) -> bool:
+        nonlocal goes_on
+        goes_on = goes_on and watch(over, jobs)
+        return goes_on
+
+    result = _run(order, order.cluster, trace, speeds, told)
+    private: list[RunResult] = []
+    if order.audited and goes_on:
+        for vc in order.cluster.vcs:
+            own = own_jobs(trace, vc)
+            if own.jobs and goes_on:
+                private.append(_run(order, private_cluster(order.cluster, vc), own, speeds, told))
+    if order.jobs_to:
+        Path(order.jobs_to).write_text("".join(_lines(result.jobs)), encoding="utf-8")
+    cut = "interrupted" if not goes_on else "" if not result.cut else (
+        "until" if order.settings.until is not None else "stuck"
+    )  # fmt: skip
+    return Played(
+        label=order.label, policy=order.policy, shape=order.shape, seed=order.settings.seed,
+        measures=measure(result, alone_by(speeds)), series=series(result), curves=curves(result),
+        audit=audit(result, private) if order.audited and goes_on else None,
+        vc_gpus=result.vc_gpus, cut=cut, cpu_s=result.cpu_s,
+    )  # fmt: skip
+
+
+def _run(
+    order: Order, cluster: Cluster, trace: Trace, speeds: Speeds, watch: Watch
+) -> RunResult:  # fmt: skip
+
+    played = pooled(trace) if order.pooled else trace
+    result = run(played, cluster, order.settings, speeds, clock=time.process_time, watch=watch)
+    if order.pooled:
+        result = msgspec.structs.replace(result, jobs=_as_in(trace.jobs, result.jobs), vc_gpus={})
+    policy = order.policy or result.policy
+    return msgspec.structs.replace(result, policy=policy, cluster=order.shape or result.cluster)
+
+
+def pooled(trace: Trace) -> Trace:
+    """Return a trace whose jobs belong to nobody: they go to the only VC there is."""
+    jobs = tuple(msgspec.structs.replace(job, vc="") for job in trace.jobs)
+    return msgspec.structs.replace(trace, jobs=jobs)
+
+
+def _as_in(jobs: Sequence[TraceJob], outcomes: Sequence[JobOutcome]) -> tuple[JobOutcome, ...]:
+    return tuple(msgspec.structs.replace(outcome, job=job)
+                 for job, outcome in zip(jobs, outcomes, strict=True))  # fmt: skip
+
+
+FIELDS = ("id", "vc", "gpus", "submitted_s", "began_s", "ended_s", "waited_s", "run_time_s",
+          "preempted", "migrated", "refused")  # fmt: skip
+
+
+def _lines(outcomes: Sequence[JobOutcome]) -> list[str]:
+
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(FIELDS)
+    for each in outcomes:
+        job = each.job
+        writer.writerow([job.id, job.vc, job.gpus, _s(job.at), _s(each.began), _s(each.ended),
+                         _s(each.waited), _s(job.run_time), each.preempted, each.migrated,
+                         each.refused])  # fmt: skip
+    return [buffer.getvalue()]
+
+
+def _s(length: int | None) -> str:
+    """Return nanoseconds as seconds, exactly; nothing for None."""
+    if length is None:
+        return ""
+    whole, part = divmod(length, 1_000_000_000)
+    return f"{whole}.{part:09d}".rstrip("0").rstrip(".")

@@ -1,0 +1,184 @@
+"""From what a command line asks for to the runs that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from skep.cells.levels import gpus_owned, gpus_per_node
+from skep.cells.propose import resolve
+from skep.sim.cluster.settings import Costs, Settings
+from skep.traces.job import RowProblem, Trace
+from skep.traces.problems import BadTraceError, suit
+from skep.units import Duration, in_seconds
+from skep.wire.cluster import Cluster
+from skep_services.simulations import sources, whatif
+from skep_services.simulations.inputs import Choice, Place, WrongError, policies
+from skep_services.simulations.models import speeds
+from skep_services.simulations.order import Order
+from skep_services.simulations.report import with_seed
+
+SAMPLES = 240
+"""Looks at a run while its jobs are submitted: as many as a plot can show."""
+SAMPLE_S = 60.0
+"""Between two looks at least."""
+
+Traces = Mapping[int, Trace]
+"""By seed."""
+Hints = Literal["exact", "none", "noisy"]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A command line, read."""
+
+    verb: str
+    trace: str
+    form: str | None
+    clusters: tuple[str, ...]
+    policies: tuple[str, ...]
+    what_if: tuple[str, ...]
+    seeds: tuple[int, ...]
+    models: str
+    until: Duration | None
+    hints: Hints
+    costs: Costs
+    costs_text: str
+    noise: float
+    audit: bool
+    lenient: bool
+
+
+def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
+    """Return by seed the jobs that run on every one of these clusters: of a file the same ones.
+
+    Raises WrongError, OSError, and BadTraceError where some do not and it is not `lenient`.
+    """
+    if not sources.by_seed(asked.trace):
+        return dict.fromkeys(asked.seeds, _trace(asked, places, asked.seeds[0]))
+    return {seed: _trace(asked, places, seed) for seed in asked.seeds}
+
+
+def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
+    trace = sources.load(asked.trace, form=asked.form, seed=seed,
+                         lenient=asked.lenient)  # fmt: skip
+    unfit: dict[int, RowProblem] = {}
+    for place in places:
+        unknown = speeds(asked.models, place.cluster).unknown(trace.jobs)
+        judged = suit(
+            msgspec.structs.replace(trace, problems=()),
+            gpus=_gpus(place.cluster),
+            vcs=None if place.pooled else _owned(place.cluster),
+            unknown=unknown,
+            lenient=True,
+        )
+        unfit |= {problem.row: problem for problem in judged.problems}
+    if not unfit:
+        return trace
+    found = tuple(unfit[row] for row in sorted(unfit))
+    jobs = tuple(job for row, job in enumerate(trace.jobs, 1) if row not in unfit)
+    if not asked.lenient or not jobs:
+        raise BadTraceError(trace.name, found, len(jobs))
+    return msgspec.structs.replace(trace, jobs=jobs, problems=(*trace.problems, *found))
+
+
+def _gpus(cluster: Cluster) -> int:
+
+    return sum(len(chain.nodes) * gpus_per_node(chain) for chain in cluster.chains.values())
+
+
+def _owned(cluster: Cluster) -> dict[str, int]:
+    whole = resolve(cluster, ())
+    return {vc: gpus_owned(whole, vc) for vc in whole.vcs}
+
+
+def orders(
+    asked: Asked, places: Sequence[Place], traces: Traces
+) -> tuple[list[Order], dict[str, tuple[str, ...]]]:  # fmt: skip
+    """Return the runs, and for those of a changed cluster what was changed. Raises WrongError."""
+    if asked.what_if:
+        return _what_if(asked, places[0], traces)
+    found = []
+    for place in places:
+        for text in asked.policies or ("",):
+            names = [name for name, told in ((text, len(asked.policies) > 1 or len(places) == 1),
+                                             (place.name, len(places) > 1)) if told and name]  # fmt: skip
+            label = " · ".join(names) or text or place.name
+            found += _seeded(asked, place, text, label, traces)
+    labels = [order.label for order in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        reason = f"{twice} is asked for twice"
+        raise WrongError(reason)
+    return found, {}
+
+
+def _seeded(asked: Asked, place: Place, text: str, label: str, traces: Traces) -> list[Order]:
+    chosen = policies(text, place.cluster.vcs) if text else {}
+    return [
+        _order(asked, place, chosen, text, traces, seed,
+               with_seed(label, seed) if asked.verb == "sweep" else label)
+        for seed in asked.seeds
+    ]  # fmt: skip
+
+
+def _what_if(
+    asked: Asked, place: Place, traces: Traces
+) -> tuple[list[Order], dict[str, tuple[str, ...]]]:  # fmt: skip
+    text = asked.policies[0] if asked.policies else ""
+    chosen = policies(text, place.cluster.vcs) if text else {}
+    seed = asked.seeds[0]
+    found = [_order(asked, place, chosen, text, traces, seed, "now")]
+    told = {}
+    for number, change in enumerate(asked.what_if, 1):
+        changed = whatif.apply(whatif.parse(change, place.cluster), place.cluster)
+        label = "then" if len(asked.what_if) == 1 else f"then {number}"
+        other = Place(place.name, changed.cluster, place.pooled)
+        found.append(_order(asked, other, chosen | changed.policies, text, traces, seed, label))
+        told[label] = changed.changes
+    return found, told
+
+
+def _order(
+    asked: Asked, place: Place, chosen: dict[str, Choice], text: str, traces: Traces, seed: int,
+    label: str,
+) -> Order:  # fmt: skip
+    trace = traces[seed]
+    span = trace.jobs[-1].at - trace.jobs[0].at if trace.jobs else 0
+    settings = Settings(
+        seed=seed, costs=asked.costs, policies=chosen, until=asked.until, noise=asked.noise,
+        hints=asked.hints, sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
+    )  # fmt: skip
+    if asked.audit and place.pooled:
+        reason = f"--audit: nobody owns a part of {place.name}; a cluster with VCs is needed"
+        raise WrongError(reason)
+    return Order(
+        label=label or "run", policy=text, shape=place.name, cluster=place.cluster,
+        settings=settings, models=asked.models, pooled=place.pooled, audited=asked.audit,
+    )  # fmt: skip
+
+
+def with_files(found: Sequence[Order], folder: Path) -> list[Order]:
+    """Return the runs with a file each for its jobs: jobs-1.csv and so on, in their order."""
+    return [msgspec.structs.replace(order, jobs_to=str(folder / f"jobs-{number}.csv"))
+            for number, order in enumerate(found, 1)]  # fmt: skip
+
+
+def settings_told(asked: Asked) -> dict[str, str]:
+    """Return what was asked for, for whoever reads the report later."""
+    told = {
+        "trace": asked.trace,
+        "cluster": ", ".join(asked.clusters),
+        "policy": ", ".join(asked.policies) or "as in the cluster file, else fifo",
+        "what if": "; ".join(asked.what_if),
+        "seeds": ", ".join(map(str, asked.seeds)),
+        "models": asked.models,
+        "costs": asked.costs_text,
+        "hints": asked.hints,
+        "noise": f"{asked.noise:g}",
+        "until": "" if asked.until is None else f"{in_seconds(asked.until):g} s",
+        "lenient": "yes" if asked.lenient else "no",
+    }
+    return {name: value for name, value in told.items() if value}

@@ -1,0 +1,231 @@
+"""What a command tells of its runs: which measures, in which order, in which units."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from skep.sim.measures.summary import Group, Measures
+from skep.traces.job import RowProblem, Trace
+from skep_services.simulations.order import Played
+from skep_services.simulations.plots import part_text
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """One measure of the same run under several seeds."""
+
+    mean: float
+    deviation: float
+    """Of the sample: 0 of one seed."""
+    least: float
+    most: float
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """One policy on one cluster over all seeds that were played to the end."""
+
+    label: str
+    seeds: tuple[int, ...]
+    spreads: dict[str, Spread]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is told, the same bytes for the same command line and trace."""
+
+    verb: str
+    trace: str
+    jobs: int
+    problems: tuple[RowProblem, ...] = ()
+    notes: tuple[RowProblem, ...] = ()
+    settings: dict[str, str]
+    changes: dict[str, tuple[str, ...]] = {}
+    """By run: what was changed in the cluster."""
+    runs: tuple[Played, ...] = ()
+    not_run: tuple[str, ...] = ()
+    """Runs that were ordered, and never begun: somebody interrupted."""
+    interrupted: bool = False
+    unknown_models: dict[str, int] = {}
+    swept: tuple[Swept, ...] = ()
+
+
+def without_clock(report: Report) -> Report:
+    """Return a report without how long it took: the rest is the same every time."""
+    runs = tuple(msgspec.structs.replace(run, cpu_s=0.0) for run in report.runs)
+    return msgspec.structs.replace(report, runs=runs)
+
+
+class Shown(NamedTuple):
+    """One measure as people see it."""
+
+    key: str
+    title: str
+    get: Callable[[Group], float | None]
+    text: Callable[[float], str]
+    source: str = ""
+
+
+class ShownOfAll(NamedTuple):
+    """The same of a run as a whole."""
+
+    key: str
+    title: str
+    get: Callable[[Measures], float | None]
+    text: Callable[[float], str]
+    source: str = ""
+
+
+def seconds_exactly(value: float) -> str:
+    """Return seconds with their decimals and thousands apart: what is compared with others."""
+    return f"{value:,.2f} s"
+
+
+def ratio_text(value: float) -> str:
+    """Return a ratio with three digits, however large it is."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def count_text(value: float) -> str:
+    """Return a count."""
+    return f"{value:,.0f}"
+
+
+def _some(value: float, count: int) -> float | None:
+    return value if count else None
+
+
+GROUP = (
+    Shown("jct_mean_s", "JCT, mean", lambda g: _some(g.jct_s.mean, g.ended), seconds_exactly),
+    Shown("jct_median_s", "JCT, median", lambda g: _some(g.jct_s.median, g.ended), seconds_exactly),
+    Shown("jct_p95_s", "JCT, 95 %", lambda g: _some(g.jct_s.p95, g.ended), seconds_exactly),
+    Shown("jct_p99_s", "JCT, 99 %", lambda g: _some(g.jct_s.p99, g.ended), seconds_exactly),
+    Shown("queue_mean_s", "queueing, mean", lambda g: _some(g.queue_s.mean, g.ended),
+          seconds_exactly),
+    Shown("queue_p99_s", "queueing, 99 %", lambda g: _some(g.queue_s.p99, g.ended),
+          seconds_exactly),
+    Shown("first_wait_mean_s", "wait for the first run, mean",
+          lambda g: _some(g.first_wait_s.mean, g.first_wait_s.count), seconds_exactly),
+    Shown("effectiveness", "execution effectiveness, mean",
+          lambda g: _some(g.effectiveness.mean, g.ended), ratio_text, "SCHED², eq. 2"),
+    Shown("normalised", "normalised latency, mean",
+          lambda g: _some(g.normalised.mean, g.normalised.count), ratio_text, "GENIE, eq. 15"),
+    Shown("qos", "QoS guaranteed", lambda g: g.qos, part_text, "GENIE, eq. 14"),
+    Shown("rho_median", "finish-time fairness, median",
+          lambda g: _some(g.rho.median, g.rho.count), ratio_text, "Themis, section 3.2"),
+    Shown("rho_p99", "finish-time fairness, 99 %", lambda g: _some(g.rho.p99, g.rho.count),
+          ratio_text, "Themis, section 3.2"),
+    Shown("hundred_mean_s", "time to 100 mini-batches, mean",
+          lambda g: _some(g.hundred_s.mean, g.hundred_s.count), seconds_exactly,
+          "Gandiva, section 6.3"),
+    Shown("preempted", "preemptions", lambda g: g.preempted, count_text),
+    Shown("suspended", "suspensions", lambda g: g.suspended, count_text),
+    Shown("migrated", "migrations", lambda g: g.migrated, count_text),
+    Shown("resized", "changes of size", lambda g: g.resized, count_text),
+    Shown("packed", "packings", lambda g: g.packed, count_text),
+    Shown("lost_s", "work done twice", lambda g: g.lost_s, seconds_exactly),
+    Shown("overhead_s", "spent on changes", lambda g: g.overhead_s, seconds_exactly),
+    Shown("gpu_hours", "GPU hours held", lambda g: g.gpu_hours, count_text),
+    Shown("ended", "jobs that ended", lambda g: g.ended, count_text),
+    Shown("refused", "jobs refused", lambda g: g.refused, count_text),
+    Shown("unfinished", "jobs not finished", lambda g: g.unfinished, count_text),
+)  # fmt: skip
+
+ALL = (
+    ShownOfAll("makespan_s", "makespan", lambda m: m.makespan_s, seconds_exactly),
+    ShownOfAll("allocated", "GPU time allocated", lambda m: m.allocated, part_text),
+    ShownOfAll("busy", "GPU time busy", lambda m: m.busy, part_text),
+    ShownOfAll("useful", "GPU time useful", lambda m: m.useful, part_text),
+    ShownOfAll("fragmentation", "fragmentation", lambda m: m.fragmentation, part_text,
+               "SCHED², eq. 1"),
+    ShownOfAll("no_affinity", "nodes without affinity", lambda m: m.no_affinity, part_text,
+               "HiveD, section 5.2"),
+)  # fmt: skip
+
+ALWAYS = ("jct_mean_s", "queue_mean_s", "preempted", "migrated", "ended")
+"""Measures that are told even where they are 0 or unknown in every run."""
+
+
+class Row(NamedTuple):
+    """A measure of every run."""
+
+    key: str
+    title: str
+    values: tuple[float | None, ...]
+    text: Callable[[float], str]
+    source: str
+
+    def cells(self) -> list[str]:
+        """Return the values as people see them."""
+        return ["-" if value is None else self.text(value) for value in self.values]
+
+
+def rows(measures: Sequence[Measures]) -> list[Row]:
+    """Return the measures of runs as wholes, without those that say nothing in any."""
+    found = group_rows([each.all for each in measures])
+    over_all = [Row(each.key, each.title, tuple(each.get(m) for m in measures), each.text,
+                    each.source) for each in ALL]  # fmt: skip
+    place = next(at for at, row in enumerate(found) if row.key == "effectiveness")
+    return [*found[:place], *(row for row in over_all if _says(row)), *found[place:]]
+
+
+def group_rows(groups: Sequence[Group]) -> list[Row]:
+    """Return the measures of one group of jobs in every run."""
+    made = (Row(each.key, each.title, tuple(each.get(g) for g in groups), each.text, each.source)
+            for each in GROUP)  # fmt: skip
+    return [row for row in made if _says(row) or row.key in ALWAYS]
+
+
+def _says(row: Row) -> bool:
+    return any(row.values)
+
+
+def sweep(runs: Sequence[Played], labels: Sequence[str]) -> tuple[Swept, ...]:
+    """Return the spread of every measure over the seeds of each kind of run."""
+    found = []
+    for label in labels:
+        mine = [run for run in runs if base(run.label) == label and not run.cut]
+        if not mine:
+            continue
+        spreads = {
+            row.key: spread([value for value in row.values if value is not None])
+            for row in rows([run.measures for run in mine])
+            if None not in row.values
+        }
+        found.append(Swept(label, tuple(run.seed for run in mine), spreads))
+    return tuple(found)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return mean, standard deviation of the sample, least and most of some numbers."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Spread(statistics.fmean(values), deviation, min(values), max(values))
+
+
+SEED_MARK = " · seed "
+
+
+def with_seed(label: str, seed: int) -> str:
+    """Return the name of one of several runs that differ by their seeds."""
+    return f"{label}{SEED_MARK}{seed}"
+
+
+def base(label: str) -> str:
+    """Return what such runs have in common."""
+    return label.rpartition(SEED_MARK)[0] or label
+
+
+def told_problems(trace: Trace, most: int) -> list[str]:
+    """Return the first of a trace's problems in words, and how many there are besides."""
+    lines = [problem_text(each) for each in trace.problems[:most]]
+    left = len(trace.problems) - most
+    return [*lines, f"and {left:,} more"] if left > 0 else lines
+
+
+def problem_text(problem: RowProblem) -> str:
+    """Return what is wrong with a row, where, and what to do."""
+    where = f"row {problem.row}" if problem.row else "the whole"
+    column = f", {problem.column}" if problem.column else ""
+    hint = f" ({problem.hint})" if problem.hint else ""
+    return f"{where}{column}: {problem.text}{hint}"

@@ -1,0 +1,55 @@
+"""The simulated cluster: traces through the production machines, on a virtual clock."""
+
+from __future__ import annotations
+
+from skep.sim.cluster.build import of_types, uniform
+from skep.sim.cluster.run import run
+from skep.sim.cluster.settings import Costs, Settings
+from skep.traces.job import Trace, TraceJob
+from skep.units import seconds
+from skep.workloads.situation import Steady
+
+
+def test_jobs_run_one_after_the_other_where_only_one_fits() -> None:
+    trace = Trace(name="two", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
+    result = run(trace, uniform(1, 8), Settings(), Steady())
+    first, second = result.jobs
+    assert (first.began, first.ended, first.waited) == (0, seconds(100), 0)
+    assert (second.began, second.ended, second.waited) == (seconds(100), seconds(150), seconds(90))
+    assert [span.spread for span in second.spans] == [(8,)]
+    assert (result.events, result.gpus, result.cut) == (4, 8, False)
+
+
+def test_a_job_larger_than_a_node_gets_whole_nodes() -> None:
+    trace = Trace(name="gang", jobs=(job("a", 0, 10, 1), job("b", 0, 10, 16)))
+    result = run(trace, uniform(3, 8), Settings(), Steady())
+    assert [each.spans[0].spread for each in result.jobs] == [(1,), (8, 8)]
+
+
+def test_a_start_costs_time_that_is_no_progress() -> None:
+    trace = Trace(name="one", jobs=(job("a", 0, 100, 1),))
+    result = run(trace, uniform(1, 8), Settings(costs=Costs(start_s=7)), Steady())
+    assert result.jobs[0].ended == seconds(107)
+
+
+def test_what_no_node_can_hold_is_refused_with_the_reason() -> None:
+    tied = TraceJob(id="a", at=seconds(0), run_time=seconds(1), gpus=1, gpu_type="h100", tied=True)
+    large = job("b", 0, 1, 64)
+    result = run(Trace(name="bad", jobs=(tied, large)), of_types({"v100": 2, "k80": 2}),
+                 Settings(), Steady())  # fmt: skip
+    assert "h100" in result.jobs[0].refused
+    assert "64 GPUs" in result.jobs[1].refused
+    assert not result.cut
+
+
+def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
+    trace = Trace(name="long", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
+    result = run(trace, uniform(1, 8), Settings(until=seconds(60)), Steady())
+    assert result.cut
+    assert result.jobs[0].ended is None
+    assert result.jobs[0].spans[0].ended_by == "cut"
+    assert result.jobs[1].waited == seconds(50)
+
+
+def job(name: str, at_s: float, lasts_s: float, gpus: int, vc: str = "") -> TraceJob:
+    return TraceJob(id=name, at=seconds(at_s), run_time=seconds(lasts_s), gpus=gpus, vc=vc)

@@ -1,0 +1,323 @@
+"""`skep sim`: small traces from the command line to the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from skep.traces.job import Trace, TraceJob
+from skep.units import seconds
+from skep_services.cli import sim
+from skep_services.cli.main import main
+from skep_services.simulations import plots, pool, report, sources
+from skep_services.simulations.order import Order
+
+Run = Callable[..., tuple[int, str, str]]
+
+HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval,vc\n"
+ROWS = "".join(
+    f"{n},{gpus},{at},10,resnet50,{length},0,{vc}\n"
+    for n, (gpus, at, length, vc) in enumerate([
+        (8, 0, 100, "A"), (8, 10, 100, "A"), (1, 20, 10, "A"),
+        (4, 0, 50, "B"), (4, 5, 50, "B"), (4, 10, 50, "B"), (2, 90, 30, "B"),
+    ])
+)  # fmt: skip
+CLUSTER = """\
+chains:
+  v100: {gpu: v100, levels: {node: 8}, nodes: "n-[1-3]"}
+vcs:
+  A: {cells: {v100/node: 1}}
+  B: {cells: {v100/node: 1}}
+"""
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return what runs a command in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.csv").write_text(HEAD + ROWS)
+    Path("cluster.yaml").write_text(CLUSTER)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main(["sim", *words])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+HERE = ("--trace", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
+
+
+def test_one_run_is_told_as_a_whole_by_tenant_and_by_size(run: Run) -> None:
+    code, out, err = run("run", *HERE)
+    assert code == 0
+    assert "makespan" in out
+    assert re.search(r"JCT, mean +\d+\.\d\d s", out)
+    assert re.search(r"\nA +3 +160 s", out), "100, 190 and 190 s"
+    assert re.search(r"\nB +4 +55 s", out), "50, 50, 90 and 30 s"
+    assert "5-8 GPUs" in out
+    assert "starts and ends" in err
+
+
+def test_json_has_every_measure_and_is_the_same_every_time(run: Run) -> None:
+    code, out, _ = run("run", *HERE, "--json")
+    tree = json.loads(out)
+    assert code == 0
+    assert (tree["jobs"], tree["interrupted"], len(tree["runs"])) == (7, False, 1)
+    one = tree["runs"][0]
+    assert one["measures"]["all"]["jct_s"]["mean"] == pytest.approx((480 + 220) / 7)
+    assert one["measures"]["by_vc"]["A"]["queue_s"]["mean"] == pytest.approx((90 + 180) / 3)
+    assert one["vc_gpus"] == {"A": 8, "B": 8}
+    assert "cpu_s" not in one
+    assert run("run", *HERE, "--json")[1] == out
+
+
+def test_vcs_share_one_queue_where_nobody_divided_the_cluster(run: Run) -> None:
+    _, out, _ = run("run", "--trace", "jobs.csv", "--cluster", "1x8", "--json")
+    measures = json.loads(out)["runs"][0]["measures"]
+    assert measures["makespan_s"] > 250, "one node, and first come, first served"
+    assert list(measures["by_vc"]) == ["A", "B"], "tenants are told all the same"
+
+
+def test_several_processes_come_to_the_same(run: Run) -> None:
+    words = ("sweep", "--trace", "jobs.csv", "--cluster", "cluster.yaml", "--seeds", "2",
+             "--policy", "fifo", "--policy", "backfill", "--json")  # fmt: skip
+    one = run(*words, "--processes", "1")
+    several = run(*words, "--processes", "2")
+    assert one[:2] == several[:2]
+    tree = json.loads(one[1])
+    assert [each["label"] for each in tree["runs"]] == [
+        "fifo · seed 0", "fifo · seed 1", "backfill · seed 0", "backfill · seed 1",
+    ]  # fmt: skip
+    assert [(each["label"], each["seeds"]) for each in tree["swept"]] == [
+        ("fifo", [0, 1]), ("backfill", [0, 1]),
+    ]  # fmt: skip
+    assert tree["swept"][0]["spreads"]["jct_mean_s"]["deviation"] == 0
+
+
+def test_a_comparison_has_a_column_for_each(run: Run) -> None:
+    code, out, _ = run("compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8",
+                       "--processes", "1")  # fmt: skip
+    assert code == 0
+    assert re.match(r"MEASURE +1x8 +9x8", out)
+
+
+def test_what_if_is_told_before_and_after_with_the_difference(run: Run) -> None:
+    code, out, _ = run("compare", *HERE, "--what-if", "A.nodes+=1")
+    assert code == 0
+    assert "A gets 1 node of v100: 1 spare, 0 new" in out
+    assert re.search(r"A +queueing, mean +90\.00 s +26\.67 s +-63\.33 s \(-70\.4%\)", out)
+    assert re.search(r"B +queueing, mean +.*=", out)
+    wrong = run("compare", *HERE, "--what-if", "C.nodes+=1")
+    assert wrong[0] == 2
+    assert "no VC is called 'C'" in wrong[2]
+
+
+def test_an_audit_finds_nobody_worse_than_alone(run: Run) -> None:
+    _, out, _ = run("run", *HERE, "--audit", "--json")
+    tenants = json.loads(out)["runs"][0]["audit"]["tenants"]
+    assert [tenants[vc]["windows_worse"] for vc in ("A", "B")] == [0, 0]
+    assert [tenants[vc]["jobs"] for vc in ("A", "B")] == [3, 4]
+    assert tenants["A"]["shared_s"] == tenants["A"]["private_s"] == pytest.approx(90)
+    code, _, err = run("run", "--trace", "jobs.csv", "--cluster", "3x8", "--audit")
+    assert code == 2
+    assert "a cluster with VCs" in err
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def test_rows_that_cannot_run_end_it_or_are_left_out_and_told(run: Run) -> None:
+    Path("bad.csv").write_text(HEAD + ROWS + "7,0,95,1,r,10,0,A\n8,64,96,1,r,10,0,B\n")
+    code, out, err = run("run", "--trace", "bad.csv", "--cluster", "cluster.yaml", "--json")
+    assert code == 1
+    assert json.loads(out)["error"]["reason"] == "bad-trace"
+    code, out, err = run("run", "--trace", "bad.csv", "--cluster", "cluster.yaml", "--lenient",
+                         "--json", "--out", "told")  # fmt: skip
+    assert code == 0
+    tree = json.loads(out)
+    assert (tree["jobs"], len(tree["problems"])) == (7, 2)
+    assert "2 rows left out" in err
+    assert "Rows that were left out: 2" in Path("told/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        (("run", "--trace", "none.csv", "--cluster", "2x8"), "no such file, and no generator"),
+        (("run", "--trace", "jobs.csv", "--cluster", "two"), "Write it as 80x8"),
+        (("run", *HERE, "--policy", "fifo", "--policy", "fifo"), "run takes one --policy"),
+        (("compare", *HERE), "compare what?"),
+        (("compare", *HERE, "--policy", "fifo", "--policy", "fifo"), "asked for twice"),
+        (("run", *HERE, "--policy", "fifa"), "did you mean fifo?"),
+        (("run", *HERE, "--what-if", "A.nodes+=1"), "--what-if belongs to compare"),
+        (("run", *HERE, "--models", "stedy"), "did you mean steady?"),
+        (("run", *HERE, "--until", "soon"), "write a length of time"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_right(run: Run, words: list[str], what: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert what in err
+
+
+def test_a_run_that_is_ended_early_says_so(run: Run) -> None:
+    code, out, err = run("run", *HERE, "--until", "1m", "--out", "cut")
+    assert code == 0
+    assert re.search(r"jobs not finished +\d", out)
+    assert "ended at --until" in err
+    assert "ended at --until" in Path("cut/report.html").read_text()
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_an_interrupted_run_leaves_a_valid_report(tmp_path: Path, processes: str) -> None:
+    """Interrupt as a terminal does, once the runs are under way: all processes at once."""
+    rows = "".join(f"{n},1,{n},1,r,9,0,A\n" for n in range(8_000))
+    (tmp_path / "long.csv").write_text(HEAD + rows)
+    code = (
+        "import sys; from skep_services.cli import main, sim\n"
+        "class Loud(sim.Progress):\n"
+        "    def tell(self, done):\n"
+        "        if max(done) > 0: print('under way', flush=True)\n"
+        "sim.Progress = Loud\n"
+        "if __name__ == '__main__': sys.exit(main.main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "told.py").write_text(code)
+    words = ["compare", "--trace", "long.csv", "--cluster", "1x8", "--cluster", "2x8", "--json",
+             "--cluster", "3x8", "--out", "out", "--processes", processes]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "told.py", "sim", *words], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "under way\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    tree = json.loads(out.splitlines()[-1])
+    assert tree["interrupted"]
+    assert tree["not_run"] == (["3x8"] if processes == "2" else ["2x8", "3x8"])
+    assert {each["cut"] for each in tree["runs"]} == {"interrupted"}
+    assert all(0 < each["measures"]["all"]["unfinished"] < 8_000 for each in tree["runs"])
+    assert json.loads((tmp_path / "out/results.json").read_text())["interrupted"]
+    assert "<b>Interrupted.</b>" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_run_whose_process_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_child", os.abort)
+    code, _, err = run("compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "2x8",
+                       "--processes", "2")  # fmt: skip
+    assert code == 1
+    assert "ended without a result" in err
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_progress_tells_the_part_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 10.0, 10.0])
+    orders = [Order(label=name, policy="", shape="", cluster=msgspec.UNSET)  # type: ignore[arg-type]
+              for name in ("a", "b")]  # fmt: skip
+    progress = sim.Progress(orders, lambda: next(times))
+    assert progress.line([0.5, 0.0]) == (
+        "██████··················  25%  about 30s left  0 of 2 runs done: a 50%"
+    )
+    assert "10s so far" in progress.line([0.0, 0.0])
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def parsed(text: str) -> ET.Element:
+    """Return a page as XML, which it is but for its document type."""
+    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_the_report_is_well_formed_and_loads_nothing(run: Run) -> None:
+    run("compare", *HERE, "--what-if", "A.nodes+=1;A.policy=backfill", "--audit", "--out", "out")
+    text = Path("out/report.html").read_text()
+    root = parsed(text)
+    outside = [value for element in root.iter() for name, value in element.attrib.items()
+               if name.rpartition("}")[2] in ("href", "src", "srcset", "data", "action")]  # fmt: skip
+    assert not outside
+    names = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert not names & {"script", "link", "iframe", "object", "embed", "img", "image", "use"}
+    assert not re.search(r"url\(|@import", text)
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<svg") >= 7
+    for told in ("A gets 1 node of v100", "Sharing safety: now", "0 anomalies", "SCHED², eq. 2",
+                 "jobs.csv", "seeds", "decisions"):  # fmt: skip
+        assert told in text
+    ET.fromstring(Path("out/summary.svg").read_text())
+    tree = json.loads(Path("out/results.json").read_text())
+    assert len(tree["runs"][0]["series"]["at"]) > 100
+    lines = Path("out/jobs-1.csv").read_text().splitlines()
+    assert lines[1] == "0,A,8,0,0,100,0,100,0,0,"
+    assert len(lines) == 8
+
+
+def test_what_others_wrote_is_escaped(run: Run) -> None:
+    Path("jobs.csv").write_text(HEAD + ROWS.replace(",A\n", ",<script>&\n"))
+    run("run", "--trace", "jobs.csv", "--cluster", "2x8", "--out", "out")
+    text = Path("out/report.html").read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;&amp;" in text
+    parsed(text)
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """A generator's options."""
+
+    jobs: int = 20
+
+
+def lengths(seed: int, options: Lengths) -> Trace:
+    """Return jobs of random lengths, one after the other."""
+    rng = random.Random(seed)
+    jobs = [TraceJob(id=f"{n}", at=seconds(n), run_time=seconds(rng.randint(1, 100)), gpus=8)
+            for n in range(options.jobs)]  # fmt: skip
+    return Trace(name="lengths", jobs=tuple(jobs))
+
+
+def test_a_sweep_tells_the_spread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = sources.Generator(Lengths, lengths, "")
+    monkeypatch.setitem(sources.GENERATORS, "lengths", made)
+    _, out, _ = run("sweep", "--trace", "lengths:jobs=9", "--cluster", "1x8", "--seeds", "3", "--out",
+                    "out", "--processes", "1")  # fmt: skip
+    assert re.search(r"JCT, mean +[\d,.]+ s ± [1-9][\d,.]+ s", out), "every seed is another trace"
+    assert "Over the seeds" in Path("out/report.html").read_text()
+
+
+def test_spread_is_that_of_a_sample() -> None:
+    assert report.spread([1.0, 2.0, 3.0]) == report.Spread(2.0, 1.0, 1.0, 3.0)
+    assert report.spread([4.0]) == report.Spread(4.0, 0.0, 4.0, 4.0)
+
+
+def test_plots_of_nothing_or_of_one_value_are_plots() -> None:
+    empty = plots.lines("t", [], plots.seconds_text, plots.part_text)
+    assert "nothing to draw" in empty
+    flat = plots.lines("t", [plots.Line("a", [(0.0, 0.0)])], plots.seconds_text, plots.part_text,
+                       x_log=True)  # fmt: skip
+    bars = plots.bars("t", ["x", "y"], [plots.Bars("a", [None, 0.0])], plots.number_text)
+    for picture in (empty, flat, bars, plots.stacked("t", [flat, bars])):
+        ET.fromstring(picture)
+    assert [plots.seconds_text(value) for value in (30, 90, 5400, 200_000)] == [
+        "30s", "1.5m", "1.5h", "2.31d",
+    ]  # fmt: skip

@@ -1,0 +1,227 @@
+"""VCs with a policy: who is placed by a plan, who is preempted or held by it, and wrong plans."""
+
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.jobs import State
+from skep.machines.base import Effect, Send
+from skep.policies.policy import Policy
+from skep.policies.registry import POLICIES
+from skep.units import after, seconds
+from skep.view.plan import Hold, Plan, Preempt, Turn
+from skep.view.view import HOLDING, JobView, Phase, VcView
+from skep.wire.admin import SetVcs
+from skep.wire.changes import GpusRegained
+from skep.wire.cluster import VirtualCluster
+from skep.wire.commands import ChangeJob
+from skep.wire.facts import CellsAlarm, JobBound, JobRequeued, JobStopping, JobWaits
+from skep.wire.node import MemberKnown, NodeJoined, Outcome, Tier
+from skep.wire.reasons import Reason
+from tests.kit import (
+    Driver,
+    admitted,
+    allocator,
+    at,
+    cancel_asked,
+    exited,
+    facts_of,
+    joined,
+    spec,
+    started,
+)
+from tests.unit.test_allocator_changes import changed
+
+
+class Shortest(Policy, frozen=True):
+    """Whoever has least work as told has the GPUs; the others are preempted, and held."""
+
+    name: ClassVar[str] = "shortest"
+    source: ClassVar[str] = "a test"
+    strict: bool = True
+
+    def plan(self, view: VcView) -> Plan:
+        room, turns, actions = view.gpus, [], []
+        for job in sorted(view.jobs, key=_length):
+            if job.phase is Phase.STOPPING:
+                continue
+            if job.gpus <= room:
+                room -= job.gpus
+                if job.phase not in HOLDING:
+                    turns.append(Turn(job.job, Reason.PREDICTED_SHORTEST))
+            elif job.phase in HOLDING:
+                actions.append(Preempt(job.job, Reason.PREDICTED_SHORTEST))
+        return Plan(turns=tuple(turns), actions=tuple(actions), strict=self.strict)
+
+
+def _length(job: JobView) -> tuple[int, int]:
+    return job.expected or 0, job.sequence
+
+
+class Broken(Policy, frozen=True):
+    """A policy that does what its options say, whatever that is."""
+
+    name: ClassVar[str] = "broken"
+    source: ClassVar[str] = "a test"
+    raises: bool = False
+    names: tuple[str, ...] = ()
+
+    def plan(self, view: VcView) -> Plan:
+        if self.raises:
+            raise ZeroDivisionError
+        turns = tuple(Turn(name, Reason.ARRIVAL) for name in self.names)
+        return Plan(
+            turns=turns, actions=tuple(Preempt(name, Reason.ARRIVAL) for name in self.names)
+        )
+
+
+class Later(Policy, frozen=True):
+    """Nobody runs before ten seconds after the epoch of tests."""
+
+    name: ClassVar[str] = "later"
+    source: ClassVar[str] = "a test"
+
+    def plan(self, view: VcView) -> Plan:
+        if view.now < at(10):
+            held = tuple(Hold(job.job, Reason.WAITS_BEHIND, "later") for job in view.jobs)
+            return Plan(holds=held, look_at=at(10))
+        return Plan(turns=tuple(Turn(job.job, Reason.ARRIVAL) for job in view.jobs))
+
+
+@pytest.fixture(autouse=True)
+def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (Shortest, Broken, Later):
+        monkeypatch.setitem(POLICIES, each.name, each)
+
+
+def under(policy: str, *nodes: NodeJoined, gpus: int = 1000, **options: Any
+          ) -> Driver[AllocatorMachine]:  # fmt: skip
+    """Return an allocator with these nodes, all of the VC `nlp`, which has a policy."""
+    decide = allocator(*(nodes or (joined(gpus=4),)))
+    decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=gpus, policy=policy, options=options)}))
+    return decide
+
+
+def job(number: int, length_s: float = 100, **changes: Any) -> Any:
+    """Return the word that a job may run of which its owner says how long it runs."""
+    return admitted(number, size=msgspec.structs.replace(spec().size, run_time=length_s), **changes)
+
+
+def of(effects: list[Effect], kind: type[Any]) -> list[str]:
+    return [fact.job for fact in facts_of(effects) if isinstance(fact, kind)]
+
+
+def why(effects: list[Effect]) -> list[tuple[str, Reason, str]]:
+    return [(fact.job, fact.why, fact.needs) for fact in facts_of(effects)
+            if isinstance(fact, JobWaits)]  # fmt: skip
+
+
+def test_who_fits_goes_ahead_of_a_large_one_under_backfill() -> None:
+    decide = under("backfill")
+    assert of(decide(job(1, gpus=2)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=4)), JobBound) == []
+    assert of(decide(job(3, gpus=2)), JobBound) == ["j3"]
+    decide(started("j1"))
+    decide(exited("j1"))
+    assert decide.machine.jobs["j2"].state is State.QUEUED
+
+
+def test_a_shorter_job_preempts_and_the_longer_one_waits_held() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    effects = decide(job(2, 10, gpus=4), 105)
+    stopping = next(fact for fact in facts_of(effects) if isinstance(fact, JobStopping))
+    assert (stopping.job, stopping.why) == ("j1", Reason.PREEMPTED_BY_POLICY)
+    assert stopping.detail == "shortest, predicted-shortest"
+    effects = decide(exited("j1", outcome=Outcome.STOPPED), 106)
+    requeued = next(fact for fact in facts_of(effects) if isinstance(fact, JobRequeued))
+    assert (requeued.why, requeued.counted) == (Reason.PREEMPTED_BY_POLICY, False)
+    bound = next(fact for fact in facts_of(effects) if isinstance(fact, JobBound))
+    assert (bound.job, bound.ranked) == ("j2", Reason.PREDICTED_SHORTEST)
+    assert why(effects) == [("j1", Reason.HELD_BY_POLICY, "shortest")]
+    kept = decide.machine.jobs["j1"]
+    assert (kept.served, kept.starts, kept.waiting_since) == (seconds(100), 1, at(106))
+    decide(started("j2"))
+    assert of(decide(exited("j2"), 120), JobBound) == ["j1"]
+
+
+def test_a_job_that_can_be_suspended_is_and_comes_back_by_its_turn() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    decide(MemberKnown(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(5),
+                       can=("suspend", "release"), tier=Tier.OBSERVED))  # fmt: skip
+    (command,) = [each.message for each in decide(job(2, 10, gpus=4), 105)
+                  if isinstance(each, Send) and isinstance(each.message, ChangeJob)]  # fmt: skip
+    assert of(decide(changed(command, released=True), 106), JobBound) == ["j2"]
+    assert list(decide.machine.away) == ["j1"]
+    decide(started("j2"))
+    effects = decide(exited("j2"), 120)
+    assert of(effects, GpusRegained) == ["j1"]
+    assert decide.machine.jobs["j1"].served == seconds(101)
+
+
+def test_a_policy_is_asked_again_when_it_wished() -> None:
+    decide = under("later")
+    assert why(decide(job(1), 1)) == [("j1", Reason.WAITS_BEHIND, "later")]
+    assert decide.machine.wake_at() is not None
+    assert decide.machine.soft.planned["nlp"].look_at == at(10)
+    assert of(decide.tick(10), JobBound) == ["j1"]
+
+
+def test_a_policy_that_raises_is_told_of_once_and_its_queue_served_in_order() -> None:
+    decide = under("broken", raises=True)
+    effects = decide(job(1), 1)
+    alarms = [fact for fact in facts_of(effects) if isinstance(fact, CellsAlarm)]
+    assert [(one.rule, one.vcs, one.over) for one in alarms] == []
+    assert [(rule, where) for rule, _, where in decide.machine.alarms] == [
+        (Reason.POLICY_FAILED, "nlp")
+    ]
+    assert of(effects, JobBound) == ["j1"]
+    assert of(decide(job(2), 2), JobBound) == ["j2"]
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}), 3)
+    assert [fact.over for fact in facts_of(effects) if isinstance(fact, CellsAlarm)] == [True]
+
+
+def test_a_policy_may_not_touch_what_is_not_its_own() -> None:
+    decide = allocator(joined(gpus=4), nlp=2, other=2)
+    decide(admitted(1, vc="other"), 1)
+    decide(started("j1"))
+    mine = VirtualCluster(gpus=2, policy="broken", options={"names": ["j1", "j9", "j2"]})
+    effects = decide(SetVcs(vcs={"nlp": mine, "other": VirtualCluster(gpus=2)}), 2)
+    (alarm,) = [fact for fact in facts_of(effects) if isinstance(fact, CellsAlarm)]
+    assert (alarm.rule, alarm.where) == (Reason.NOT_ITS_JOB, "nlp")
+    assert "preempt j1" in alarm.text
+    assert of(decide(admitted(2), 3), JobBound) == ["j2"]
+    assert decide.machine.jobs["j1"].state is State.RUNNING
+
+
+def test_another_policy_takes_effect_at_once_and_none_does_too() -> None:
+    decide = under("later")
+    decide(job(1, 50, gpus=4), 1)
+    decide(job(2, 10, gpus=4), 1)
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy="shortest")}), 2)
+    assert of(effects, JobBound) == ["j2"]
+    decide(started("j2"))
+    decide(job(3, 5, gpus=4), 6)
+    decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}), 7)
+    assert decide.machine.soft.planned == {}
+    assert of(decide(exited("j2", outcome=Outcome.STOPPED), 8), JobBound) == ["j1"]
+
+
+def test_what_a_restart_forgets_of_plans_is_made_again() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    decide(job(2, 2000, gpus=4), 6)
+    before = dict(decide.machine.soft.planned["nlp"].views)
+    decide.restart(7)
+    assert decide.machine.soft.planned["nlp"].views == before
+    decide(cancel_asked(2), 8)
+    assert list(decide.machine.soft.planned["nlp"].views) == ["j1"]
+    view = decide.machine.soft.planned["nlp"].views["j1"]
+    assert view is not None
+    assert view.ran(after(at(5), seconds(3))) == seconds(3)

@@ -1,0 +1,351 @@
+"""The published schedulers on small clusters: who runs is who the papers say."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from skep.policies import registry
+from skep.policies.registry import make
+from skep.policies.tiresias import Gittins
+from skep.units import Instant, seconds
+from skep.view.view import Phase, VcView
+from tests.policy_kit import NOW, job, shown, told, view
+
+
+def plan(name: str, seen: VcView, **options: Any) -> str:
+    return told(shown(make(name, options), seen))
+
+
+def test_srtf_stops_the_longest_for_a_shorter_one() -> None:
+    seen = view(
+        [
+            job("j1", 4, on=[("n1", 4)], needs=1000, ran=100, since=100),
+            job("j2", 4, on=[("n2", 4)], needs=1000, ran=700, since=700),
+            job("j3", 2, needs=500),
+        ]
+    )
+    assert plan("srtf", seen) == "-j1 +j3@n1"
+
+
+def test_srtf_leaves_who_is_nearly_done() -> None:
+    seen = view(
+        [job("j1", 8, on=[("n1", 4), ("n2", 4)], needs=1000, ran=900), job("j2", needs=200)]
+    )
+    assert plan("srtf", seen) == ""
+
+
+def test_srtf_puts_unknown_lengths_last() -> None:
+    seen = view([job("j1", 8), job("j2", 8, needs=5000)])
+    assert plan("srtf", seen, places=False) == "+j2"
+
+
+def test_srsf_counts_gpus() -> None:
+    seen = view([job("j1", 8, needs=100), job("j2", 1, needs=700)])
+    assert plan("srsf", seen, places=False) == "+j2"
+    assert plan("srtf", seen, places=False) == "+j1"
+
+
+def test_a_priority_comes_before_any_length() -> None:
+    seen = view([job("j1", 8, needs=100), job("j2", 8, needs=700, priority=1)])
+    assert plan("srtf", seen, places=False) == "+j2"
+
+
+def test_nobody_is_stopped_for_a_gang_that_would_not_fit() -> None:
+    """Six GPUs are free, but the gang wants one node, and who is on them comes before it."""
+    seen = view(
+        [
+            job("j1", on=[("n1", 1)], needs=10),
+            job("j2", on=[("n2", 1)], needs=10),
+            job("j3", 4, hard=True, needs=50),
+            job("j4", 2, needs=90),
+        ]
+    )
+    assert plan("srtf", seen) == "+j4@n1 ?j3"
+
+
+def test_who_comes_after_a_gang_makes_room_and_goes_elsewhere() -> None:
+    """All six fit, though not where they are: the last of the order is the one that moves."""
+    seen = view(
+        [
+            job("j1", on=[("n1", 1)], needs=100),
+            job("j2", on=[("n2", 1)], needs=200),
+            job("j3", 4, hard=True, needs=50),
+        ]
+    )
+    assert plan("srtf", seen) == "-j2 +j3@n2"
+
+
+def test_victims_that_are_stopping_are_not_stopped_again() -> None:
+    seen = view(
+        [
+            job("j1", 4, phase=Phase.STOPPING, on=[("n1", 4)], needs=1000),
+            job("j2", 4, on=[("n2", 4)], needs=900),
+            job("j3", 4, needs=50),
+        ]
+    )
+    assert plan("srtf", seen) == "+j3@n1"
+    assert plan("srtf", seen, places=False) == "+j3"
+
+
+def test_a_suspended_or_reserved_job_keeps_its_gpus() -> None:
+    seen = view(
+        [
+            job("j1", 4, phase=Phase.SUSPENDED, on=[("n1", 4)], needs=1000),
+            job("j2", 4, phase=Phase.RESERVED, on=[("n2", 4)], needs=900),
+            job("j3", 4, needs=50),
+        ]
+    )
+    assert plan("srtf", seen) == ""
+
+
+def test_who_borrows_is_neither_counted_nor_stopped() -> None:
+    seen = view(
+        [job("j1", 8, needs=500), job("j2", 2, needs=900, phase=Phase.RUNNING, borrows=True)]
+    )
+    assert plan("srtf", seen, places=False) == "+j1"
+
+
+def test_tiresias_demotes_at_the_threshold() -> None:
+    """1,625 s on two GPUs are 3,250 GPU-seconds: the job falls behind a new one."""
+    old = job("j1", 2, on=[("n1", 2)], ran=1625, since=1625)
+    seen = view([old, job("j2", 2)], nodes=1, size=2)
+    assert plan("tiresias-l", seen) == "-j1 +j2@n1"
+    younger = msgspec.structs.replace(old, since=Instant(NOW - seconds(1624)))
+    early = shown(make("tiresias-l"), view([younger, job("j2", 2)], nodes=1, size=2))
+    assert told(early) == ""
+    assert early.look_at == NOW + seconds(1)
+
+
+def test_tiresias_serves_a_queue_in_the_order_of_beginning() -> None:
+    begun = job("j2", ran=10, began_at=Instant(NOW - 5))
+    seen = view([job("j1"), begun], nodes=1, size=1)
+    assert plan("tiresias-l", seen) == "+j2@n1"
+    young = job("j3", on=[("n1", 1)], ran=5, since=5)
+    assert plan("tiresias-l", view([begun, young], nodes=1, size=1)) == ""
+
+
+def test_tiresias_promotes_who_starves() -> None:
+    """It ran 4,000 s and has waited 8,000: with the knob at 2 it is as good as new."""
+    waiting = job("j1", ran=4000, waiting_since=Instant(NOW - seconds(8000)))
+    other = job("j2", on=[("n1", 1)], ran=5000, since=5000)
+    seen = view([waiting, other], nodes=1, size=1)
+    assert plan("tiresias-l", seen, starvation=2) == "-j2 +j1@n1"
+    late = shown(make("tiresias-l", {"starvation": 3, "places": False}), seen)
+    assert told(late) == ""
+    assert late.look_at == NOW + seconds(4000)
+
+
+def test_the_gittins_index_of_two_kinds_of_jobs() -> None:
+    """Half of the jobs need 10, half need 1,000: after 10 it is clear which one it is."""
+    index = Gittins([10, 10, 1000, 1000], 100)
+    assert index.at(0) == pytest.approx(2 / (2 * 10 + 2 * 100))
+    assert index.at(10) == 0
+    assert index.at(900) == pytest.approx(1 / 100)
+    assert index.at(1000) < 0
+
+
+def test_tiresias_g_takes_up_who_is_nearly_done() -> None:
+    """LAS would go on with the younger job; the sample says that the older one ends at 1,000."""
+    seen = view([job("j1", ran=900), job("j2", ran=200)], nodes=1, size=1)
+    options = {"samples": [10, 10, 1000, 1000], "quantum": 100}
+    assert plan("tiresias-g", seen, **options) == "+j1@n1"
+    assert plan("tiresias-g", seen, quantum=100) == "+j2@n1"
+
+
+def test_tiresias_g_learns_from_those_that_ended() -> None:
+    ended = tuple([seconds(10)] * 5 + [seconds(1000)] * 5)
+    seen = view([job("j1", ran=900), job("j2", ran=200)], nodes=1, size=1, ended=ended)
+    assert plan("tiresias-g", seen, quantum=100) == "+j1@n1"
+
+
+def test_las_changes_at_rounds_only() -> None:
+    jobs = [job("j1", on=[("n1", 1)], ran=500, since=500), job("j2", ran=100)]
+    within = view(jobs, nodes=1, size=1)
+    assert plan("las", within) == "+j2"  # it waits for a GPU: none is free
+    begins = view(jobs, nodes=1, size=1, now=Instant(NOW // seconds(360) * seconds(360)))
+    assert plan("las", begins) == "-j1 +j2@n1"
+    assert shown(make("las"), begins).look_at == begins.now + seconds(360)
+
+
+def test_orders_of_sched2() -> None:
+    seen = view([job("j1", 4, needs=100), job("j2", 1, needs=300), job("j3", 2, needs=90)])
+    assert plan("sif", seen) == "+j3 +j1 +j2"
+    assert plan("lrf", seen) == "+j2 +j3 +j1"
+    assert plan("spf", seen) == "+j3 +j2 +j1"
+
+
+def test_dsif_holds_for_locality_three_times() -> None:
+    """Two GPUs are free on two nodes: the pair is held back, and those behind it are not."""
+    others = [job("j1", 3, on=[("n1", 3)]), job("j2", 3, on=[("n2", 3)])]
+    seen = view([*others, job("j3", 2, needs=10), job("j4", 1, needs=20)])
+    assert plan("dsif", seen) == "+j4 ?j3"
+    tired = view([*others, job("j3", 2, needs=10, held=3), job("j4", 1, needs=20)])
+    assert plan("dsif", tired) == "+j3 +j4"
+
+
+def test_saf_knows_what_the_placement_costs() -> None:
+    """Ideally the pair is shorter, but on two nodes it takes three times as long."""
+    others = [job("j1", 3, on=[("n1", 3)]), job("j2", 3, on=[("n2", 3)])]
+    pair = job("j3", 2, needs=10, slowdown=((1, 1000), (2, 3000)))
+    assert plan("saf", view([*others, pair, job("j4", 1, needs=20)])) == "+j4 +j3"
+    assert plan("sif", view([*others, pair, job("j4", 1, needs=20)])) == "+j3 +j4"
+
+
+def test_packing_as_in_figure_2() -> None:
+    """A job that fits goes to the fullest server; one that does not takes the emptiest first."""
+    there = [job("j1", 3, on=[("n1", 3)]), job("j2", 2, on=[("n2", 2)])]
+    assert plan("packing", view([*there, job("j3", 2)], nodes=3)) == "+j3@n2"
+    assert plan("packing", view([*there, job("j3", 5)], nodes=3)) == "+j3@n3,n1"
+    assert plan("packing", view([*there, job("j3", 6)], nodes=3)) == "+j3@n3,n2"
+
+
+def test_drf_serves_whoever_has_the_least() -> None:
+    """One has GPUs, the other processors: what counts is the larger part of each."""
+    seen = view(
+        [
+            job("j1", 2, on=[("n1", 2)], labels={"user": "ada"}),
+            job("j2", 1, on=[("n1", 1)], labels={"user": "bob"}, cpus=32),
+            job("j3", 1, labels={"user": "bob"}),
+            job("j4", 1, labels={"user": "ada"}),
+        ]
+    )
+    assert plan("drf", seen) == "+j4 +j3"
+
+
+def test_tetris_prefers_what_fits_and_is_short() -> None:
+    seen = view([job("j1", 1, needs=100), job("j2", 4, workers=1, needs=100)], nodes=1)
+    assert plan("tetris", seen, shortness=0) == "+j2 +j1"
+    assert plan("tetris", seen, shortness=9) == "+j1 +j2"
+
+
+def test_tetris_gives_an_elastic_job_its_best_size() -> None:
+    """Four workers are the fastest; two have the best ratio of speed to cost."""
+    rates = ((1, 1000), (2, 1900), (3, 2200), (4, 2300))
+    seen = view([job("j1", 1, on=[("n1", 1)], elastic=(1, 4), rates=rates)])
+    assert plan("tetris", seen, size="performance") == "j1=4"
+    assert plan("tetris", seen, size="cost") == "j1=2"
+    assert plan("tetris", seen) == ""
+
+
+def test_optimus_grows_whoever_gains_the_most() -> None:
+    """Of three more workers the steep one gets two: the flat one's first gains more."""
+    steep = ((1, 1000), (2, 2000), (3, 3000), (4, 4000))
+    flat = ((1, 1000), (2, 1100), (3, 1150), (4, 1160))
+    jobs = [
+        job("j1", 1, on=[("n1", 1)], needs=1000, elastic=(1, 4), rates=flat),
+        job("j2", 1, on=[("n2", 1)], needs=1000, elastic=(1, 4), rates=steep),
+    ]
+    begins = Instant(NOW // seconds(600) * seconds(600))
+    assert plan("optimus", view(jobs, now=begins)) == "j1=4 j2=4"
+    tight = view([*jobs, job("j3", 3)], now=begins)
+    assert plan("optimus", tight) == "j1=2 j2=3 +j3"
+    assert plan("optimus", view(jobs)) == ""
+
+
+def test_a_family_has_its_part_only() -> None:
+    seen = view(
+        [
+            job("j1", 3, on=[("n1", 3)], family="cnn"),
+            job("j2", 2, family="cnn"),
+            job("j3", 1, family="cnn"),
+            job("j4", 2, family="rnn"),
+        ]
+    )
+    assert plan("capacity-per-model", seen) == "+j4 ?j2 ?j3"
+    assert plan("capacity-per-model", seen, shares=[["cnn", 3], ["rnn", 1]]) == "+j2 +j3 +j4"
+
+
+def test_min_min_and_weighted_fair() -> None:
+    """The second was submitted an hour later and is shorter by so much that it is due first."""
+    late = Instant(NOW - seconds(3600))
+    seen = view(
+        [
+            job("j1", needs=4000, submitted_at=Instant(NOW - seconds(7200))),
+            job("j2", needs=1000, submitted_at=late),
+        ]
+    )
+    assert plan("min-min", seen) == "+j2 +j1"
+    assert plan("weighted-fair", seen, weight=0.9) == "+j1 +j2"
+
+
+def test_yarn_takes_back_what_a_queue_has_beyond_its_part() -> None:
+    """Whoever is preempted is on the node where the fewest GPUs have to be cleared, not younger."""
+    queues = {"queues": [["a", 1], ["b", 1]]}
+    mine = {"queue": "a"}
+    seen = view(
+        [
+            job("j1", 2, on=[("n1", 2)], labels=mine),
+            job("j2", 1, on=[("n2", 1)], labels=mine),
+            job("j3", 1, on=[("n2", 1)], labels=mine),
+            job("j4", 2, on=[("n1", 2)], labels=mine),
+            job("j5", 4, hard=True, labels={"queue": "b"}),
+        ]
+    )
+    assert plan("yarn-cs", seen, **queues) == "-j3 -j2 +j5@n2"
+    assert plan("yarn-cs", seen) == ""
+
+
+def test_yarn_is_first_come_first_served_within_a_queue() -> None:
+    seen = view([job("j1", 6, on=[("n1", 4), ("n2", 2)]), job("j2", 4), job("j3", 1)])
+    assert plan("yarn-cs", seen) == ""
+
+
+def test_gandiva_keeps_sizes_apart() -> None:
+    """A pair goes where pairs are, then to an empty node, then anywhere (algorithm 1)."""
+    pair, single = job("j1", 2, on=[("n1", 2)]), job("j2", 1, on=[("n2", 1)])
+    assert plan("gandiva", view([pair, single, job("j3", 2)], nodes=3)) == "+j3@n1"
+    assert plan("gandiva", view([pair, single, job("j3", 4)], nodes=3)) == "+j3@n3"
+    assert plan("gandiva", view([pair, single, job("j3", 3)], nodes=2)) == "+j3@n2"
+
+
+def test_gandiva_takes_turns_when_there_are_too_many() -> None:
+    there = [
+        job("j1", on=[("n1", 1)], ran=100, since=100),
+        job("j2", on=[("n1", 1)], ran=30, since=30),
+    ]
+    seen = view([*there, job("j3")], nodes=1, size=2)
+    assert plan("gandiva", seen) == "-j1 +j3@n1"
+    fresh = view(
+        [there[1], job("j3"), job("j4", on=[("n1", 1)], ran=10, since=10)], nodes=1, size=2
+    )
+    waits = shown(make("gandiva"), fresh)
+    assert told(waits) == ""
+    assert waits.look_at == NOW + seconds(30)
+
+
+def test_gandiva_stops_nobody_who_cannot_be_suspended() -> None:
+    there = job("j1", on=[("n1", 1)], ran=100, since=100, can=())
+    assert plan("gandiva", view([there, job("j2")], nodes=1, size=1)) == ""
+
+
+@pytest.mark.parametrize("name", sorted(registry.POLICIES))
+def test_every_policy_says_where_it_is_from(name: str) -> None:
+    policy = make(name)
+    assert policy.source
+    assert (type(policy).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(
+    "name, options, text",
+    [
+        ("tiresias-l", {"thresholds": [5, 3]}, "each more than the one before"),
+        ("tiresias-l", {"starvation": -1}, "0 or more"),
+        ("tiresias-g", {"quantum": 0}, "more than 0"),
+        ("las", {"round_s": 0}, "more than 0"),
+        ("dsif", {"delays": -1}, "0 or more"),
+        ("weighted-fair", {"weight": 2}, "0 to 1"),
+        ("capacity-per-model", {"shares": [["cnn", 0]]}, "more than 0"),
+        ("yarn-cs", {"queues": [["a", -1]]}, "more than 0"),
+        ("gandiva", {"slice_s": 0}, "more than 0"),
+        ("tetris", {"shortness": -1}, "0 or more"),
+        ("optimus", {"every_s": 0}, "more than 0"),
+        ("srtf", {"placse": True}, "did you mean places"),
+        ("tiresas-l", {}, "did you mean tiresias-l"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    name: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(registry.NoPolicy, match=text):
+        make(name, options)
