@@ -56,6 +56,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "simulation": {
         "replay": ("replay", "make a live run's decisions again: as they were, or otherwise"),
         "sim": ("sim", "run | compare | sweep: what a trace would do here, or elsewhere"),
+        "experiment": ("experiment", "run one of the papers' experiments end to end"),
         "models": ("models", "which models' speeds are known; those of one by placement"),
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },

@@ -42,7 +42,7 @@ ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join: its first jobs find them there."""
 FOR_EVER = Duration(2**62)
-LOOK_AT = 1000
+LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
 WATCHED_EVERY = 256
