@@ -35,7 +35,7 @@ if __name__ == "__main__":
 from scripts import account, cells_account
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
-from scripts.embedded import Embedded, open_bus
+from scripts.embedded import Embedded, open_bus, until
 from skep.wire import codec, subjects
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import VirtualCluster
@@ -134,6 +134,15 @@ class Round:
             await self.run.log.until(
                 functools.partial(self.run.log.of, "job-ran", self.jobs[name]), f"{name} runs"
             )
+
+    async def noted(self, names: Sequence[str]) -> None:
+        """Return once these jobs have noted their start: SIGTERM would end them before that."""
+
+        def look() -> bool:
+            started = {note.name for note in self.run.read_notes() if note.what == "start"}
+            return started.issuperset(names)
+
+        await asyncio.to_thread(until, look, f"a start noted by each of {', '.join(names)}")
 
     async def end(self, names: Sequence[str]) -> None:
         """Let jobs end, and return once they have."""
@@ -259,6 +268,7 @@ class KillCells:
             fill = await one.submit("red", [f"low-{i}" for i in range(GPUS)])
             fill += await one.submit("blue", [f"flood-{i}" for i in range(GPUS)], **spare)
         await one.ran(fill)
+        await one.noted(fill)
         fill += await one.submit("blue", ["third-0", "third-1"], priority=10, **spare)
         await self.lived()
         one.begun = len(self.log.facts)

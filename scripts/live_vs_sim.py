@@ -47,6 +47,8 @@ OPTIONS = ("--nodes", "3", "--gpus", "4", "--device", "fake", "--port", "0",
            "--vc", "vision=8", "--vc", "nlp=4")  # fmt: skip
 STEPPER = Path(__file__).parent / "live" / "stepper.py"
 STEP_S = 0.1
+IMPORT_S = 20.0
+"""What PyTorch may take to be imported on a busy machine; trainings are as much longer."""
 SIZES = ((1, 1, 50), (1, 2, 20), (2, 1, 12), (1, 4, 8), (2, 2, 10))
 """Workers, GPUs of each, and how often out of 100: none above a VC's cells."""
 QUEUES_WITHIN, RATES_WITHIN = 0.07, 0.01
@@ -64,7 +66,7 @@ def workload(rng: Random, jobs: int, every_s: float) -> list[tuple[float, float,
         if spec["vc"] == "nlp":
             workers, gpus = 1, min(gpus, 4)
         if workers == 1 and rng.random() < 0.3:
-            length_s += 10.0
+            length_s += IMPORT_S
             spec |= {"script": str(STEPPER), "args": [f"{length_s:.2f}", str(STEP_S)]}
         else:
             spec["command"] = ["sleep", f"{length_s:.2f}"]

@@ -1,13 +1,8 @@
-"""What the jobs of a live run are: drawn from a seed, timed by the clock, so a busy machine is fine.
-
-`python -m scripts.live.jobs STEPS SECONDS` is itself such a job: it reports mini-batches as a
-training does, and waits in between.
-"""
+"""The jobs of a live run: drawn from a seed, and timed by the clock, so a busy machine is fine."""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -59,7 +54,7 @@ def _spec(rng: Random, vc: str, number: int) -> dict[str, Any]:
         workers, gpus = 1, 1
     elif kind < 0.55:
         steps = max(1, round(length_s / STEP_S))
-        command = [sys.executable, "-m", "scripts.live.jobs", str(steps), str(STEP_S)]
+        command = [sys.executable, "-m", "scripts.live.steps", str(steps), str(STEP_S)]
         spec |= {
             "name": f"steps-{number}",
             "command": command,
@@ -83,18 +78,3 @@ def _spec(rng: Random, vc: str, number: int) -> dict[str, Any]:
     if rng.random() < 0.15:
         spec["priority"] = rng.choice((5, 10, 50))
     return spec
-
-
-def main() -> None:
-    """Make so many mini-batches that take so long each."""
-    import skep_job
-
-    steps, step_s = int(sys.argv[1]), float(sys.argv[2])
-    run = skep_job.init()
-    while run.steps < steps:
-        time.sleep(step_s)
-        run.step()
-
-
-if __name__ == "__main__":
-    main()

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import msgspec
 
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
+from skep.machines.noting import note
 from skep.units import Instant
 from skep.wire import codec, subjects
-from skep.wire.advice import QueueAdvice
 from skep.wire.inputs import InputNotes
 from skep_services.ports import (
     Bus,
@@ -211,6 +211,8 @@ class Shell:
                 self.machine.apply(fact)
             if record.stands_for:
                 self.facts_applied = self.facts_kept = record.stands_for
+                if self._notes is not None:
+                    self._notes.snapshot = record.counter
             else:
                 self.facts_applied += len(record.facts)
 
@@ -265,7 +267,8 @@ class Shell:
                 pending, size = [], 0
             pending += facts
             size += weight
-            self._note(item, now, led=bool(facts))
+            if self._notes is not None:
+                note(self._notes, item.event, item.stream, item.sequence, now, led=bool(facts))
             if item.sequence and item.last:
                 self.positions[item.stream] = item.sequence
         if pending or (self._notes is not None and self._notes.size > NOTES_BYTES):
@@ -287,24 +290,6 @@ class Shell:
         effects = self.machine.decide(event, now)
         self._decided_ns.append(time.perf_counter_ns() - began)
         return effects
-
-    def _note(self, item: Item, now: Instant, *, led: bool) -> None:
-        """Note what was decided on, so that the decision can be made again."""
-        if self._notes is None:
-            return
-        match item.event:
-            case Tick():
-                self._notes.tick(now)
-            case Restarted():
-                self._notes.restarted(now)
-            case _ if item.stream:
-                self._notes.streamed(item.stream, item.sequence, now)
-            case QueueAdvice():
-                self._notes.heard(item.event, now)
-            case _ if led:
-                self._notes.heard(item.event, now)
-            case _:
-                pass  # A heartbeat as any other.
 
     async def _append(self, facts: list[Any], size: int) -> None:
         """Store facts that weigh `size` bytes, and what was noted."""

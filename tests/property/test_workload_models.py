@@ -18,7 +18,7 @@ NAMES = (
     "DLRM", "m5", "gnmt", "LM", "VAE", "ResNet-50", "Transformer", "imagenet", "nothing", "",
 )  # fmt: skip
 KINDS = ("", "v100", "k80", "t4", "a100", "p40", "cpu")
-TABLES = small(types=("v100", "k80"))
+TABLES, AGAIN = small(types=("v100", "k80")), small(types=("v100", "k80"))
 PAPERS = Models()
 
 names = st.sampled_from(NAMES)
@@ -53,7 +53,8 @@ def test_speeds_are_no_less_than_nothing_and_pure(
     speed = models.speed(one, where)
     assert 0 <= speed < float("inf")
     assert models.speed(one, where) == speed
-    assert small(types=("v100", "k80")).speed(one, where) == speed or models is PAPERS
+    if models is TABLES:
+        assert AGAIN.speed(one, where) == speed
     assert 0 <= models.utilisation(one, where) <= 1
     assert models.mini_batch_s(one, where) >= 0
     assert models.memory(one) >= 0

@@ -20,13 +20,16 @@ import signal, sys
 if "--version" in sys.argv:
     print("nats-server: v2.99.0")
     sys.exit()
-signal.signal(signal.SIGHUP, lambda *_: print("hup", flush=True))
-signal.signal(signal.SIGTERM, lambda *_: (print("term", flush=True), sys.exit(7)))
+signals = (signal.SIGHUP, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 print("up", *sys.argv[1:], flush=True)
-while True:
-    signal.pause()
+while signal.sigwait(signals) != signal.SIGTERM:
+    print("hup", flush=True)
+print("term", flush=True)
+sys.exit(7)
 """
-"""Stands for nats-server."""
+"""Stands for nats-server. It takes signals itself: a handler would wait for the second one if the
+first came just before `pause`."""
 ENDS_WITHIN_S = 60.0
 
 

@@ -7,11 +7,13 @@ import math
 import pytest
 
 from skep.perf.interference import TABLE_1, packing_max
-from skep.workloads import gavel, pollux
-from skep.workloads.figures import LOADS, LOCALITY, NETWORK, printed
+from skep.traces.generators.gandiva import KINDS
+from skep.workloads import deepshare, dl2, elasticflow, gavel, pollux, salus
+from skep.workloads.figures import LOADS, LOCALITY, NETWORK, Figures, printed
 from skep.workloads.models import ORDER, TURNS, Models
 from skep.workloads.names import gpu_type, normalised
-from skep.workloads.table import between, fewest, nearest, scaled, together
+from skep.workloads.situation import Steady
+from skep.workloads.table import Place, Work, between, fewest, nearest, scaled, together
 from tests.workload_kit import (
     DATA,
     GAVEL,
@@ -22,6 +24,7 @@ from tests.workload_kit import (
     job,
     needs_data,
     small,
+    small_tables,
 )
 
 
@@ -244,6 +247,40 @@ def test_tables_are_asked_in_the_stated_order() -> None:
     assert (part.what, part.table) == ("locality", "chronus")
 
 
+def test_a_table_says_nothing_of_a_model_that_it_does_not_know() -> None:
+    stranger, place = Work("nobody"), Place("", (1, 1), 2, servers=1)
+    for table in (*small_tables(), Figures()):
+        assert "nobody" not in table.models()
+        answers = (
+            table.rate(stranger, place), table.locality(stranger, place, (2,)),
+            table.packed(stranger, stranger, place), table.beside(stranger, stranger, place),
+            table.utilisation(stranger, place), table.memory(stranger),
+            table.seconds(stranger, place),
+        )  # fmt: skip
+        assert answers == (None,) * 7, table.name
+    # A3C was measured on one GPU only, and Pollux's BERT and ElasticFlow's GPT-2 on one type.
+    assert small_tables()[0].rate(Work("a3c"), Place("v100", (2,), 2)) is None
+    assert small_tables()[1].rate(Work("bert"), Place("k80", (2,), 2)) is None
+    assert small_tables()[4].rate(Work("gpt2"), Place("k80", (2,), 2)) is None
+
+
+def test_middling_sizes_stand_for_those_that_are_not_told() -> None:
+    models = small()
+    assert models.speed(job("bert", 4), at(2, 2)) == pytest.approx(1.7 / 3.5)  # 16 a GPU.
+    assert models.memory(job("resnet50")) == 6_120_000_000
+    # Twice the largest batch that a GPU was measured with takes two steps, with one wait.
+    large = job("bert", 2, batch_size=64)
+    assert models.mini_batch_s(large, at(1, 1)) == pytest.approx(2.5 + 1.5)
+
+
+def test_steady_jobs_go_as_in_the_trace_everywhere() -> None:
+    steady, one = Steady(), job("bert", 4, mini_batches=100)
+    where = at(1, 1, partners=("bert",))
+    assert (steady.speed(one, where), steady.utilisation(one, where)) == (1, 1)
+    assert (steady.mini_batch_s(one, where), steady.mini_batch_s(job("bert"), where)) == (10, 0)
+    assert (steady.memory(one), steady.unknown((job("nothing"),))) == (0, {})
+
+
 def test_other_texts_are_refused() -> None:
     with pytest.raises(ValueError, match="gavel: no rates"):
         gavel.parse(["gpu_type,placement,job_type,num_gpus,iters_per_s"])
@@ -253,6 +290,14 @@ def test_other_texts_are_refused() -> None:
         gavel.parse(GAVEL.replace(",12\n", ",twelve\n").splitlines(), PAIRS.splitlines())
     with pytest.raises(ValueError, match="no placements of bert"):
         pollux.parse({"bert": []}, {})
+    with pytest.raises(ValueError, match="dl2: no speeds"):
+        dl2.parse([])
+    with pytest.raises(ValueError, match="deepshare: no rates"):
+        deepshare.parse([",isol_thp"])
+    with pytest.raises(ValueError, match="salus: no memory"):
+        salus.parse(["", "other,1,2"])
+    with pytest.raises(ValueError, match="no rates of gpt2 on a100"):
+        elasticflow.parse({("a100", "gpt2"): ["global_batch_size,1,2", "64,0,nan"]})
 
 
 @needs_data
@@ -272,3 +317,23 @@ def test_the_published_tables_are_read() -> None:
     vgg = job("vgg16", 8, workers=8, servers=4)
     assert models.speed(vgg, at(8, servers=4)) == 1
     assert 0.5 < models.speed(vgg, at(8, servers=5)) < 2
+
+
+def test_leaving_measurements_out_says_how_far_off_gaps_are() -> None:
+    from scripts.validate_workloads import validate
+
+    found = validate(tuple(small_tables()))
+    assert list(found) == [
+        "gavel.gpus", "gavel.eight", "gavel.batch", "gavel.pairs", "pollux.splits", "pollux.nodes",
+        "chronus.nodes", "dl2.servers", "elasticflow.gpus",
+    ]  # fmt: skip
+    # Chronus: 0.6 on two nodes, and between 1 on one and 0.3 on four lies sqrt(0.3).
+    off = round((0.6 - math.sqrt(0.3)) / 0.6 * 100, 1)
+    assert found["chronus.nodes"]["vgg16"] == {"mean": off, "worst": off, "measured": 1}
+    assert found["pollux.splits"]["all"]["measured"] == 14
+    assert found["gavel.eight"] == {}
+
+
+def test_the_generator_of_table_1_draws_the_same_rates() -> None:
+    rates = {normalised(kind.model).model: kind.rate for kind in KINDS}
+    assert rates == {normalised(name).model: sliced for name, (_, sliced, _) in TABLE_1.items()}

@@ -60,7 +60,8 @@ class Gandiva(Policy, frozen=True):
     def _in_turns(self, view: VcView, without: Sequence[JobView], turns: list[Turn]) -> Plan:
         """Swap jobs whose slice is over with others of their size, the longest waiting first."""
         slice_ns = round(self.slice_s * NS_PER_SECOND)
-        actions, looks = [], []
+        actions: list[Suspend] = []
+        looks: list[Instant] = []
         for size in sorted({job.gpus for job in without}):
             waiting = [
                 job for job in without if job.gpus == size and _is_due(job, view.now, slice_ns)

@@ -25,8 +25,9 @@ class TiresiasL(Preemptive, frozen=True):
     """Discretised two-dimensional LAS.
 
     A job with less service than the first of `thresholds` (GPU-seconds) is in the first queue, and
-    so on; in a queue, who began first comes first. With `starvation` > 0, a job that has waited
-    that many times as long as it ran goes back to the first queue, and begins to count anew.
+    so on. In a queue nobody is stopped for another: who runs comes first, then those that wait, in
+    the order in which they first began. With `starvation` > 0, a job that has waited that many
+    times as long as it ran goes back to the first queue, and begins to count anew.
     """
 
     name: ClassVar[str] = "tiresias-l"
@@ -44,13 +45,15 @@ class TiresiasL(Preemptive, frozen=True):
             raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
-        """Return the queue, then when the job began; those that never did come last in it."""
+        """Return the queue; then those that run, the latest last; then those that began once."""
         limits, now = self._limits(), view.now
-        return lambda job: (
-            bisect_right(limits, self.service(job, now)),
-            not job.began_at,
-            job.began_at,
-        )
+
+        def key(job: JobView) -> tuple[int, bool, bool, int]:
+            queue = bisect_right(limits, self.service(job, now))
+            waits = job.phase in QUEUED or job.phase is Phase.STOPPING
+            return queue, waits, not job.began_at, job.began_at if waits else job.since
+
+        return key
 
     def why(self) -> Reason:
         """Return what the order is called."""

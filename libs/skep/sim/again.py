@@ -16,19 +16,27 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from skep.machines import admission, allocator
+from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
 from skep.machines.base import Machine, Record, Restarted, Tick
 from skep.units import Instant
+from skep.wire import codec
 from skep.wire.codec import Facts
-from skep.wire.facts import EpochBegan, NodeLost
+from skep.wire.facts import EpochBegan, JobWaits, NodeLost
 from skep.wire.inputs import Input, NotesReader
+from skep.wire.node import NodeJoined
 
 RESYNCS_MAX = 200
 """Differences after which it is clear that this is another history: to go on from the recorded one
 takes as long as all of it until there."""
 Change = Callable[[Any], Any]
 """What is different in the world that decides again: takes an event or a fact, returns its own."""
+
+
+Made = tuple[Input, Any, tuple[Any, ...]]
+"""An input, its event, and the facts that follow from it now."""
 
 
 class Recorded(Protocol):
@@ -59,13 +67,17 @@ class Log(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One decision that came out otherwise: in which record, when, on what."""
+    """One decision that came out otherwise: in which record, when, on what.
+
+    What both begin with is left out. `reasons`: the same is done, for other reasons.
+    """
 
     record: int
     at: Instant
     event: Any
     recorded: tuple[Any, ...]
     recomputed: tuple[Any, ...]
+    reasons: bool = False
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -107,10 +119,15 @@ class Again:
         self._change: Change = change or _same
         self._window = window
         self._machine: Any = None
-        self._history: list[Any] = []
+        self._history: list[tuple[int, tuple[Any, ...]]] = []
+        """What was recorded so far, by record."""
+        self._base = 0
+        """The record up to which the process began from a snapshot."""
+        self._started = dict(_starts(log.records))
+        self._snapshots: dict[int, bytes] = dict.fromkeys(self._started.values(), b"")
         self._reader = NotesReader()
         self._parts: tuple[str, int, int] = ("", 0, 0)
-        self._early: list[tuple[Input, Any, tuple[Any, ...]]] = []
+        self._early: list[Made] = []
         self._resyncs = 0
         self.found = Comparison()
 
@@ -124,25 +141,37 @@ class Again:
                 self._begin(record)
             else:
                 self._record(record)
+            if record.counter in self._snapshots and self._machine is not None:
+                self._snapshots[record.counter] = codec.encode(self._machine.snapshot())
         return self.found
 
     def _begin(self, record: Recorded) -> None:
-        """Start as a process does: from the facts alone."""
+        """Start as the process did: from a snapshot if it had one, and from facts."""
         self.found.starts += 1
-        self._history += record.facts
+        self._history.append((record.counter, record.facts))
+        self._base = self._started[record.counter]
+        if self._base and not self._snapshots[self._base]:
+            self._count_missing("starts-from-an-unknown-snapshot")
         self._machine = self._rebuilt()
         self._reader, self._parts, self._early = NotesReader(), ("", 0, 0), []
 
     def _rebuilt(self) -> Any:
         machine = self._make()
-        for fact in self._history:
-            machine.apply(fact)
+        kept = self._snapshots.get(self._base, b"")
+        for entry in _KEPT[type(machine)].decode(kept) if kept else ():
+            machine.apply(entry)
+        for counter, facts in self._history:
+            if not kept or counter > self._base:
+                for fact in facts:
+                    machine.apply(fact)
         return machine
 
     def _record(self, record: Recorded) -> None:
         recorded = tuple(map(self._change, record.facts))
         if not record.noted and not self._early:
-            self._skip("records-without-inputs", recorded)
+            self._count_missing("records-without-inputs")
+            self._history.append((record.counter, recorded))
+            self._machine = None  # It is not what it was from here on.
             return
         made = [*self._early, *self._decide(record)]
         self._early = []
@@ -151,17 +180,11 @@ class Again:
             return
         if self._machine is not None:
             self._compare(record, recorded, made)
-        self._history += recorded
+        self._history.append((record.counter, recorded))
 
-    def _skip(self, why: str, recorded: tuple[Any, ...]) -> None:
-        """Pass over what cannot be decided again; the machine is not what it was from here on."""
-        self.found.not_comparable[why] = self.found.not_comparable.get(why, 0) + 1
-        self._history += recorded
-        self._machine = None
-
-    def _decide(self, record: Recorded) -> Iterator[tuple[Input, Any, tuple[Any, ...]]]:
+    def _decide(self, record: Recorded) -> Iterator[Made]:
         """Yield every input of a record, its event and the facts that follow from it now."""
-        silent = {fact.node for fact in record.facts if isinstance(fact, NodeLost)}
+        silent = [fact.node for fact in record.facts if isinstance(fact, NodeLost)]
         for one in self._reader.read(record.noted) if record.noted else ():
             if self._machine is None:
                 self._count_missing("inputs-after-a-gap")
@@ -174,7 +197,7 @@ class Again:
             kind = type(event).__name__
             self.found.inputs_by_kind[kind] = self.found.inputs_by_kind.get(kind, 0) + 1
             if isinstance(self._machine, AllocatorMachine):
-                assume_heard(self._machine, silent, one.at)
+                assume_heard(self._machine, _silent_at(one, event, silent), one.at)
             effects = self._machine.decide(event, one.at)
             yield one, event, tuple(each.fact for each in effects if isinstance(each, Record))
 
@@ -209,56 +232,101 @@ class Again:
         self,
         record: Recorded,
         recorded: tuple[Any, ...],
-        made: Sequence[tuple[Input, Any, tuple[Any, ...]]],
+        made: Sequence[Made],
     ) -> None:
-        """Judge every decision of a record; the facts of a record follow from its inputs in turn."""
-        at, differs = 0, False
-        inside = self._window is None or self._window[0] <= record.at <= self._window[1]
-        for index, (one, event, facts) in enumerate(made):
-            last = index == len(made) - 1
-            theirs = recorded[at:] if last else recorded[at : at + len(facts)]
-            at += len(theirs)
-            if not facts and not theirs:
-                continue
-            equal = tuple(map(_open, facts)) == tuple(map(_open, theirs))
-            differs = differs or not equal
-            if inside:
-                self.found.decisions += 1
-                self.found.facts += len(theirs)
-                self.found.equal += equal
-                self._note_given(theirs)
-            if not equal:
-                rest = recorded[at - len(theirs) :]
-                if inside:
-                    self.found.differences.append(
-                        Difference(record.counter, one.at, event, rest, facts)
-                    )
-                break
-        if differs:
-            self._resync(recorded)
+        """Judge every decision of a record; the facts of a record follow from its inputs in turn.
 
-    def _note_given(self, facts: Iterable[Any]) -> None:
+        Behind the first that differs in a record it is not known whose facts are whose.
+        """
+        inside = self._window is None or self._window[0] <= record.at <= self._window[1]
+        found = self.found if inside else Comparison()
+        self._note_given(found, recorded)
+        found.facts += len(recorded)
+        at = 0
+        deciding = [each for each in made if each[2]]
+        for index, (_, _, facts) in enumerate(deciding):
+            theirs = recorded[at : at + len(facts)]
+            if _opened(facts) != _opened(theirs):
+                self._differs(record, recorded[at:], deciding[index:], found)
+                return
+            found.decisions += 1
+            found.equal += 1
+            at += len(facts)
+        if at < len(recorded):
+            self._differs(record, recorded[at:], made[-1:], found)
+
+    def _differs(
+        self,
+        record: Recorded,
+        recorded: tuple[Any, ...],
+        made: Sequence[Made],
+        found: Comparison,
+    ) -> None:
+        """Keep a difference: what was recorded from there on, and what came of the inputs now."""
+        now = tuple(fact for _, _, facts in made for fact in facts)
+        reasons = _deeds(recorded) == _deeds(now)
+        one, event, _ = made[0]
+        same = _common(recorded, now)
+        found.decisions += 1
+        found.differences.append(
+            Difference(record.counter, one.at, event, recorded[same:], now[same:], reasons)
+        )
+        if len(made) > 1:
+            why = "decisions-behind-a-difference-in-their-record"
+            found.not_comparable[why] = found.not_comparable.get(why, 0) + len(made) - 1
+        if not reasons:
+            self._resync(record.counter, tuple(map(self._change, record.facts)))
+
+    def _note_given(self, found: Comparison, facts: Iterable[Any]) -> None:
         for fact in facts:
             if isinstance(fact, NodeLost):
                 kind = type(fact).__name__
-                self.found.given[kind] = self.found.given.get(kind, 0) + 1
+                found.given[kind] = found.given.get(kind, 0) + 1
 
-    def _resync(self, recorded: tuple[Any, ...]) -> None:
+    def _resync(self, counter: int, recorded: tuple[Any, ...]) -> None:
         """Go on from what was recorded; what a start forgets stays as it is."""
         self._resyncs += 1
         if self._resyncs > RESYNCS_MAX:
             self.found.stopped = True
             return
         soft = getattr(self._machine, "soft", None)
-        self._history += recorded
+        self._history.append((counter, recorded))
         self._machine = self._rebuilt()
-        del self._history[len(self._history) - len(recorded) :]
+        self._history.pop()
         if soft is not None:
             soft.vacant = soft.patrol = None
             self._machine.soft = soft
 
 
-def assume_heard(machine: AllocatorMachine, silent: set[str], now: Instant) -> None:
+def _starts(records: Sequence[Recorded]) -> Iterator[tuple[int, int]]:
+    """Yield each record that begins an epoch, and the record whose snapshot that began from."""
+    began = 0
+    for record in records:
+        if record.facts and isinstance(record.facts[0], EpochBegan):
+            if began:
+                yield began, 0
+            began = record.counter
+        elif began and record.noted:
+            yield began, NotesReader().start(record.noted)
+            began = 0
+    if began:
+        yield began, 0
+
+
+_KEPT: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    AdmissionMachine: msgspec.json.Decoder(tuple[admission.Kept, ...]),
+    AllocatorMachine: msgspec.json.Decoder(tuple[allocator.Kept, ...]),
+}
+
+
+def _silent_at(one: Input, event: Any, lost: Sequence[str]) -> Sequence[str]:
+    """Return which of the nodes that a record says were lost can be lost by this input."""
+    if isinstance(event, NodeJoined):
+        return [event.node] if one.led and event.node in lost else ()
+    return lost if one.led else ()
+
+
+def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant) -> None:
     """Let every node have spoken just now, but the `silent` ones not for as long as it matters."""
     soft = machine.soft
     soft.last_heard = dict.fromkeys(machine.nodes, now)
@@ -270,6 +338,27 @@ def assume_heard(machine: AllocatorMachine, silent: set[str], now: Instant) -> N
 
 def _same(thing: Any) -> Any:
     return thing
+
+
+REASONS = ("why", "ranked", "detail", "needs", "secret")
+
+
+def _deeds(facts: Sequence[Any]) -> list[Any]:
+    """Return what facts do, whatever their reasons; why somebody waits is nothing but a reason."""
+    facts = [fact for fact in facts if not isinstance(fact, JobWaits) or fact.aside]
+    return [(type(fact), [getattr(fact, name) for name in fact.__struct_fields__
+                          if name not in REASONS]) for fact in facts]  # fmt: skip
+
+
+def _common(some: Sequence[Any], others: Sequence[Any]) -> int:
+    """Return how many facts both begin with."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((at for at, (a, b) in pairs if _open(a) != _open(b)),
+                min(len(some), len(others)))  # fmt: skip
+
+
+def _opened(facts: Sequence[Any]) -> list[Any]:
+    return list(map(_open, facts))
 
 
 def _open(fact: Any) -> Any:

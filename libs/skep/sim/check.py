@@ -22,6 +22,7 @@
         it can, and it trains on no others than the log gives it
     I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
         hold together is counted once, and is free when the last of them has gone, in any order
+    I17 in a VC with a policy jobs are placed by its turns, and nobody whom it holds
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -48,7 +49,7 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects",),
+    "AdmissionMachine": ("_effects", "_alike", "_judged", "_owns"),
     "AllocatorMachine": ("soft", "effects", "key"),
     "AgentMachine": (
         "_effects",

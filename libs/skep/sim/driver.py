@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
+from skep.machines.noting import note
 from skep.sim.logs import ENCODER, FactLog, LogRecord, Stored
 from skep.sim.network import Network
 from skep.sim.story import Story, tag
@@ -24,10 +25,14 @@ from skep.sim.timeline import MILLISECOND, Timeline
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.facts import EpochBegan
+from skep.wire.inputs import InputNotes
 from skep.wire.reports import Heartbeat
 
 INBOX_MAX = 64
 """Small, so that a bus that comes back after an outage fills it."""
+
+_Waiting = tuple[Any, str, int, bool]
+"""An event, the stream and sequence it is from, and whether it is the last of that message."""
 
 QUIET = (Tick, Heartbeat)
 """Events that happen by themselves: they do not count as something that a history has seen."""
@@ -81,6 +86,8 @@ class Habits(msgspec.Struct, frozen=True):
     check_every: int = 1
     keep_every: int = 0
     """Records between two snapshots of a service; 0 if it keeps none."""
+    notes: bool = False
+    """Whether services note in their records what they decided on."""
 
 
 class Owner(Protocol):
@@ -122,13 +129,15 @@ class Process:
         self._at: str | Effect = "start"
         self._habits, self._network, self._timeline = habits, network, timeline
         self._story, self._owner = story, owner
-        self._inbox: deque[tuple[Any, str, int]] = deque()
+        self._inbox: deque[_Waiting] = deque()
         self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._waiting: list[Callable[[], None]] = []
         self._busy = True
         self._recovered = False
         self._subscribed = False
-        self._records: deque[tuple[list[Any], dict[str, int]]] = deque()
+        self._records: deque[tuple[list[Any], dict[str, int], bytes]] = deque()
+        noted = habits.notes and wiring.log is not None and not wiring.journal
+        self._notes = InputNotes() if noted else None
         self._effects: deque[Effect] = deque()
         self._skew = wiring.skew
         self._timer_at: int | None = None
@@ -238,6 +247,8 @@ class Process:
                 self.machine.apply(entry)
             self.positions.update(kept.pos)
             self.expected, self._counter, self.epoch = kept.records, kept.n, kept.epoch
+            if self._notes is not None:
+                self._notes.snapshot = kept.n
         for record in log.tail(self.expected):
             self.positions.update(record.pos)
             self.epoch, self._counter = record.epoch, record.n
@@ -273,7 +284,7 @@ class Process:
     def _began(self) -> None:
         self.serving = self._recovered = True
         self.wiring.begun(self)
-        self._inbox.appendleft((Restarted(self.epoch), "", 0))
+        self._inbox.appendleft((Restarted(self.epoch), "", 0, True))
         self._step(1)
 
     def _subscribe(self) -> None:
@@ -301,21 +312,22 @@ class Process:
                            message.at)  # fmt: skip
         if isinstance(event, codec.Facts):
             for fact in event.facts[:-1]:
-                self._inbox.append((msgspec.structs.replace(event, facts=(fact,)), "", 0))
+                single = msgspec.structs.replace(event, facts=(fact,))
+                self._inbox.append((single, stream, message.sequence, False))
             event = msgspec.structs.replace(event, facts=event.facts[-1:])
-        self._inbox.append((event, stream, message.sequence))
+        self._inbox.append((event, stream, message.sequence, True))
         self._kick()
 
     def hear(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Queue a core message, or drop it if the inbox is full."""
         if self.room > 0:
             event = codec.read(subject, payload, headers, 0, Instant(0))
-            self._inbox.append((event, "", 0))
+            self._inbox.append((event, "", 0, True))
             self._kick()
 
     def put(self, event: Any) -> None:
         """Queue the answer to a call."""
-        self._inbox.append((event, "", 0))
+        self._inbox.append((event, "", 0, True))
         self._kick()
 
     def _kick(self) -> None:
@@ -332,7 +344,7 @@ class Process:
         inbox, decide, now = self._inbox, self.machine.decide, self.now
         positions = self.positions
         for _ in range(min(batch_max, len(inbox))):
-            event, stream, sequence = inbox.popleft()
+            event, stream, sequence, last = inbox.popleft()
             effects = decide(event, now)
             self.steps += 1
             if type(event) not in QUIET:
@@ -349,13 +361,15 @@ class Process:
                     assert isinstance(effect, Call), effect
                     calls.append(effect)
             if facts and len(facts) + len(fresh) > self._habits.record_facts_max:
-                self._records.append((facts, dict(positions)))
+                self._records.append((facts, dict(positions), self._noted()))
                 facts = []
             facts += fresh
-            if sequence:
+            if self._notes is not None:
+                note(self._notes, event, stream, sequence, now, led=bool(fresh))
+            if sequence and last:
                 positions[stream] = sequence
         if facts:
-            self._records.append((facts, dict(positions)))
+            self._records.append((facts, dict(positions), self._noted()))
         self._effects.extend(calls)
         self._unchecked += 1
         if self._unchecked >= self._habits.check_every:
@@ -363,22 +377,29 @@ class Process:
             self.machine.check()
         self._append_next()
 
+    def _noted(self) -> bytes:
+        return self._notes.take() if self._notes is not None else b""
+
     def _append_next(self) -> None:
         if not self._records:
             self._carry_on()
             return
         if self._hit("before-append", "append", self._append_next):
             return
-        facts, positions = self._records[0]
-        self._append(facts, positions, self._appended)
+        facts, positions, noted = self._records[0]
+        self._append(facts, positions, self._appended, noted)
         self._hit("during-append", "append", _nothing)
 
     def _append(
-        self, facts: list[Any], positions: dict[str, int], done: Callable[[bool], None]
+        self,
+        facts: list[Any],
+        positions: dict[str, int],
+        done: Callable[[bool], None],
+        noted: bytes = b"",
     ) -> None:
         log = self.wiring.log
         assert log is not None, f"no fact log for {facts[0]!r}"
-        record = LogRecord(self._counter + 1, self.epoch, self.now, positions, tuple(facts))
+        record = LogRecord(self._counter + 1, self.epoch, self.now, positions, tuple(facts), noted)
         payload = ENCODER.encode(record)
         if self.wiring.journal:
             # A journal is written before this process can do anything else, or not at all.

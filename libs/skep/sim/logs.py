@@ -63,14 +63,15 @@ class Stream:
         self.keys.clear()
 
 
-class LogRecord(msgspec.Struct, frozen=True):
-    """One append: counter, epoch, time, input positions consumed, facts."""
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One append: counter, epoch, time, input positions consumed, facts, and what it notes."""
 
     n: int
     epoch: int
     at: Instant
     pos: dict[str, int]
     facts: tuple[Any, ...]
+    noted: bytes = b""
 
 
 class _AdmissionRecord(LogRecord, frozen=True):

@@ -10,10 +10,12 @@ import msgspec
 from skep.cells.levels import owned
 from skep.ids import job_sequence
 from skep.sim import held, moves, returns, sizes
+from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
 from skep.sim.violation import Key, ViolationError, require
+from skep.units import Instant
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -26,7 +28,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import FIFO, VirtualCluster
 from skep.wire.commands import BindJob, Resize, Resume
 from skep.wire.facts import (
     Admitted,
@@ -215,6 +217,11 @@ class AllocatorModel:
         """By job that moves: the nodes where its state has arrived."""
         self.order = 0
         self.attempts = 0
+        self.policies: dict[str, str] = {}
+        """By VC: its policy."""
+        self.fallen: dict[str, None] = {}
+        """VCs whose policy failed: they are served first come, first served meanwhile."""
+        self.submitted: dict[str, Instant] = {}
         self._yielded: dict[str, None] = {}
         """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""
         self._freed = freed
@@ -235,7 +242,7 @@ class AllocatorModel:
                 case CellsSet():
                     self._cells(fact)
                 case CellsAlarm():
-                    require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
+                    self._alarm(fact)
                 case JobWaits():
                     if fact.aside:
                         self.hopeless[fact.job] = None
@@ -266,6 +273,7 @@ class AllocatorModel:
                     same = isinstance(answer, Admitted) and answer.spec == fact.spec
                     require(same, "I1", f"{fact.job} is not as it was admitted")
                     self.jobs[fact.job] = ModelJob(spec=fact.spec)
+                    self.submitted[fact.job] = fact.submitted_at
                 case JobBound():
                     self._bound(fact)
                 case MemberRan() | JobRan():
@@ -302,7 +310,17 @@ class AllocatorModel:
             case _:
                 pass  # Why a job waits changes nothing.
 
+    def _alarm(self, fact: CellsAlarm) -> None:
+        """Take that something is wrong: with a policy it may be, and with the cells never."""
+        if fact.rule is Reason.POLICY_FAILED:
+            self.fallen.pop(fact.where, None)
+            if not fact.over:
+                self.fallen[fact.where] = None
+        elif fact.rule is not Reason.NOT_ITS_JOB:
+            require(fact.over, "I0", f"{fact.rule} in {fact.chain}: {fact.text}")
+
     def _cells(self, fact: CellsSet) -> None:
+        self.policies = {vc: each.policy for vc, each in fact.cluster.vcs.items()}
         self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
         self.hopeless.clear()
         for fate in fact.fates:
@@ -395,6 +413,10 @@ class AllocatorModel:
         """
         cells = any(level for member in fact.members for level in member.levels)
         spec, sequence = job.spec, job_sequence(fact.job) or 0
+        if not spec.opportunistic and self.policies.get(spec.vc, FIFO) != FIFO:
+            if cells or fact.ranked is not Reason.ARRIVAL:  # Else its VC's cells never hold it.
+                self._by_its_turn(spec.vc, sequence, fact)
+            return
         for name, other in self.jobs.items():
             theirs = other.spec
             aside = other.claims or name in self.hopeless or (cells and name in self._yielded)
@@ -405,6 +427,14 @@ class AllocatorModel:
                 if fact.ranked is Reason.ARRIVAL and theirs.priority == spec.priority:
                     first = first or (job_sequence(name) or 0) < sequence
                 require(not first, "I11", f"{fact.job} was bound before {name}")
+
+    def _by_its_turn(self, vc: str, sequence: int, fact: JobBound) -> None:
+        """Require that a job is placed by a turn of its VC's policy, and not while it is held."""
+        if self.policies[vc] != Churn.name or vc in self.fallen:
+            return
+        require(fact.ranked is Reason.BY_POLICY, "I17", f"{fact.job} was bound without a turn")
+        held = embargoed(sequence, self.submitted[fact.job], fact.at)
+        require(not held, "I17", f"{fact.job} was bound while its policy held it")
 
     def within_quota(self, vc: str) -> None:
         holders = [job for job in self.jobs.values()

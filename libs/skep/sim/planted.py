@@ -29,8 +29,11 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     moving,
+    placing,
+    plans,
     resizing,
     returns,
+    views,
 )
 from skep.machines.allocator.keep import NodeKept
 from skep.machines.base import Send
@@ -42,6 +45,7 @@ from skep.wire.changes import MemberAnswered, Result
 from skep.wire.commands import Resume
 from skep.wire.facts import MemberGone, StopTaken
 from skep.wire.node import Manner
+from skep.wire.reasons import Reason
 
 SEEDS_MAX = 120
 """Within how many histories a planted bug must show."""
@@ -188,8 +192,14 @@ def _counts_each(self: Any, request: Any, on: str, leaves: Any) -> None:
     self.recount(self.hold_of(on), 1)
 
 
-def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any) -> None:
-    changes.over(machine, asked, Result.DONE, now)
+def _says_it_left(machine: Any, _job: Any, asked: Any, now: Any, *_: Any) -> None:
+    if asked is not None:
+        changes.over(machine, asked, Result.DONE, now)
+
+
+def _places_the_held(machine: Any, planned: Any, plan: Any, _turns: Any, now: Any) -> None:
+    for hold in plan.holds:
+        placing.serve(machine, machine.jobs[hold.job], Reason.BY_POLICY, now, 10, ())
 
 
 def _does_nothing(*_: Any) -> None:
@@ -255,7 +265,10 @@ PLANTS = (
     Plant("what a set holds goes with who brought it", sets, "part", _takes_all_along,
           ("I0", "I2")),
     Plant("a set is counted once for each of its jobs", Cells, "share", _counts_each, ("I0",)),
-    Plant("a job is said to be unpacked and stays", changing, "_leave", _says_it_left, ("I16",)),
+    Plant("a job is said to be unpacked and stays", changing, "leave", _says_it_left, ("I16",)),
+    Plant("a policy's jobs are also served by their queue", views, "rules",
+          lambda *_: False, ("I17",)),
+    Plant("who is held by a policy is placed", plans, "_hold", _places_the_held, ("I17",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 
@@ -273,9 +286,12 @@ def planted(plant: Plant) -> Iterator[None]:
         setattr(plant.owner, plant.attribute, right)
 
 
-def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX) -> Finding:
-    """Return the first history of at most `seeds_max` in which an invariant breaks."""
-    for seed in range(seeds_max):
+def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX, first: int = 0) -> Finding:
+    """Return a history of at most `seeds_max` in which an invariant breaks.
+
+    It looks at `first` before the others, which it takes in order.
+    """
+    for seed in dict.fromkeys((first, *range(seeds_max))):
         result = run_seed(seed, settings)
         if result.violation:
             text = result.violation.strip().splitlines()[-1]

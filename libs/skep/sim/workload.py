@@ -13,6 +13,8 @@ from skep.cells.feasible import shortages
 from skep.cells.levels import cells_of
 from skep.cells.propose import propose, resolve
 from skep.ids import job_id
+from skep.policies.registry import POLICIES
+from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
 from skep.sim.story import Story
@@ -54,6 +56,11 @@ TIERS = (
 )
 VERDICTS = msgspec.json.Decoder(Verdict)
 
+register()
+NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model"))
+"""The policies that histories draw from, besides the one that is made for them. One holds a job
+that is larger than the share of its model for ever, and every history is to end."""
+
 assert len(KIND_WEIGHTS) == len(KINDS)
 
 
@@ -91,10 +98,12 @@ class People:
         story: Story,
         nodes: list[str],
         chance: random.Random,
+        policies: random.Random,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
-        `chance` decides about what jobs are packed, and leaves the rest of a history as it is.
+        `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
+        `policies` about the policies of VCs, likewise.
         """
         self.place = "people"
         self.dead = False
@@ -111,6 +120,8 @@ class People:
         self.waiting: Callable[[], list[Shown]] = list
         """And of those that wait for GPUs."""
         self._chance = chance
+        self._ruled = policies.random() < 0.6
+        self._policies = policies
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
@@ -242,8 +253,14 @@ class People:
             "service_class": rng.choice(("guaranteed", "guaranteed", "opportunistic")),
             "over_quota": rng.choice(("wait", "wait", "refuse", "opportunistic")),
             "demotable": rng.random() < 0.3,
-            "size": {"mini_batches": 1 + length // 1000, "family": kind},
+            "size": {"mini_batches": 1 + length // 1000, "family": kind, **self._told(length)},
         }
+
+    def _told(self, length_ms: int) -> dict[str, Any]:
+        """Return how long a tenant expects a job to run, if he says so."""
+        if not self._ruled or self._policies.random() < 0.3:
+            return {}
+        return {"run_time": length_ms / 1000 * self._policies.choice((0.5, 1, 1, 2))}
 
     def _publish(self, submission: Submission) -> None:
         number = len(self.submissions)
@@ -382,11 +399,22 @@ class People:
         jobs_max = JOBS_MAX if generous else self._rng.randrange(2, 12)
         vcs = {vc: VirtualCluster(gpus=quota, jobs_max=jobs_max, weight=self._rng.choice((1, 2)))
                for vc, quota in zip(VCS, gpus, strict=True)}  # fmt: skip
+        vcs = {name: self._under(vc) for name, vc in vcs.items()}
         cluster = Cluster(vcs=vcs)
         if self._exact:
             # The operator writes a cluster file of what is there, and cells instead of numbers.
             cluster = self._pinned(resolve(Cluster(chains=self._exact, vcs=vcs), ()))
         self._admin("vcs", SetVcs(vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins))
+
+    def _under(self, vc: VirtualCluster) -> VirtualCluster:
+        """Return a VC with a policy, or (in four histories of ten) as it is."""
+        policies = self._policies
+        if not self._ruled or policies.random() < 0.3:
+            return vc
+        if policies.random() < 0.5:
+            options = {"strict": policies.random() < 0.3, "wild": policies.random() < 0.3}
+            return msgspec.structs.replace(vc, policy=Churn.name, options=options)
+        return msgspec.structs.replace(vc, policy=policies.choice(NAMES))
 
     def know(self, inventory: list[NodeJoined]) -> None:
         """Take note of the hardware; from here on half of the operators describe it exactly."""

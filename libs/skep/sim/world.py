@@ -57,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True):
     faults: bool = True
     story: bool = False
     check_every: int = 1
+    notes: bool = False
+    """Services note what they decide on."""
 
 
 class World:
@@ -74,7 +76,7 @@ class World:
         self.roles: dict[str, Role] = {}
         self.nodes: list[str] = []
         self.people = People(self.network, self.timeline, rng, self.story, self.nodes,
-                             random.Random(seed))  # fmt: skip
+                             random.Random(seed), random.Random(seed + 1))  # fmt: skip
         self.people.running, self.people.waiting = self._running, self._waiting
         self.strays: list[Process] = []
         """Processes that live beside the one in their role: paused ones with a successor."""
@@ -82,7 +84,7 @@ class World:
         self.habits = Habits(batch_max=rng.choice((1, 4, 256)), compacts=rng.random() < 0.5,
                              record_facts_max=rng.choice((1, 3, 100)),
                              check_every=settings.check_every,
-                             keep_every=rng.choice((0, 2, 7, 30)))  # fmt: skip
+                             keep_every=rng.choice((0, 2, 7, 30)), notes=settings.notes)  # fmt: skip
         self.on_start: Callable[[Role], None] = _ignore
         """Sees every process before it begins."""
         self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),

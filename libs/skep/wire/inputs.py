@@ -7,10 +7,18 @@ record before it, as small as JSON allows. The first number is a time in ns: sin
 record's first event, since the event before it for the others.
 
     1000204311                      the timer
-    [512]                           a start
-    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`): of another service's
-                                    record fact by fact, as far as this service wants them
+    [1000191022,1]                  the timer, and facts followed
+    [512]                           a start, from the whole log
+    [512,{"type":"recovered",…}]    a start from a snapshot and the log behind it
+    [88211,2,41]                    message 41 of stream 2 (`NOTED_STREAMS`), and facts followed: of
+                                    another service's record fact by fact, as far as this service
+                                    wants them
+    [88211,2,42,0]                  message 42, and none followed
     [70512,{"type":"heartbeat"}]    a core message
+    [70512,9,2000,15000000000,…]    advice, made 2000 ns before and in force for 15 s. Its jobs, in
+                                    order: 17 is j17, as it was in the advice before, [17,1,8000] is
+                                    j17 with other words: how it is ranked (`RANKED`), and its
+                                    remaining ns or null; 0 in place of a list: the same jobs
 
 Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
 is not: it only says that its node was not silent, as does the absence of a NodeLost.
@@ -20,10 +28,12 @@ from __future__ import annotations
 
 import msgspec
 
-from skep.units import Instant
+from skep.ids import job_id, job_sequence
+from skep.units import Duration, Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice
 from skep.wire.message import Message
+from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 
 NOTED_STREAMS = (
@@ -32,14 +42,20 @@ NOTED_STREAMS = (
 """Numbers of streams, for ever: new ones come behind."""
 
 
-class AdviceAgain(Message, frozen=True, tag="advice-again"):
-    """The jobs of the latest QueueAdvice, in force until `expires_at`."""
+ADVICE = 9
+"""Stands where the number of a stream would."""
 
-    at: Instant
-    expires_at: Instant
+RANKED = (Reason.ARRIVAL, Reason.PREDICTED_SHORTEST)
+"""Why jobs are where they are in an advice: what it is that advisors say."""
 
 
-NotedMessage = Heartbeat | QueueAdvice | AdviceAgain
+class Recovered(Message, frozen=True, tag="recovered"):
+    """The start was from the snapshot that stood for the log up to this record."""
+
+    record: int
+
+
+NotedMessage = Heartbeat | QueueAdvice | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -52,6 +68,10 @@ class Input(msgspec.Struct, frozen=True):
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False
+    snapshot: int = 0
+    """The record that a start's snapshot stood for; 0: it was from the whole log."""
+    led: bool = True
+    """Facts followed, as far as is known."""
 
 
 class InputNotes:
@@ -63,29 +83,44 @@ class InputNotes:
         """Bytes that `take` would return."""
         self._pieces: list[bytes] = []
         self._at = 0
-        self._advised: tuple[JobAdvice, ...] | None = None
+        self._advised: dict[str, JobAdvice] = {}
+        self.snapshot = 0
+        """The record up to which this process began from a snapshot."""
 
-    def tick(self, now: Instant) -> None:
+    def tick(self, now: Instant, *, led: bool) -> None:
         """Note that the timer came."""
-        self._add(b"%d" % self._since(now))
+        self._add((b"[%d,1]" if led else b"%d") % self._since(now))
 
     def restarted(self, now: Instant) -> None:
         """Note a start."""
-        self._add(b"[%d]" % self._since(now))
+        if self.snapshot:
+            told = _ENCODER.encode(Recovered(record=self.snapshot))
+            self._add(b"[%d,%s]" % (self._since(now), told))
+        else:
+            self._add(b"[%d]" % self._since(now))
 
-    def streamed(self, stream: str, sequence: int, now: Instant) -> None:
+    def streamed(self, stream: str, sequence: int, now: Instant, *, led: bool) -> None:
         """Note a message of a stream."""
-        number = NOTED_STREAMS.index(stream)
-        self._add(b"[%d,%d,%d]" % (self._since(now), number, sequence))
+        numbers = self._since(now), NOTED_STREAMS.index(stream), sequence
+        self._add((b"[%d,%d,%d]" if led else b"[%d,%d,%d,0]") % numbers)
 
     def heard(self, message: Message, now: Instant) -> None:
         """Note a core message."""
-        told = message
-        if isinstance(message, QueueAdvice):
-            if message.jobs == self._advised:
-                told = AdviceAgain(at=message.at, expires_at=message.expires_at)
-            self._advised = message.jobs
-        self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(told)))
+        if isinstance(message, QueueAdvice) and _is_short(message):
+            self._advice(message, now)
+        else:
+            self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(message)))
+
+    def _advice(self, advice: QueueAdvice, now: Instant) -> None:
+        known = self._advised
+        self._advised = {each.job: each for each in advice.jobs}
+        jobs: object = 0
+        if tuple(known.values()) != advice.jobs:
+            jobs = [job_sequence(each.job) if known.get(each.job) == each
+                    else (job_sequence(each.job), RANKED.index(each.why), each.remaining)
+                    for each in advice.jobs]  # fmt: skip
+        told = (self._since(now), ADVICE, now - advice.at, advice.expires_at - advice.at, jobs)
+        self._add(_ENCODER.encode(told))
 
     def take(self) -> bytes:
         """Return what was noted, as JSON, and begin anew; nothing if nothing was."""
@@ -109,7 +144,7 @@ class NotesReader:
 
     def __init__(self) -> None:
         """Start without advice."""
-        self._advised: tuple[JobAdvice, ...] = ()
+        self._advised: dict[str, JobAdvice] = {}
 
     def read(self, noted: bytes) -> list[Input]:
         """Return the inputs noted in one record; raises msgspec.MsgspecError."""
@@ -117,30 +152,60 @@ class NotesReader:
         for each in _DECODER.decode(noted):
             if isinstance(each, int):
                 at += each
-                found.append(Input(Instant(at)))
+                found.append(Input(Instant(at), led=False))
                 continue
             at += _NUMBERS.decode(each[0])
             found.append(self._input(Instant(at), each[1:]))
         return found
 
+    def start(self, noted: bytes) -> int:
+        """Return the record whose snapshot a process began from, told by its first notes."""
+        first = self.read(noted)[:1]
+        return first[0].snapshot if first else 0
+
     def _input(self, at: Instant, parts: list[msgspec.Raw]) -> Input:
         if not parts:
             return Input(at, restarted=True)
+        if len(parts) == ADVICE_PARTS:
+            return Input(at, message=self._advice(at, parts))
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
-            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]))
+            return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
+                         led=len(parts) == 2)  # fmt: skip
+        if bytes(parts[0]) == b"1":
+            return Input(at)
         try:
             message = _MESSAGES.decode(parts[0])
         except msgspec.ValidationError:
             return Input(at, unknown=bytes(parts[0]).decode())
-        if isinstance(message, AdviceAgain):
-            message = QueueAdvice(at=message.at, expires_at=message.expires_at, jobs=self._advised)
-        elif isinstance(message, QueueAdvice):
-            self._advised = message.jobs
+        if isinstance(message, Recovered):
+            return Input(at, restarted=True, snapshot=message.record)
         return Input(at, message=message)
 
+    def _advice(self, at: Instant, parts: list[msgspec.Raw]) -> QueueAdvice:
+        before, lasts = (_NUMBERS.decode(part) for part in parts[1:3])
+        jobs = _JOBS.decode(parts[3])
+        if isinstance(jobs, list):
+            each = [self._advised[job_id(told)] if isinstance(told, int)
+                    else JobAdvice(job=job_id(told[0]), why=RANKED[told[1]], remaining=told[2])
+                    for told in jobs]  # fmt: skip
+            self._advised = {one.job: one for one in each}
+        made = Instant(at - before)
+        return QueueAdvice(at=made, expires_at=Instant(made + lasts),
+                           jobs=tuple(self._advised.values()))  # fmt: skip
 
+
+def _is_short(advice: QueueAdvice) -> bool:
+    """Return whether an advice is as our advisor's are: each job once, by its number."""
+    jobs = advice.jobs
+    return len({each.job for each in jobs}) == len(jobs) and all(
+        each.why in RANKED and each.job == job_id(job_sequence(each.job) or 0) for each in jobs
+    )
+
+
+ADVICE_PARTS = 4
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(list[int | list[msgspec.Raw]])
 _NUMBERS = msgspec.json.Decoder(int)
+_JOBS = msgspec.json.Decoder(int | list[int | tuple[int, int, Duration | None]])
 _MESSAGES = msgspec.json.Decoder(NotedMessage)

@@ -11,7 +11,7 @@ A speed is a product, and each part of it comes from the first table that knows 
 Where one table knows the first three, their product is its rate there over its rate then, exactly.
 What was measured on the very type of GPU comes before what was measured on another; then, the order
 is that of `Models.tables` (`ORDER`). A model is looked up by its own name first, then by what
-it is trained as (`names.KIN`).
+it is trained as (`names.KIN`). Racks count for nothing: no table was measured across them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Models:
     """`Speeds` of all tables. `node_gpus` says what "as few nodes as hold it" means here.
 
     `types` are the cluster's: a job whose trace tells no type ran on the fastest of them; without
-    them every type is as fast for it. With `papers` what they print is a table too, the last but one.
+    them every type is as fast for it. With `papers` what they print is a table too.
     """
 
     def __init__(

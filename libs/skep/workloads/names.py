@@ -19,6 +19,7 @@ ALIASES = {
     "inceptionv4": "inception4",
     "languagemodel": "lm",
     "neumf": "ncf",
+    "regularizedlstm": "lm",  # GENIE's name for the network that Gandiva calls a language model.
     "res18": "resnet18",
     "res50": "resnet50",
     "shufflenetv2x10": "shufflenet",

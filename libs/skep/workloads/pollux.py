@@ -131,7 +131,7 @@ def alike(measured: Measured, spread: Spread, local: float) -> Step:
 
 
 def _best_seen(measured: Measured, spread: Spread, local: float) -> float:
-    """Return the shortest step of as many GPUs on as many nodes, or else on the next fewer; or 0."""
+    """Return the shortest step of as many GPUs on as many nodes, else on the next fewer; or 0."""
     gpus = sum(spread)
     fewer = [other for other in measured if sum(other) == gpus and len(other) <= len(spread)]
     most = max(map(len, fewer), default=0)

@@ -14,12 +14,15 @@ SKEP_PS_SERVERS then says how many servers. Such a job is resized by `scaling`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
+from skep_job.control import SIGNALS_S
 from skep_job.launch import main as run_script
 from skep_job.observe import boot
 from skep_job.ps import scaling
@@ -41,6 +44,9 @@ class Children(scaling.Servers):
         self._threads: list[threading.Thread] = []
         self._codes: dict[str, int] = {}
         self._told: list[str] = []
+        # Held while a process is started or all are ended. Reentrant, because a signal's handler
+        # ends them, and may run on the main thread while that starts one.
+        self._changing = threading.RLock()
         self._ending = False
         self._servers: list[str] = []
 
@@ -71,7 +77,7 @@ class Children(scaling.Servers):
         The coordinator ends once every worker has: others may go on for longer than this one.
         """
         for number, thread in enumerate(self._threads):
-            thread.join(seconds if number else None)
+            _join(thread, seconds if number else None)
         if any(thread.is_alive() for thread in self._threads):
             self.end()
             return 1
@@ -79,12 +85,14 @@ class Children(scaling.Servers):
 
     def end(self) -> None:
         """End all of them."""
-        self._ending = True
-        for process in list(self._processes.values()):
-            process.terminate()
+        with self._changing:
+            self._ending = True
+            for process in list(self._processes.values()):
+                process.terminate()
 
     def _keep(self, name: str, command: list[str], *, again: str | None) -> None:
-        self._start(name, command)
+        with self._changing:
+            self._start(name, command)
         thread = threading.Thread(target=self._watch, args=(name, command, again), daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -99,11 +107,19 @@ class Children(scaling.Servers):
     def _watch(self, name: str, command: list[str], again: str | None) -> None:
         for _ in range(RESTARTS_MAX):
             code = self._processes[name].wait()
-            if again is None or code >= 0 or self._ending:
-                break
-            command = [*command, again] if again not in command else command
-            self._start(name, command)
+            command = [*command, again] if again and again not in command else command
+            with self._changing:  # Whatever is started is there to be ended.
+                if again is None or code >= 0 or self._ending:
+                    break
+                self._start(name, command)
         self._codes[name] = self._processes[name].wait()
+
+
+def _join(thread: threading.Thread, seconds: float | None) -> None:
+    """Wait for a thread's end, for `seconds` at most, but see signals."""
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    while thread.is_alive() and (left := until - time.monotonic()) > 0:
+        thread.join(min(left, SIGNALS_S))
 
 
 def main() -> None:

@@ -150,7 +150,7 @@ def speeds_of(models: Models, arguments: Namespace) -> dict[str, Any]:
 
 
 def splits(gpus_max: int, node_gpus: int) -> list[tuple[int, ...]]:
-    """Return, for 1, 2, 4, ... GPUs, all spreads over as few nodes as hold them, 2, 4, ... nodes."""
+    """Return even spreads of 1, 2, 4, ... GPUs: over as few nodes as hold them, and doublings."""
     from skep.workloads.table import fewest
 
     found = []

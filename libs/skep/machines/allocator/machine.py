@@ -121,6 +121,8 @@ class AllocatorMachine:
         """Guaranteed jobs that run opportunistically for now."""
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
+        self.served: dict[str, list[int]] = {}
+        """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
         self.last_asked = 0
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
@@ -549,6 +551,8 @@ class AllocatorMachine:
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         suspects.over(self, job, fact)
+        job.stands(fact.at)
+        views.ended(self, job)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)

@@ -135,5 +135,11 @@ def whole_seconds(value: float) -> Duration:
     return seconds(max(1, round(value)))
 
 
+def require(true: bool, text: str) -> None:
+    """Raise ValueError with this text unless it is true."""
+    if not true:
+        raise ValueError(text)
+
+
 Drawer = Callable[[int], float]
 """Returns the run time in seconds of a job with so many GPUs."""

@@ -35,7 +35,7 @@ It leaves open what follows. Each choice was made before any run was looked at:
    quota" is no whole number, so nodes go by largest remainder and everybody has one at least. Where
    a tenant's quota is below half a node (in 12 nodes: five of them) it gets single GPUs instead,
    and those share nodes. Jobs beyond a tenant's nodes (res-a's of 16 GPUs or more, and on 200 nodes
-   res-b's) stay in the trace: they can run opportunistically only.
+   res-b's) stay in the trace: they can run opportunistically only (option `nodes`).
 7. *A hard job* has as few workers as it needs nodes, each with all its GPUs on one of them. A soft
    one is a gang of single GPUs that prefers one node, if one is enough.
 8. *Reshaping* keeps a tenant's work, not only its GPUs: jobs are sampled by their GPUs (a job of 8
@@ -57,12 +57,14 @@ from skep.traces.generators.draw import (
     Calendar,
     Drawer,
     in_order,
+    require,
     scaled_to,
     size_class,
     whole_seconds,
 )
 from skep.traces.job import Trace, TraceJob
 from skep.units import in_seconds, seconds
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 
 
 class Tenant(NamedTuple):
@@ -90,7 +92,10 @@ TENANTS = {
 SIZES = (1, 2, 4, 8, 16)
 LARGE = ((16, 0.95), (32, 0.04), (64, 0.01))
 """GPUs of the jobs with 16 or more, and which part of them has so many (choice 4)."""
+LEVELS = (("gpu", 1), ("switch", 2), ("socket", 4), ("node", 8))
+"""HiveD's levels of cells and their GPUs (section 5.1)."""
 NODE_GPUS = 8
+CHAIN = "v100"
 NODES, NODES_LOADED, NODES_TESTBED = 279, 200, 12
 """The production cluster, the one of section 5.2 with a higher load, and the testbed of 96 GPUs."""
 DAYS = 60
@@ -124,6 +129,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Tenants whose jobs are left out (Figure 7: prod-a, then res-f as well)."""
     models: bool = False
     """Give the jobs models of Table 2 (section 5.1)."""
+    nodes: int = 0
+    """Jobs beyond their tenant's cells in a cluster of so many nodes are opportunistic; 0: none."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.reshaped, *self.without):
+            require(name in TENANTS, f"hived has no tenant {name!r}: {', '.join(TENANTS)}")
+        require(0 <= self.part <= 1, "part is from 0 to 1")
+        require(0 <= self.soft <= 1, "soft is from 0 to 1")
+        require(self.load > 0, "load is above 0")
+        require(self.days >= 0, "days are 0 or more")
+        require(self.nodes == 0 or self.nodes >= NODES_TESTBED, "nodes are 0, or 12 or more")
 
 
 DEFAULT = Options()
@@ -135,7 +151,7 @@ def generate(seed: int, options: Options = DEFAULT, past: Trace | None = None) -
     Every tenant has chances of its own: leaving some out changes nothing about the others.
     """
     jobs: list[TraceJob] = []
-    times = _times_of(past) if past is not None else []
+    times = _times_of(past) if past is not None and past.jobs else []
     for rank, name in enumerate(_by_jobs()):
         if name in options.without:
             continue
@@ -144,7 +160,12 @@ def generate(seed: int, options: Options = DEFAULT, past: Trace | None = None) -
         drawn = _tenant(rng, name, options, _lengths(rng, past), arrivals)
         if options.reshaped:
             drawn = _reshape(rng, drawn, NODE_GPUS if name in options.reshaped else 1)
-        jobs += _chosen(random.Random(f"hived {seed} {name} chosen"), drawn, options)
+        drawn = _chosen(random.Random(f"hived {seed} {name} chosen"), drawn, options)
+        if options.nodes:
+            own = gpus_of(assign(options.nodes)[name])
+            drawn = [msgspec.structs.replace(job, opportunistic=True) if job.gpus > own else job
+                     for job in drawn]  # fmt: skip
+        jobs += drawn
     source = f"Philly's {len(past.jobs)} jobs" if past is not None else "a fit to Philly"
     notes = (f"HiveD, Table 1, seed {seed}; run times and arrivals of {source}",)
     return in_order(f"hived-{seed}", jobs, "h", notes)
@@ -171,6 +192,68 @@ def assign(nodes: int) -> dict[str, dict[str, int]]:
     }
 
 
+def assign_levels(nodes: int) -> dict[str, dict[str, int]]:
+    """Return cells of all levels for as many GPUs as `assign` gives every tenant (Figure 11).
+
+    "Each tenant's assignment matches the distribution of its demands on each level": demands are
+    GPU-seconds at Philly's mean run times, jobs of several nodes count as nodes. Cells of a level
+    are rounded, and what is over or short goes to the next lower one; a tenant that has jobs for a
+    level has one cell of it at least, as long as its GPUs last.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for name, cells in assign(nodes).items():
+        tenant, left = TENANTS[name], gpus_of(cells)
+        demands = [
+            count * size * PHILLY[size].mean_s
+            for size, count in zip(SIZES, tenant.jobs, strict=True)
+        ]
+        demands[3] += demands.pop()
+        own, level_gpus = left, 0.0
+        found[name] = {}
+        for index, (level, size) in enumerate(reversed(LEVELS)):
+            level_gpus += own * demands[-1 - index] / sum(demands)
+            least = 1 if demands[-1 - index] else 0
+            count = left if size == 1 else min(max(least, round(level_gpus / size)), left // size)
+            if count:
+                found[name][level] = count
+            left -= count * size
+            level_gpus -= count * size
+    return found
+
+
+def cluster(nodes: int, cells: dict[str, dict[str, int]] | None = None) -> Cluster:
+    """Return a cluster of 8-GPU nodes with HiveD's levels (section 5.1) and its tenants' cells.
+
+    `cells` are those of `assign` unless others are given.
+    """
+    own = assign(nodes) if cells is None else cells
+    chain = Chain(
+        gpu="v100", levels=tuple(Level(name=name, fanout=2) for name, size in LEVELS if size > 1),
+        node_level="node", nodes=tuple(NodeCell(node=f"n{index}") for index in range(1, nodes + 1)),
+    )  # fmt: skip
+    vcs = {
+        vc: VirtualCluster(cells=tuple(Quota(chain=CHAIN, level=level, count=count)
+                                       for level, count in each.items()))
+        for vc, each in own.items()
+    }  # fmt: skip
+    return Cluster(chains={CHAIN: chain}, vcs=vcs)
+
+
+def cluster_of(options: Options) -> Cluster:
+    """Return the cluster for a workload: of `nodes` (279 if 0), less those of tenants left out.
+
+    "Removing its GPUs and workload" is what the paper does to a tenant (section 5.2).
+    """
+    nodes = options.nodes or NODES
+    cells = {vc: own for vc, own in assign(nodes).items() if vc not in options.without}
+    return cluster(-(-sum(map(gpus_of, cells.values())) // NODE_GPUS), cells)
+
+
+def gpus_of(cells: dict[str, int]) -> int:
+    """Return the GPUs of a tenant's cells."""
+    return sum(dict(LEVELS)[level] * count for level, count in cells.items())
+
+
 def fragmentation(trace: Trace) -> float:
     """Return the workload fragmentation of section 5.2: jobs over their GPUs, 1 if all have one."""
     return len(trace.jobs) / sum(job.gpus for job in trace.jobs)
@@ -188,7 +271,7 @@ def _lengths(rng: random.Random, past: Trace | None) -> Drawer:
     for job in past.jobs:
         pools[size_class(job.gpus)].append(in_seconds(job.run_time))
     empty = [size for size, pool in pools.items() if not pool]
-    assert not empty, f"the trace to draw from has no jobs of {empty} GPUs"
+    require(not empty, f"the trace to draw from has no jobs of {empty} GPUs")
     return lambda gpus: rng.choice(pools[size_class(gpus)])
 
 

@@ -1,0 +1,32 @@
+"""What of a service's events has to be noted so that its decisions can be made again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skep.machines.base import Restarted, Tick
+from skep.units import Instant
+from skep.wire.advice import QueueAdvice
+from skep.wire.inputs import InputNotes
+
+
+def note(
+    notes: InputNotes, event: Any, stream: str, sequence: int, now: Instant, *, led: bool
+) -> None:
+    """Note an event decided on at `now`; `led` says whether facts followed.
+
+    A core message has neither stream nor sequence.
+    """
+    match event:
+        case Tick():
+            notes.tick(now, led=led)
+        case Restarted():
+            notes.restarted(now)
+        case _ if stream:
+            notes.streamed(stream, sequence, now, led=led)
+        case QueueAdvice():
+            notes.heard(event, now)
+        case _ if led:
+            notes.heard(event, now)
+        case _:
+            pass  # A heartbeat as any other.

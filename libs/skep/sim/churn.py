@@ -1,0 +1,111 @@
+"""A policy for the fault simulator: it does everything a policy may do, and what none may.
+
+By rules that follow from the view alone jobs are held back, placed, preempted, suspended, packed,
+moved and resized; now and then it raises, or names jobs that are not its own. Whatever it does, the
+allocator's promises hold, and everything ends: who has run for a while is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from skep.policies.policy import Policy
+from skep.policies.registry import POLICIES
+from skep.units import Instant, after, in_seconds, seconds
+from skep.view.plan import (
+    Action,
+    Hold,
+    Migrate,
+    Pack,
+    Plan,
+    Preempt,
+    Resize,
+    Suspend,
+    Turn,
+    Unpack,
+)
+from skep.view.view import JobView, Phase, VcView
+from skep.wire.reasons import Reason
+
+EMBARGO = seconds(3)
+"""How long every third job is held back after its submission."""
+EMBARGOED = 3
+LEFT_ALONE = seconds(20)
+STARTS_MAX = 3
+
+
+class Churn(Policy, frozen=True):
+    """Whatever comes to mind."""
+
+    name: ClassVar[str] = "churn"
+    source: ClassVar[str] = "no paper: what finds bugs"
+    strict: bool = False
+    wild: bool = False
+    """Whether it also raises, and names what it may not."""
+    sees_nodes: ClassVar[bool] = True
+
+    def plan(self, view: VcView) -> Plan:
+        """Return something."""
+        beat = int(in_seconds(view.now))
+        if self.wild and beat % 11 == 0:
+            raise ZeroDivisionError
+        held = [job for job in view.jobs
+                if job.phase is Phase.WAITING and embargoed(job.sequence, job.submitted_at, view.now)
+                ]  # fmt: skip
+        names = {job.job for job in held}
+        waiting = [job for job in view.jobs
+                   if job.phase in (Phase.WAITING, Phase.AWAY) and job.job not in names]  # fmt: skip
+        turns = [Turn(job.job, Reason.BY_POLICY, self._nodes(view, job, beat))
+                 for job in sorted(waiting, key=_latest)]  # fmt: skip
+        if self.wild and beat % 7 == 0:
+            turns.append(Turn("j1", Reason.BY_POLICY))
+        return Plan(
+            turns=tuple(turns),
+            strict=self.strict,
+            actions=tuple(self._actions(view, waiting, beat)),
+            holds=tuple(Hold(job.job, Reason.HELD_BY_POLICY, "an embargo") for job in held),
+            look_at=after(view.now, seconds(0.7)) if view.jobs else None,
+        )
+
+    @staticmethod
+    def _nodes(view: VcView, job: JobView, beat: int) -> tuple[str, ...]:
+        """Return some nodes for every other job, for a while."""
+        if (job.sequence + beat // 4) % 4:
+            return ()
+        return tuple(node.node for at, node in enumerate(view.nodes) if (at + beat // 4) % 2)
+
+    def _actions(self, view: VcView, waiting: list[JobView], beat: int) -> Iterator[Action]:
+        running = [job for job in view.jobs if job.phase is Phase.RUNNING]
+        for job in view.jobs:
+            dice = (job.sequence * 7 + beat) % 12
+            if job.ran(view.now) > LEFT_ALONE or job.starts > STARTS_MAX:
+                continue
+            if dice == 0 and job.phase not in (Phase.WAITING, Phase.AWAY):
+                yield Preempt(job.job, Reason.BY_POLICY, "churn")
+            elif dice == 1 and job.phase is Phase.RUNNING:
+                yield Suspend(job.job, Reason.BY_POLICY)
+            elif dice == 2 and job.phase is Phase.RUNNING:
+                there = tuple(node.node for node in view.nodes if node.free >= job.gpus)[:1]
+                yield Migrate(job.job, Reason.BY_POLICY, there if job.sequence % 2 else ())
+            elif dice == 3 and job.spec.elastic is not None:
+                sizes = job.spec.elastic
+                yield Resize(job.job, Reason.BY_POLICY, sizes.min if beat % 2 else sizes.max)
+            elif dice == 4 and job.partners:
+                yield Unpack(job.job, Reason.BY_POLICY)
+            elif dice in (5, 6) and job in waiting and running:
+                yield Pack(job.job, running[job.sequence % len(running)].job, Reason.BY_POLICY)
+
+
+def embargoed(sequence: int, submitted_at: Instant, now: Instant) -> bool:
+    """Return whether a job is held back."""
+    return sequence % EMBARGOED == 0 and now < after(submitted_at, EMBARGO)
+
+
+def _latest(job: JobView) -> tuple[int, int]:
+    return -job.spec.priority, -job.sequence
+
+
+def register() -> None:
+    """Let cluster files of the simulator name it."""
+    POLICIES.setdefault(Churn.name, Churn)

@@ -1,0 +1,120 @@
+"""Opens traces for `skep traces` and `skep sim`: files, packed or not, and generators' names.
+
+Measurements that give run times to Gavel's and Pollux's traces are in the folder that
+SKEP_SHARED_DATA names, unless another place is given.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from skep.traces.formats import lengths
+from skep.traces.generators import registry
+from skep.traces.job import Trace, TraceJob
+from skep.traces.read import read
+
+GAVEL = "gavel/isolated_throughput.csv"
+POLLUX = "pollux/traces"
+
+
+class NoTraceError(Exception):
+    """What was asked for is no file and no generator, or measurements cannot be read."""
+
+
+def load(
+    text: str,
+    *,
+    form: str | None = None,
+    seed: int = 0,
+    lenient: bool = False,
+    measured: str | None = None,
+    past: str | None = None,
+) -> Trace:
+    """Return the trace of a file (`-`: standard input) or of `GENERATOR[:option=value,...]`.
+
+    A file goes before a generator of the same name. `measured` is a file of Gavel's speeds or a
+    folder of Pollux's; `past` a trace of Philly that HiveD's workload is drawn from.
+
+    Raises:
+        NoTraceError: Neither is there, or an option is wrong; it says what there is.
+        BadTraceError: The file cannot be used as it is.
+        OSError: It cannot be opened.
+    """
+    if text == "-" or os.path.exists(text):
+        name = "standard input" if text == "-" else os.path.basename(text)
+        return read(lines_of(text), name, form, lenient=lenient, lengths=lengths_in(measured))
+    try:
+        older = load(past, lenient=lenient) if past is not None else None
+        return registry.make(text, seed, older)
+    except registry.WrongGeneratorError as error:
+        reason = f"{text}: no such file" if _is_path(text) else f"{error} (and no file {text})"
+        raise NoTraceError(reason) from None
+
+
+def is_generated(text: str) -> bool:
+    """Return whether another seed makes another trace of it."""
+    return text != "-" and not os.path.exists(text)
+
+
+def lines_of(path: str) -> Iterator[str]:
+    """Return the lines of a file, one that ends in .gz unpacked, or of standard input."""
+    if path == "-":
+        yield from sys.stdin
+        return
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+        yield from file
+
+
+def lengths_in(measured: str | None) -> Callable[[TraceJob], float] | None:
+    """Return run times by what was measured, None where nothing is. It is read when first asked."""
+    given = measured or os.environ.get("SKEP_SHARED_DATA")
+    if not given:
+        return None
+    found: list[Callable[[TraceJob], float]] = []
+
+    def length(job: TraceJob) -> float:
+        if not found:
+            found.extend(_measured(Path(given)))
+        return max(each(job) for each in found)
+
+    return length
+
+
+def _measured(place: Path) -> list[Callable[[TraceJob], float]]:
+    """Raise NoTraceError where there is nothing of the kind."""
+    try:
+        if place.is_file():
+            return [lengths.gavel(lines_of(str(place)))]
+        found = []
+        if (place / GAVEL).exists():
+            found.append(lengths.gavel(lines_of(str(place / GAVEL))))
+        pollux = place / POLLUX if (place / POLLUX).exists() else place
+        if applications := _applications(pollux):
+            found.append(lengths.pollux(applications))
+    except ValueError as error:
+        reason = f"{place}: {error}"
+        raise NoTraceError(reason) from None
+    if not found:
+        reason = f"{place}: neither Gavel's speeds ({GAVEL}) nor Pollux's tables ({POLLUX})"
+        raise NoTraceError(reason)
+    return found
+
+
+def _applications(folder: Path) -> dict[str, lengths.Measured]:
+    return {
+        each.parent.name: lengths.Measured(
+            tuple(lines_of(str(each))),
+            {int(table.stem.rpartition("-")[2]): tuple(lines_of(str(table)))
+             for table in sorted(each.parent.glob("validation-*.csv"))},
+        )
+        for each in sorted(folder.glob("*/placements.csv"))
+    }  # fmt: skip
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or Path(text.partition(":")[0]).suffix != ""
