@@ -65,20 +65,23 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
     """Simulate, and return what comes of it."""
-    goes_on = True
+    goes_on, before = True, 0
+    all_jobs = len(trace.jobs) * (2 if order.audited else 1)
 
     def told(over: int, jobs: int) -> bool:
         nonlocal goes_on
-        goes_on = goes_on and watch(over, jobs)
+        goes_on = goes_on and watch(before + over, all_jobs)
         return goes_on
 
     result = _run(order, order.cluster, trace, speeds, told)
+    before = len(trace.jobs)
     private: list[RunResult] = []
     if order.audited and goes_on:
         for vc in order.cluster.vcs:
             own = own_jobs(trace, vc)
             if own.jobs and goes_on:
                 private.append(_run(order, private_cluster(order.cluster, vc), own, speeds, told))
+                before += len(own.jobs)
     if order.jobs_to:
         Path(order.jobs_to).write_text("".join(_lines(result.jobs)), encoding="utf-8")
     cut = "interrupted" if not goes_on else "" if not result.cut else (
