@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, views
 from skep.machines.base import Restarted
 from skep.units import Instant, after, seconds
 from skep.wire.admin import SetVcs
@@ -46,10 +46,6 @@ class Bench:
             self.decide(NodeJoined(node=name, identity=name, incarnation=1, address="10.0.0.1",
                                    ports=(20000, 29999), cpus=64, memory=2**38,
                                    gpus=gpus))  # fmt: skip
-        while (wake := self.machine.wake_at()) is not None and wake <= after(
-            self.now, seconds(0.5)
-        ):
-            break
 
     def decide(self, event: Any) -> list[Any]:
         """Let it decide, and note what that took."""
@@ -118,8 +114,6 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
                             "waiting": len(bench.machine.jobs) - len(bench.machine.placed)}  # fmt: skip
     planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
     if planned is not None:
-        from skep.machines.allocator import views
-
         began = time.thread_time()
         for _ in range(100):
             views.of_vc(bench.machine, planned, bench.now)
