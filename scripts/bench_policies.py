@@ -38,8 +38,8 @@ class Bench:
         self.machine, self.now, self.number = AllocatorMachine(), T0, 0
         self.spent: list[float] = []
         self.decide(Restarted(1))
-        told = {} if policy == "fifo" else {"policy": policy}
-        self.decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=8 * nodes, **told)}))
+        vc = VirtualCluster(gpus=8 * nodes, policy=policy)
+        self.decide(SetVcs(vcs={"nlp": vc}))
         for index in range(nodes):
             gpus = tuple(Gpu(index=each, type="v100") for each in range(8))
             name = f"n{index:04}"
@@ -71,7 +71,9 @@ class Bench:
     def start(self, job: str) -> None:
         """Let whatever was bound run."""
         state = self.machine.jobs.get(job)
-        for name in list(state.members) if state is not None else ():
+        if state is None:
+            return
+        for name in list(state.members):
             self.decide(MemberStarted(node=name, identity=name, job=job, attempt=state.attempt,
                                       at=self.now))  # fmt: skip
 
