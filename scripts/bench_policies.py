@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, views
 from skep.machines.base import Restarted
 from skep.units import Instant, after, seconds
 from skep.wire.admin import SetVcs
@@ -38,18 +38,14 @@ class Bench:
         self.machine, self.now, self.number = AllocatorMachine(), T0, 0
         self.spent: list[float] = []
         self.decide(Restarted(1))
-        told = {} if policy == "fifo" else {"policy": policy}
-        self.decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=8 * nodes, **told)}))
+        vc = VirtualCluster(gpus=8 * nodes, policy=policy)
+        self.decide(SetVcs(vcs={"nlp": vc}))
         for index in range(nodes):
             gpus = tuple(Gpu(index=each, type="v100") for each in range(8))
             name = f"n{index:04}"
             self.decide(NodeJoined(node=name, identity=name, incarnation=1, address="10.0.0.1",
                                    ports=(20000, 29999), cpus=64, memory=2**38,
                                    gpus=gpus))  # fmt: skip
-        while (wake := self.machine.wake_at()) is not None and wake <= after(
-            self.now, seconds(0.5)
-        ):
-            break
 
     def decide(self, event: Any) -> list[Any]:
         """Let it decide, and note what that took."""
@@ -75,7 +71,9 @@ class Bench:
     def start(self, job: str) -> None:
         """Let whatever was bound run."""
         state = self.machine.jobs.get(job)
-        for name in list(state.members) if state is not None else ():
+        if state is None:
+            return
+        for name in list(state.members):
             self.decide(MemberStarted(node=name, identity=name, job=job, attempt=state.attempt,
                                       at=self.now))  # fmt: skip
 
@@ -118,8 +116,6 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
                             "waiting": len(bench.machine.jobs) - len(bench.machine.placed)}  # fmt: skip
     planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
     if planned is not None:
-        from skep.machines.allocator import views
-
         began = time.thread_time()
         for _ in range(100):
             views.of_vc(bench.machine, planned, bench.now)
