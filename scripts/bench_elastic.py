@@ -198,7 +198,7 @@ class Node:
 
 def measure_torchrun(megabytes: float) -> dict[str, Any]:
     """Return the gap between mini-batches at two and at three nodes, and back."""
-    from tests.elastic_gang import free_port  # noqa: PLC0415
+    from tests.ports import free_port  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="skep-", dir=memory_folder()) as folder:
         port = free_port()

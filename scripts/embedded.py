@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from skep.units import Instant
 from skep.wire import codec, subjects
@@ -63,11 +63,16 @@ def until(look: Callable[[], T | None], what: str, within_s: float = DEADLINE_S)
 class Embedded:
     """The cluster in `home`; `environment` is added to what its processes inherit."""
 
+    ports: ClassVar[str] = ""
+    """Where gangs meet (FIRST-LAST), if not wherever `skep up` has them: whoever runs clusters side
+    by side gives each its own, as a port is free for a moment between two looks at it."""
+
     def __init__(self, home: Path, environment: Mapping[str, str] | None = None) -> None:
         """Prepare; nothing is started yet."""
         self.home = home
         own = {name: value for name, value in os.environ.items() if not name.startswith("SKEP_")}
-        self.environment = {**own, "SKEP_HOME": str(home), **(environment or {})}
+        ports = {"SKEP_PORTS": self.ports} if self.ports else {}
+        self.environment = {**own, **ports, "SKEP_HOME": str(home), **(environment or {})}
         self._guard: subprocess.Popen[bytes] | None = None
 
     def up(self, *options: str) -> float:

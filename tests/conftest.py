@@ -2,10 +2,12 @@
 
 import os
 import signal
-import socket
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from scripts.embedded import Embedded
+from tests import ports
 
 # Inputs are drawn afresh on every run and the failing one is printed as a blob that replays it;
 # only `ci` draws the same ones every time, so that what it says of a change is about the change.
@@ -29,10 +31,10 @@ settings.load_profile(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+Embedded.ports = ports.gangs()
+
+
 @pytest.fixture
 def free_port() -> int:
-    """Return a loopback TCP port that nothing listened on a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a loopback TCP port that nothing listens on."""
+    return ports.free_port()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -259,12 +258,6 @@ class ElasticGang:
                 agree=agree,
             )
         return self._order
-
-
-def free_port() -> int:
-    """Return a port that nobody has at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -23,9 +23,9 @@ from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.jobs import JobSocket
 from skep_services.shell import Shell
-from skep_services.supervisor.ports import free_port
 from tests.kit import bind, plans
 from tests.node_runtimes import DEADLINE_SECONDS, PATH, process_runtime
+from tests.ports import free_port
 
 JOBS = Path(__file__).parent / "e2e" / "jobs"
 E = TypeVar("E")

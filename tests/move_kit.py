@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,13 +117,6 @@ def after(lines: list[str], step: int) -> list[str]:
     """Return the lines that follow those of a mini-batch."""
     (index,) = (i for i, line in enumerate(lines) if line.startswith(f"loss {step} "))
     return lines[index + 1 :]
-
-
-def closed_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def environment_of(folder: Path, attempt: int, *, successor: bool = False) -> dict[str, str]:

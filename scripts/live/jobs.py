@@ -1,4 +1,4 @@
-"""What the jobs of a live run are: drawn from a seed, timed by the clock, so a busy machine is fine."""
+"""The jobs of a live run: drawn from a seed, and timed by the clock, so a busy machine is fine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PyTorch training whose length and pace are the clock's: what a busy machine takes, it waits less.
+"""A PyTorch training whose length and pace are the clock's, however busy the machine is.
 
     stepper.py SECONDS STEP_SECONDS
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from skep_job.ps import SGD
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 DATA, CLASSES = 64, 10
 CUT_EVERY_S = 0.02
 

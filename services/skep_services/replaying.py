@@ -5,6 +5,7 @@ NATS | file --> messages by stream --> logs of admission and allocator (chains v
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_read import read_stream
 from skep_services.adapters.records import Chain
-from skep_services.ports import Delivery, LogRecord
+from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
 from skep_services.supervisor import home as folder
 
 LIVE = "live"
@@ -67,6 +68,20 @@ SERVICES = {
     ),
 }  # fmt: skip
 """`wants` as in the services' own `FOLLOW`."""
+
+
+UNREADABLE = (UnreachableError, exported.ExportError, CorruptLogError, MissingStreamError)
+"""What reading and checking a cluster's streams raises."""
+
+
+def read_from(source: str, home: str | None) -> Streams:
+    """Return the streams of the cluster here (`live`), or of an export.
+
+    Raises UnreachableError, ExportError, MissingStreamError, OSError.
+    """
+    if source == LIVE:
+        return asyncio.run(read_live(home))
+    return exported.read(Path(source))
 
 
 async def read_live(home: str | None) -> Streams:
@@ -103,11 +118,6 @@ def _options(home: str | None) -> LinkOptions:
     nats = cluster["nats"]
     return LinkOptions(servers=tuple(nats["url"].split(",")), identity="operator",
                        password=nats["users"]["operator"])  # fmt: skip
-
-
-def read_export(path: str) -> Streams:
-    """Return the streams of an export; raises OSError, ExportError."""
-    return exported.read(Path(path))
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:

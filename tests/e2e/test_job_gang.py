@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.job_agent import JobAgent, job_agent
-from tests.move_kit import TOKEN, Job, closed_port, environment_of, job
+from tests.move_kit import TOKEN, Job, environment_of, job
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -27,7 +28,7 @@ STEPS = 7 * 40
 @contextlib.contextmanager
 def gang(agents: list[JobAgent], env: dict[str, str], *arguments: str) -> Iterator[list[Job]]:
     """Yield two ranks, each with an agent of its own, as on two nodes."""
-    port = str(closed_port())
+    port = str(free_port())
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank, agent in enumerate(agents):

@@ -15,7 +15,8 @@ import pytest
 from skep_job import transfer
 from skep_job.transfer import Wire
 from tests.job_agent import JobAgent, job_agent
-from tests.move_kit import TOKEN, Job, after, closed_port, environment_of, job, uninterrupted
+from tests.move_kit import TOKEN, Job, after, environment_of, job, uninterrupted
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -87,7 +88,7 @@ def test_the_source_trains_on_after_every_failure(whole: list[str], tmp_path: Pa
         with job([*WIDE, "--hold", *holds], here, env=names) as source:
             source.hold(2)
             with job(WIDE, there, env=later) as successor:
-                move(source, 2, closed_port())
+                move(source, 2, free_port())
                 assert "ConnectionRefused" in source.answer("failed", order=2)["error"]
                 with socket.create_server(("127.0.0.1", 0)) as listener:
                     port = listener.getsockname()[1]

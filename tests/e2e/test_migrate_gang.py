@@ -16,7 +16,7 @@ import pytest
 
 from scripts.embedded import Embedded, until
 from tests.e2e.conftest import Tenant
-from tests.move_kit import closed_port
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -63,7 +63,7 @@ def made(notes: Path, rank: int) -> list[tuple[int, int, str]]:
 def alone(notes: Path, steps: int) -> None:
     """Do the same training outside Skep, moved by nobody."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("SKEP_")}
-    own |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(closed_port())}
+    own |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     own |= {"STEPS_FILE": str(notes), "STEPS": str(steps)}
     with ExitStack() as stack:
         ranks = [subprocess.Popen([sys.executable, str(SCRIPT)], env={**own, "RANK": str(rank)})

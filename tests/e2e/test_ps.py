@@ -17,6 +17,7 @@ from torch import Tensor
 from scripts.ps.jobs import Job, Zygote
 from skep_job.ps.store import view
 from skep_job.ps.wire import Patience, dial
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -50,7 +51,8 @@ def new_job(zygote: Zygote, tmp_path: Path) -> Iterator[NewJob]:
     def make(**environment: str) -> Job:
         folder = tmp_path / str(len(jobs))
         folder.mkdir()
-        jobs.append(Job(zygote, folder, **environment))
+        where = {"SKEP_PS": f"127.0.0.1:{free_port()}"}
+        jobs.append(Job(zygote, folder, **where, **environment))
         return jobs[-1]
 
     yield make
@@ -187,7 +189,7 @@ def test_the_others_go_on_without_a_lost_worker(new_job: NewJob) -> None:
 
 
 def test_a_coordinator_that_comes_back_finds_its_job_again(new_job: NewJob) -> None:
-    job = new_job(SKEP_PS_LOST_S="3")
+    job = new_job(SKEP_PS_LOST_S="10")
     begin(job, 1, 2, "--gates", "10,20,30", "--until", "40")
     job.at_gate(10, 0, 1)
     job.server("s1")

@@ -413,12 +413,11 @@ async def test_what_ends_the_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_taken_rendezvous_port_is_told_before_anything_starts(tmp_path: Path) -> None:
-    hands = Hands(tmp_path)
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        port = other.getsockname()[1]
+async def test_a_taken_rendezvous_port_is_told_before_anything_starts(
+    tmp_path: Path, free_port: int
+) -> None:
+    hands, port = Hands(tmp_path), free_port
+    with socket.create_server(("", port)):
         assert port_is_taken(port)
         first = RankPlan(rank=0, local_rank=0, devices=(0,))
         command = machine.StartRank("j7.2.0", bind(master_port=port), first)

@@ -16,6 +16,7 @@ from skep.units import Instant, after, seconds
 from skep.wire import codec, subjects
 from skep.wire.codec import CancelRequest, Facts, Submission
 from skep.wire.facts import End, EpochBegan, JobEnded, JobOver
+from skep.wire.inputs import InputNotes, NotesReader
 from skep.wire.reasons import Reason
 from skep_services import shell
 from skep_services.adapters.memory import (
@@ -143,6 +144,7 @@ class Place:
         bus: MemoryBus | None = None,
         turn: Turn | None = None,
         keeper: Keeper | None = None,
+        notes: InputNotes | None = None,
     ) -> Shell:
         return Shell(
             machine,
@@ -156,6 +158,7 @@ class Place:
             calls=Answers(),
             follow=(Follow(subjects.SUBMIT), Follow(subjects.ALLOC)),
             listen=("heard.*",),
+            notes=notes,
         )
 
     async def submit(self, number: int) -> int:
@@ -513,3 +516,47 @@ async def test_recovery_from_a_snapshot_counts_what_it_stands_for() -> None:
     await place.submit(2)
     async with running(made):
         assert (machine.jobs, made.positions, made.facts_applied) == (["j1"], {"SUBMIT": 2}, 70)
+
+
+@pytest.mark.asyncio
+async def test_what_was_decided_on_is_noted_with_the_facts() -> None:
+    place, seen = Place(), Seen()
+    async with running(place.shell(Counter(), seen, notes=InputNotes())):
+        await place.submit(1)
+        await seen.until(lambda: len(seen.events) > 1)
+        await place.client.publish(subjects.cancel("nlp"), b"{}", "c", {})
+        await seen.until(lambda: len(seen.events) > 3)
+        place.clock.advance(ALARM)
+        await seen.until(lambda: Tick() in seen.events)
+        await place.submit(2)
+        await seen.until(lambda: len(seen.events) > 5)
+    reader = NotesReader()
+    records = [record async for record in place.log().replay()]
+    noted = [
+        one for record in records for one in (reader.read(record.noted) if record.noted else ())
+    ]
+    assert [(one.restarted, one.stream, one.sequence, one.led) for one in noted] == [
+        (True, "", 0, True),
+        (False, subjects.SUBMIT, 1, True),
+        (False, subjects.SUBMIT, 2, False),
+        (False, "", 0, False),
+        (False, subjects.SUBMIT, 3, True),
+    ]
+    assert sum(bool(record.noted) for record in records) == 2
+
+
+@pytest.mark.asyncio
+async def test_notes_of_an_idle_time_are_stored_without_facts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "NOTES_BYTES", 30)
+    place, seen = Place(), Seen()
+    async with running(place.shell(Counter(), seen, notes=InputNotes())):
+        await place.client.publish(subjects.cancel("nlp"), b"{}", "c", {})
+        await seen.until(lambda: len(seen.events) > 2)
+    records = [record async for record in place.log().replay()]
+    assert [(record.facts[1:], bool(record.noted)) for record in records] == [
+        ((), False),
+        ((), True),
+    ]
+    assert records[-1].positions == {subjects.SUBMIT: 1}

@@ -15,7 +15,7 @@ from skep.sim.history import Result, run_seed
 from skep.sim.run import read_seeds
 from skep.sim.world import Settings
 
-SEEDS = 120
+SEEDS = 60
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
 

@@ -10,13 +10,27 @@ from skep.sim import planted
 from skep.sim.planted import NO_FENCE, PLANTS, Finding, Plant, find
 from skep.sim.world import Settings
 
+SHOWED = {
+    "position acknowledged before the effect": 28,
+    "lost timer: commands forgotten in a restart": 4,
+    "no floor at the agent": 39,
+    "GPUs of a lost node count as free": 10,
+    "cells are split without regard to what others own": 13,
+    "a change is told once and never again": 105,
+    "who goes on with other GPUs is not told with which": 53,
+    "a gang on several nodes moves without standing first": 28,
+    "a job that was suspended goes on when its move fails": 28,
+}
+"""Where a bug that not every history shows was found: where to look first. It is found all the same
+once it shows elsewhere."""
+
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_planted_bug_is_found(plant: Plant) -> None:
     right = vars(plant.owner)[plant.attribute]
     with planted.planted(plant):
         assert vars(plant.owner)[plant.attribute] is plant.wrong
-        found = find(plant.name, Settings())
+        found = find(plant.name, Settings(), first=SHOWED.get(plant.name, 0))
     assert found.invariant in plant.breaks, found.text
     assert vars(plant.owner)[plant.attribute] is right
 

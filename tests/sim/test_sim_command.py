@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,8 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skep.traces.job import Trace, TraceJob
-from skep.units import seconds
+from skep.sim.cluster.build import uniform
+from skep.sim.cluster.settings import Costs
+from skep.sim.lived import Lived
+from skep.sim.outcome import RunResult
+from skep.traces.job import RowProblem, Trace, TraceJob
+from skep.units import Instant, seconds
 from skep_services.cli import sim
 from skep_services.cli.main import main
 from skep_services.simulations import plots, pool, report, sources
@@ -137,6 +140,32 @@ def test_an_audit_finds_nobody_worse_than_alone(run: Run) -> None:
     assert "a cluster with VCs" in err
 
 
+def test_the_cluster_that_runs_here_is_a_trace_and_a_cluster(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that have not ended are told, and do not keep the others from being simulated."""
+    jobs = tuple(TraceJob(id=f"j{n}", at=seconds(0), run_time=seconds(60), gpus=8, vc="A")
+                 for n in range(2))  # fmt: skip
+    trace = Trace(name="live", jobs=jobs, problems=(RowProblem(3, "has not ended: 'j3'"),))
+    cluster = uniform(2, 8, vcs={"A": 1})
+    result = RunResult(trace="live", cluster="", policy="", seed=0, gpus=16, node_gpus=8, jobs=())
+    here = Lived(
+        begin=Instant(0), trace=trace, result=result, cluster=cluster, costs=Costs(), ids=()
+    )
+    monkeypatch.setattr(sources, "live", lambda home: here)
+    code, out, err = run("compare", "--trace", "live", "--cluster", "live", "--processes", "1",
+                         "--what-if", "A.nodes+=1")  # fmt: skip
+    assert code == 0
+    assert re.search(r"queueing, mean +30\.00 s +0\.00 s", out)
+    assert "has not ended" in err
+
+
+def test_without_a_cluster_here_live_says_how_to_get_one(run: Run) -> None:
+    code, _, err = run("run", "--trace", "live", "--cluster", "2x8", "--home", "nobody")
+    assert code == 4
+    assert "no cluster runs in" in err
+
+
 # --- what is wrong --------------------------------------------------------------------------------
 
 
@@ -157,7 +186,7 @@ def test_rows_that_cannot_run_end_it_or_are_left_out_and_told(run: Run) -> None:
 @pytest.mark.parametrize(
     "words, what",
     [
-        (("run", "--trace", "none.csv", "--cluster", "2x8"), "no such file, and no generator"),
+        (("run", "--trace", "none.csv", "--cluster", "2x8"), "no such file"),
         (("run", "--trace", "jobs.csv", "--cluster", "two"), "Write it as 80x8"),
         (("run", *HERE, "--policy", "fifo", "--policy", "fifo"), "run takes one --policy"),
         (("compare", *HERE), "compare what?"),
@@ -214,7 +243,7 @@ def test_an_interrupted_run_leaves_a_valid_report(tmp_path: Path, processes: str
     assert tree["interrupted"]
     assert tree["not_run"] == (["3x8"] if processes == "2" else ["2x8", "3x8"])
     assert {each["cut"] for each in tree["runs"]} == {"interrupted"}
-    assert all(0 < each["measures"]["all"]["unfinished"] < 8_000 for each in tree["runs"])
+    assert all(each["measures"]["all"]["unfinished"] > 0 for each in tree["runs"])
     assert json.loads((tmp_path / "out/results.json").read_text())["interrupted"]
     assert "<b>Interrupted.</b>" in (tmp_path / "out/report.html").read_text()
 
@@ -282,24 +311,8 @@ def test_what_others_wrote_is_escaped(run: Run) -> None:
     parsed(text)
 
 
-class Lengths(msgspec.Struct, frozen=True):
-    """A generator's options."""
-
-    jobs: int = 20
-
-
-def lengths(seed: int, options: Lengths) -> Trace:
-    """Return jobs of random lengths, one after the other."""
-    rng = random.Random(seed)
-    jobs = [TraceJob(id=f"{n}", at=seconds(n), run_time=seconds(rng.randint(1, 100)), gpus=8)
-            for n in range(options.jobs)]  # fmt: skip
-    return Trace(name="lengths", jobs=tuple(jobs))
-
-
-def test_a_sweep_tells_the_spread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sources.Generator(Lengths, lengths, "")
-    monkeypatch.setitem(sources.GENERATORS, "lengths", made)
-    _, out, _ = run("sweep", "--trace", "lengths:jobs=9", "--cluster", "1x8", "--seeds", "3", "--out",
+def test_a_sweep_tells_the_spread(run: Run) -> None:
+    _, out, _ = run("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--seeds", "3", "--out",
                     "out", "--processes", "1")  # fmt: skip
     assert re.search(r"JCT, mean +[\d,.]+ s ± [1-9][\d,.]+ s", out), "every seed is another trace"
     assert "Over the seeds" in Path("out/report.html").read_text()

@@ -129,9 +129,9 @@ def test_a_good_file_is_summed_up(run: Run) -> None:
             ["v100", "v100", "pair", "8", "2", "3"],
             ["v100", "v100", "gpu", "16", "1", "7"],
             [],
-            ["VC", "GPUS", "WEIGHT", "CELLS"],
-            ["nlp", "6", "2", "1×v100/pair", "mine"],
-            ["vision", "3", "1", "1×v100/pair", "1×v100/gpu"],
+            ["VC", "GPUS", "WEIGHT", "POLICY", "CELLS"],
+            ["nlp", "6", "2", "fifo", "1×v100/pair", "mine"],
+            ["vision", "3", "1", "fifo", "1×v100/pair", "1×v100/gpu"],
         ]
     answer = json.loads(run("cluster", "check", "--json", "cluster.yaml")[1])
     assert answer["ok"] is True
@@ -187,7 +187,14 @@ def test_quotas_alone_are_measured_by_what_joined(gateway: FakeGateway, run: Run
     gateway.on("GET /v1/gpus", {"gpus": [gpu("a", at) for at in range(4)]})
     code, out, err = run("vc", "check", write("nlp: {gpus: 3}\nrest: 1\n"))
     assert (code, err) == (0, "no mistake: 4 of 4 GPUs owned\n")
-    assert out.splitlines()[-2].split() == ["nlp", "3", "1", "1×v100x4/pair", "1×v100x4/gpu"]
+    assert out.splitlines()[-2].split() == [
+        "nlp",
+        "3",
+        "1",
+        "fifo",
+        "1×v100x4/pair",
+        "1×v100x4/gpu",
+    ]
     code, _, err = run("vc", "check", write("vcs:\n  nlp: {gpus: 5}\n"))
     assert code == 1
     assert "cluster.yaml:1: $.vcs: the virtual clusters own 5 GPUs; 4 have joined: 1 short" in err
@@ -224,3 +231,17 @@ def test_import(run: Run) -> None:
     code, _, err = run("cluster", "check", "hived.yaml")
     assert "skep cluster import" in err
     assert run("cluster", "import", write("# nothing"))[1] == "version: 1\n"
+
+
+def test_policies_are_listed_with_their_options_and_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["policies", "--json"]) == 0
+    known = {one["policy"]: one for one in json.loads(capsys.readouterr().out)["policies"]}
+    assert known["fifo"]["options"] == {}
+    assert known["tiresias-l"]["options"]["thresholds"] == [3250]
+    assert all(one["source"] and one["does"] for one in known.values())
+    assert main(["policies", "tiresias-l"]) == 0
+    assert "thresholds: [3250]" in capsys.readouterr().out
+    assert main(["policies", "tiresia"]) != 0
+    assert "did you mean tiresias-l?" in capsys.readouterr().err

@@ -223,6 +223,18 @@ def test_whoever_names_a_folder_for_checkpoints_is_heard(monkeypatch: pytest.Mon
     assert table.port_of("") == 0
 
 
+def test_gangs_meet_on_the_ports_that_are_given() -> None:
+    given = config.parse_ports("20000-20019")
+    cluster = settle(None, Wishes(nodes=4, gpus=1), HOME, given)
+    assert sorted(node.ports for node in cluster.nodes) == [
+        (20000, 20004), (20005, 20009), (20010, 20014), (20015, 20019)]  # fmt: skip
+    with pytest.raises(ConfigError, match="20 ports for gangs are too few for 21 nodes"):
+        settle(None, Wishes(nodes=21, gpus=1), HOME, given)
+    for text in ("20000", "5-1", "80-2000", "1024-70000", "a-b"):
+        with pytest.raises(ConfigError, match="SKEP_PORTS is"):
+            config.parse_ports(text)
+
+
 def test_cluster_file_round_trip(tmp_path: Path) -> None:
     cluster = settle(None, Wishes(), str(tmp_path))
     home.write_json(home.cluster_path(str(tmp_path)), msgspec.to_builtins(cluster))

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from skep.cells.clusterfile import parse_cluster
+from skep.cells.levels import gpus_per_node
 from skep.traces.read import FORMATS
 from skep_services import trace_files
 from skep_services.cli.main import main
@@ -19,6 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,vc\n"
 GOOD = f"{HEAD}a,1,0,10,vgg16,3600,nlp\nb,8,7200,10,lm,36000,cv\nc,1,3600,10,vgg16,60,nlp\n"
 BAD = f"{GOOD}d,0,1,1,m,5,nlp\ne,2,x,1,m,5,nlp\nf,0,2,1,m,5,nlp\n"
+FEW = "hived:nodes=200,without=res-f,part=0.001,days=1"
 GAVEL = "A3C\tpython3 main.py\trl\t--n\t0\t600\t2\t1\t-1.000000\t163.057382\n"
 SPEEDS = "gpu_type,placement,job_type,num_gpus,iters_per_s\nv100,consolidated,A3C,2,4.0\n"
 
@@ -113,6 +117,19 @@ def test_generate_is_the_same_for_a_seed(run: Run) -> None:
     assert first[0] == 0
     assert first == run("generate", "dl2:jobs=20", "--seed", "4")
     assert first[1] != run("generate", "dl2:jobs=20", "--seed", "5")[1]
+
+
+@pytest.mark.parametrize(
+    "words, nodes, gpus",
+    [("gandiva:jobs=3", 45, 180), ("genie:hours=1", 4, 16), (FEW, 200 - 57, 1144)],
+)
+def test_generate_writes_the_cluster_as_well(run: Run, words: str, nodes: int, gpus: int) -> None:
+    assert run("generate", words, "--out", "t.jsonl", "--cluster", "c.yaml")[0] == 0
+    cluster = parse_cluster(yaml.safe_load(Path("c.yaml").read_text(encoding="utf-8")))
+    assert not isinstance(cluster, list)
+    assert sum(len(chain.nodes) for chain in cluster.chains.values()) == nodes
+    total = sum(len(chain.nodes) * gpus_per_node(chain) for chain in cluster.chains.values())
+    assert total == gpus
 
 
 def test_list_names_formats_and_generators(run: Run) -> None:

@@ -35,7 +35,7 @@ CELL = {
     ],
 }  # fmt: skip
 VC = {
-    "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100, "used": 2, "borrowed": 4,
+    "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100, "policy": "fifo", "options": {}, "used": 2, "borrowed": 4,
     "running": 2, "queued": 3, "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
     "bound": [CELL, {**CELL, "pin": "mine", "doomed": True, "jobs": [], "bad": 0}],
     "borrowers": [{"job": "j9", "gpus": 4, "nodes": ["a-2", "b-1"]}],
@@ -89,7 +89,7 @@ def test_the_virtual_clusters_and_their_cells_are_listed(gateway: FakeGateway, r
     lines = run("vc", "ls")[1].splitlines()
     assert lines[1].split()[:8] == ["nlp", "8", "of", "10", "2", "4", "2", "3"]
     assert lines[1].endswith("1/2 v100/node (1 bad), 1/2 mine")
-    assert lines[2].split() == ["x", "10", "2", "4", "2", "3", "2", "100", "-"]
+    assert lines[2].split() == ["x", "10", "2", "4", "2", "3", "fifo", "2", "100", "-"]
     assert json.loads(run("vc", "ls", "--json")[1])["vcs"] == [VC, other]
     gateway.on("GET /v1/usage", {"vcs": []})
     assert "no virtual clusters" in run("vc", "ls")[2]

@@ -11,6 +11,7 @@ from skep.cells import hostlist
 from skep.cells.clustercheck import PROBLEMS_MAX, cluster_problems, cluster_remarks
 from skep.cells.clusterfile import parse_cluster
 from skep.cells.clustertext import to_yaml
+from skep.policies import check
 from skep.wire.cluster import (
     Chain,
     Cluster,
@@ -260,6 +261,8 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [
     ("vcs.nlp.weight", 0, "$.vcs.nlp.weight", "bad-value", "more than 0"),
     ("vcs.nlp.weight", float("nan"), "$.vcs.nlp.weight", "bad-value", "more than 0"),
     ("vcs.nlp.weight", "two", "$.vcs.nlp.weight", "wrong-type", "a number, not text"),
+    ("vcs.nlp.policy", 3, "$.vcs.nlp.policy", "wrong-type", "a policy's name, or an object"),
+    ("vcs.nlp.policy", {}, "$.vcs.nlp.policy.name", "missing-key", "`name` is required"),
     ("vcs.nlp.cells", [1], "$.vcs.nlp.cells", "wrong-type", "numbers by chain/level"),
     ("vcs.nlp.cells.v10/node", 1, "$.vcs.nlp.cells.v10/node", "unknown-chain", "`v100`"),
     ("vcs.nlp.cells.v100/nod", 1, "$.vcs.nlp.cells.v100/nod", "unknown-level", "`node`"),
@@ -447,3 +450,40 @@ def test_the_rule_of_quarantine_has_defaults_and_names_its_mistakes() -> None:
         ("$.quarantine.share", "bad-value", ""),
         ("$.quarantine.signs", "bad-value", "did you mean `signal`?"),
     ]
+
+
+@pytest.mark.parametrize(
+    "wrote",
+    ["backfill", {"name": "tiresias-l", "thresholds": [100, 3250]}, {"name": "drf", "by": "vc"}],
+)
+def test_policies_are_read_back(wrote: Any) -> None:
+    tree = {"vcs": {"nlp": {"gpus": 4, "policy": wrote}}}
+    cluster = read(tree)
+    assert check.parse_cluster(tree) == cluster
+    assert read(yaml.safe_load(to_yaml(cluster))) == cluster
+
+
+@pytest.mark.parametrize(
+    "wrote, path, reason, text",
+    [
+        ("tiresias", "$.vcs.nlp.policy", "unknown-policy", "did you mean tiresias-l?"),
+        (
+            {"name": "tiresias-l", "threshold": [3]},
+            "$.vcs.nlp.policy.threshold",
+            "bad-option",
+            "did you mean thresholds?",
+        ),
+        (
+            {"name": "tiresias-l", "thresholds": "x"},
+            "$.vcs.nlp.policy.thresholds",
+            "bad-option",
+            "",
+        ),
+    ],
+)
+def test_wrong_policies_are_told(wrote: Any, path: str, reason: str, text: str) -> None:
+    found = check.parse_cluster({"vcs": {"nlp": {"gpus": 4, "policy": wrote}}})
+    assert isinstance(found, list)
+    (one,) = found
+    assert (one.path, one.reason) == (path, reason)
+    assert one.suggestion == text

@@ -110,6 +110,9 @@ def test_a_topology_that_is_null_is_none() -> None:
     assert spec.resources.topology is None
 
 
+RUN_TIME = "`run_time` must be seconds, or text such as `90s`, `15m`, `2h`, to a year"
+
+
 @pytest.mark.parametrize(
     "text, length_s",
     [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86_400), (" 5s ", 5), (30, 30),
@@ -293,6 +296,9 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("size.epochs", -1, "`epochs` must be 1 or more"),
         ("size.mini_batches_per_epoch", 0, "`mini_batches_per_epoch` must be 1 or more"),
         ("size.batch_size", 2**53 + 1, "`batch_size` must be 1 or more"),
+        ("size.run_time", 0, RUN_TIME),
+        ("size.run_time", "soon", RUN_TIME),
+        ("size.run_time", 1e9, RUN_TIME),
         ("size.family", "", "`family` must be 1 to 128 characters"),
         ("runtime.image", "",
          "`image` must be the name of an image, such as `pytorch/pytorch:2.9`"),
@@ -493,3 +499,10 @@ def test_the_gang_has_the_gpus_of_all_workers() -> None:
 )
 def test_the_mini_batches_of_a_whole_job(size: SizeHint, total: int | None) -> None:
     assert size.total() == total
+
+
+@pytest.mark.parametrize("told, seconds", [(90, 90.0), (0.5, 0.5), ("2h", 7200.0)])
+def test_how_long_a_job_is_expected_to_run_is_in_seconds(told: Any, seconds: float) -> None:
+    read = parse_tree(with_("size.run_time", told))
+    assert isinstance(read, JobSpec)
+    assert read.size.run_time == seconds

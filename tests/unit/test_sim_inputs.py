@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from skep.cells.levels import gpus_owned
 from skep.sim.cluster.build import uniform
 from skep.sim.cluster.settings import Costs
 from skep.sim.private import own_jobs, private_cluster
-from skep.traces.generators import hived
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -84,20 +82,13 @@ def test_costs_times_and_seeds() -> None:
             wrong()
 
 
-def test_a_generator_makes_a_trace_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate(seed: int, options: msgspec.Struct) -> Trace:
-        return Trace(name=f"{seed} {msgspec.to_builtins(options)}", jobs=())
-
-    made = sources.Generator(hived.Options, generate, "")
-    monkeypatch.setitem(sources.GENERATORS, "hived", made)
-    trace = sources.load('hived:days=2,without=["res-a"]', form=None, seed=7, lenient=False)
-    assert trace.name.startswith("7 {'load': 0.9, 'days': 2")
-    for text, what in (
-        ("hived:parts=1", "did you mean part"), ("hived:part=all", "float"),
-        ("hive", "did you mean hived"),
-    ):  # fmt: skip
-        with pytest.raises(WrongError, match=what):
-            sources.load(text, form=None, seed=1, lenient=False)
+def test_what_is_no_file_is_a_generator_or_wrong() -> None:
+    trace = sources.load("gandiva", form=None, seed=1, lenient=False, home=None)
+    assert len(trace.jobs) == 1000
+    assert sources.by_seed("gandiva")
+    assert not sources.by_seed(sources.LIVE)
+    with pytest.raises(WrongError, match="no generator 'gandva'"):
+        sources.load("gandva", form=None, seed=1, lenient=False, home=None)
 
 
 # --- what if --------------------------------------------------------------------------------------

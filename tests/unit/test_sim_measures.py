@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from skep.sim.measures import fairness, job, series, stat, summary
@@ -28,7 +29,10 @@ def ran(
         for begin, end in stretches
     )
     fields = {name: more.pop(name) for name in list(more) if name in TraceJob.__struct_fields__}
-    told = TraceJob(id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, vc=vc, **fields)  # type: ignore[arg-type]
+    told = TraceJob(
+        id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, vc=vc,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
     gaps = zip([at, *(end for _, end in stretches)], [begin for begin, _ in stretches],
                strict=False)  # fmt: skip
     outcome = {
@@ -43,7 +47,10 @@ def ran(
 
 def result(*jobs: JobOutcome, **more: object) -> RunResult:
     fields = {"gpus": 4, "node_gpus": 2, **more}
-    return RunResult(trace="t", cluster="2 x 2", policy="fifo", seed=0, jobs=jobs, **fields)  # type: ignore[arg-type]
+    return RunResult(
+        trace="t", cluster="2 x 2", policy="fifo", seed=0, jobs=jobs,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -226,6 +233,27 @@ def test_a_run_in_numbers() -> None:
     assert found.by_vc["a"].gpu_hours == pytest.approx(200 / 3600)
     assert {name: each.jobs for name, each in found.by_size.items()} == {"1 GPU": 2, "2 GPUs": 2}
     assert summary.curves(run)["queue"] == ((0.0, 0.5), (100.0, 1.0))
+
+
+def test_gpus_that_packed_jobs_share_are_allocated_once() -> None:
+    """Two jobs on the same 2 of 4 GPUs for 100 s, seen every 50 s; another waits until 200 s."""
+    both = [ran(name, 0, 50, (0, 100), gpus=2) for name in "ab"]
+    packed = [
+        msgspec.structs.replace(
+            each, spans=(msgspec.structs.replace(each.spans[0], packed=True, useful=seconds(50)),)
+        )
+        for each in both
+    ]
+    packed.append(ran("c", 0, 0, (200, 200)))
+    samples = tuple(
+        Sample(at=seconds(at), allocated=gpus, busy=gpus * 0.9, useful=0.0, waiting=0, running=0,
+               free_nodes=0, free=0)
+        for at, gpus in ((0, 2), (50, 2), (100, 0), (200, 0))
+    )  # fmt: skip
+    found = summary.measure(result(*packed, samples=samples))
+    assert (found.makespan_s, found.allocated) == (200, 0.25)
+    assert found.busy == pytest.approx(0.225)
+    assert found.useful == 0.25, "two halves"
 
 
 def test_a_run_of_nothing_has_numbers_too() -> None:

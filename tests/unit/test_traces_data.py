@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from statistics import fmean, median, pstdev
 
 import pytest
 
-from skep.units import seconds
+from skep.traces.generators.draw import PHILLY, size_class
+from skep.units import in_seconds, seconds
 from skep_services.trace_files import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,3 +48,19 @@ def test_muris_milliseconds() -> None:
         mini_batch_s = job.run_time / 1e9 / job.mini_batches
         assert max(job.demands) * 0.9 <= mini_batch_s <= sum(job.demands) * 1.5 + 0.5
     assert trace.jobs[0].run_time == seconds(927_475)
+
+
+def test_the_fit_to_philly_is_that_of_its_jobs() -> None:
+    file = DATA / "philly/philly.csv.gz"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not in the folder of public data (SKEP_SHARED_DATA)")
+    runs: dict[int, list[float]] = {size: [] for size in PHILLY}
+    for job in load(str(file)).jobs:
+        runs[size_class(job.gpus)].append(in_seconds(job.run_time))
+    assert sum(map(len, runs.values())) == 82_247
+    for size in (1, 4, 8, 16):
+        assert PHILLY[size].median_s == pytest.approx(median(runs[size]), rel=2e-3)
+        assert PHILLY[size].mean_s == pytest.approx(fmean(runs[size]), rel=1e-4)
+    logarithms = [math.log(run_s) for run_s in runs[2]]
+    assert PHILLY[2].median_s == pytest.approx(math.exp(fmean(logarithms)), rel=5e-3)
+    assert PHILLY[2].sigma == pytest.approx(pstdev(logarithms), rel=1e-3)

@@ -10,11 +10,13 @@ from statistics import fmean
 import pytest
 
 from skep.cells.clustercheck import cluster_problems
-from skep.traces.generators import genie, hived, registry
+from skep.perf.interference import TABLE_1
+from skep.traces.generators import gandiva, genie, hived, registry
 from skep.traces.generators.registry import GENERATORS, WrongGeneratorError, make, parse
 from skep.traces.job import Trace, TraceJob
 from skep.traces.summary import summary
 from skep.units import Duration, in_seconds, seconds
+from skep.workloads.names import normalised
 
 SEEDS = range(5)
 
@@ -51,6 +53,11 @@ def test_gandivas_mix() -> None:
             assert job.gpus in ((2, 4) if job.model in {"resnet-50", "resnext-50"} else (1,))
     rates = {job.model: job.mini_batches / in_seconds(job.run_time) for job in traces[0].jobs}
     assert rates["vae"] == pytest.approx(81.8, rel=1e-3)
+
+
+def test_gandivas_rates_are_those_that_packing_is_modelled_by() -> None:
+    rates = {normalised(name).model: row[1] for name, row in TABLE_1.items()}
+    assert {normalised(kind.model).model: kind.rate for kind in gandiva.KINDS} == rates
 
 
 def test_sched2s_traces() -> None:

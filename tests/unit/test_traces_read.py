@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import msgspec
@@ -184,6 +185,7 @@ BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
     "no run time": ("x,1,1,1,m,0", RowProblem(2, "runs for no time", "run time")),
     "empty run time": ("x,1,1,1,m,", RowProblem(2, "is empty", "duration")),
     "words": ("x,1,1,1,m,soon", RowProblem(2, "is not a number: 'soon'", "duration")),
+    "far too long": ("x,1,1,1,m,1e300", RowProblem(2, "is too large: 1e300", "duration")),
     "nan": ("x,1,1,1,m,nan", RowProblem(2, "is not finite: 'nan'", "duration")),
     "inf": ("x,1,inf,1,m,5", RowProblem(2, "is not finite: 'inf'", "submit_time")),
     "part of an iteration": ("x,1,1,1.5,m,5", RowProblem(
@@ -240,6 +242,30 @@ def test_every_row_is_a_job_or_a_problem() -> None:
     rows = [row for row, _ in BAD_ROWS.values()] + [f"j{n},1,{n},1,m,5" for n in range(9)]
     found = read(lines(f"{HEAD}good,1,0,1,m,5\n" + "\n".join(rows)), "file", lenient=True)
     assert len(found.jobs) + len(found.problems) == 1 + len(rows)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_whatever_is_changed_in_a_file_rows_and_problems_add_up(case: str) -> None:
+    form, text, _ = EXPECTED[case]
+    rng = random.Random(f"changes {case}")
+    head, rest = (text, "") if "\t" in text or case == "alibaba-2020" else text.split("\n", 1)
+    if not rest:
+        head, rest = "", head
+    for _ in range(100):
+        changed = list(rest)
+        for _ in range(rng.randint(1, 4)):
+            changed[rng.randrange(len(changed))] = rng.choice('-.,0e9x\t"\n ')
+        rows = "".join(changed)
+        try:
+            found = read(lines(f"{head}\n{rows}" if head else rows), "file", form, lenient=True,
+                         lengths=fixed)  # fmt: skip
+        except BadTraceError:
+            continue  # Nothing was left that is a job.
+        told_rows = [problem.row for problem in found.problems if problem.row]
+        assert len(told_rows) == len(set(told_rows))
+        merged = sum(int(note.text.split()[0]) for note in found.notes if "parts" in note.text)
+        filled = [row for row in rows.split("\n") if row.strip(" ,\t")]
+        assert len(found.jobs) + len(told_rows) + merged == len(filled)
 
 
 def test_traces_without_run_times_say_what_to_give() -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from skep.perf.interference import TABLE_1, packing_max
+from skep.traces.generators.gandiva import KINDS
 from skep.workloads import deepshare, dl2, elasticflow, gavel, pollux, salus
 from skep.workloads.figures import LOADS, LOCALITY, NETWORK, Figures, printed
 from skep.workloads.models import ORDER, TURNS, Models
@@ -331,3 +332,8 @@ def test_leaving_measurements_out_says_how_far_off_gaps_are() -> None:
     assert found["chronus.nodes"]["vgg16"] == {"mean": off, "worst": off, "measured": 1}
     assert found["pollux.splits"]["all"]["measured"] == 14
     assert found["gavel.eight"] == {}
+
+
+def test_the_generator_of_table_1_draws_the_same_rates() -> None:
+    rates = {normalised(kind.model).model: kind.rate for kind in KINDS}
+    assert rates == {normalised(name).model: sliced for name, (_, sliced, _) in TABLE_1.items()}

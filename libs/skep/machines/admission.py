@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.cells.holds import Request
-from skep.cells.legal import impossible
+from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import level_names, owned
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
@@ -108,6 +108,8 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
 OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept
 Kept = OwnKept | NodeSeen | CellsSeen
 
+JUDGED_MAX = 4096
+"""Requests whose verdict is kept: a cluster sees few shapes of jobs, at 300 bytes each."""
 PIECE = 500
 """Entries in one piece of a snapshot: with keys of the longest, half of what a record may hold."""
 
@@ -126,6 +128,10 @@ class AdmissionMachine:
         self.nodes: dict[str, NodeSeen] = {}
         self._alike: dict[Build, int] = {}
         """What `_builds` counted, until the next node is seen."""
+        self._judged: dict[Request, Refusal | None] = {}
+        """What cells in force can never serve, and what they can, as far as it was asked."""
+        self._owns: dict[str, int] = {}
+        """GPUs that each VC owns of them."""
         self.active: dict[str, ActiveJob] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.refused: dict[str, None] = {}
@@ -210,6 +216,8 @@ class AdmissionMachine:
                 self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
             case CellsSeen():
                 self.cells = fact.cluster
+                self._judged = {}
+                self._owns = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
             case NodeSeen():
                 self.nodes[fact.node] = fact
                 self._alike = {}
@@ -340,16 +348,25 @@ class AdmissionMachine:
         """
         cells, vc = self.cells, spec.vc
         settled = vc in cells.vcs and not any(each.gpus for each in cells.vcs.values())
-        if not cells.chains or not settled or owned(cells, vc) < self.vcs[vc].gpus:
+        if not cells.chains or not settled or self._owns[vc] < self.vcs[vc].gpus:
             return spec
-        refusal = impossible(self.cells, Request.of(spec, "", guaranteed=not spec.opportunistic))
+        refusal = self._never(Request.of(spec, "", guaranteed=not spec.opportunistic))
         if refusal is None:
             return spec
         spare = Request.of(spec, "", guaranteed=False)
-        if spec.over_quota == "opportunistic" and impossible(self.cells, spare) is None:
+        if spec.over_quota == "opportunistic" and self._never(spare) is None:
             return msgspec.structs.replace(spec, service_class="opportunistic")
         return [Problem(path="$.resources", reason=refusal.reason, text=refusal.text,
                         suggestion=refusal.suggestion)]  # fmt: skip
+
+    def _never(self, request: Request) -> Refusal | None:
+        """Return why the cells in force can never serve a request: worked out once for its like."""
+        known = self._judged
+        if request not in known:
+            if len(known) >= JUDGED_MAX:
+                known.clear()
+            known[request] = impossible(self.cells, request)
+        return known[request]
 
     def _too_many(self, spec: JobSpec) -> Problem | None:
         config = self.vcs[spec.vc]

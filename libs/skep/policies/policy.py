@@ -27,6 +27,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return whether its view is to hold every node: that costs time in a large cluster."""
         return False
 
+    counts_holds: ClassVar[bool] = False
+    """Whether its view is to tell how often each job was held (`JobView.held`)."""
+
     def plan(self, view: VcView) -> Plan:
         """Return what is to happen. Pure: the same view, the same plan."""
         raise NotImplementedError

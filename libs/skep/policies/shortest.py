@@ -37,6 +37,7 @@ class Dsif(Sif, frozen=True):
 
     name: ClassVar[str] = "dsif"
     source: ClassVar[str] = "SCHED², section IV-A (the job is delayed at most 3 times)"
+    counts_holds: ClassVar[bool] = True
     delays: int = 3
 
     def __post_init__(self) -> None:

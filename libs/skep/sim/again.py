@@ -24,7 +24,7 @@ from skep.machines.base import Machine, Record, Restarted, Tick
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.codec import Facts
-from skep.wire.facts import EpochBegan, NodeLost
+from skep.wire.facts import EpochBegan, JobWaits, NodeLost
 from skep.wire.inputs import Input, NotesReader
 from skep.wire.node import NodeJoined
 
@@ -33,6 +33,10 @@ RESYNCS_MAX = 200
 takes as long as all of it until there."""
 Change = Callable[[Any], Any]
 """What is different in the world that decides again: takes an event or a fact, returns its own."""
+
+
+Made = tuple[Input, Any, tuple[Any, ...]]
+"""An input, its event, and the facts that follow from it now."""
 
 
 class Recorded(Protocol):
@@ -63,13 +67,17 @@ class Log(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One decision that came out otherwise: in which record, when, on what."""
+    """One decision that came out otherwise: in which record, when, on what.
+
+    What both begin with is left out. `reasons`: the same is done, for other reasons.
+    """
 
     record: int
     at: Instant
     event: Any
     recorded: tuple[Any, ...]
     recomputed: tuple[Any, ...]
+    reasons: bool = False
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -119,7 +127,7 @@ class Again:
         self._snapshots: dict[int, bytes] = dict.fromkeys(self._started.values(), b"")
         self._reader = NotesReader()
         self._parts: tuple[str, int, int] = ("", 0, 0)
-        self._early: list[tuple[Input, Any, tuple[Any, ...]]] = []
+        self._early: list[Made] = []
         self._resyncs = 0
         self.found = Comparison()
 
@@ -174,7 +182,7 @@ class Again:
             self._compare(record, recorded, made)
         self._history.append((record.counter, recorded))
 
-    def _decide(self, record: Recorded) -> Iterator[tuple[Input, Any, tuple[Any, ...]]]:
+    def _decide(self, record: Recorded) -> Iterator[Made]:
         """Yield every input of a record, its event and the facts that follow from it now."""
         silent = [fact.node for fact in record.facts if isinstance(fact, NodeLost)]
         for one in self._reader.read(record.noted) if record.noted else ():
@@ -224,39 +232,56 @@ class Again:
         self,
         record: Recorded,
         recorded: tuple[Any, ...],
-        made: Sequence[tuple[Input, Any, tuple[Any, ...]]],
+        made: Sequence[Made],
     ) -> None:
-        """Judge every decision of a record; the facts of a record follow from its inputs in turn."""
-        at, differs = 0, False
-        inside = self._window is None or self._window[0] <= record.at <= self._window[1]
-        for index, (one, event, facts) in enumerate(made):
-            last = index == len(made) - 1
-            theirs = recorded[at:] if last else recorded[at : at + len(facts)]
-            at += len(theirs)
-            if not facts and not theirs:
-                continue
-            equal = tuple(map(_open, facts)) == tuple(map(_open, theirs))
-            differs = differs or not equal
-            if inside:
-                self.found.decisions += 1
-                self.found.facts += len(theirs)
-                self.found.equal += equal
-                self._note_given(theirs)
-            if not equal:
-                rest = recorded[at - len(theirs) :]
-                if inside:
-                    self.found.differences.append(
-                        Difference(record.counter, one.at, event, rest, facts)
-                    )
-                break
-        if differs:
-            self._resync(record.counter, recorded)
+        """Judge every decision of a record; the facts of a record follow from its inputs in turn.
 
-    def _note_given(self, facts: Iterable[Any]) -> None:
+        Behind the first that differs in a record it is not known whose facts are whose.
+        """
+        inside = self._window is None or self._window[0] <= record.at <= self._window[1]
+        found = self.found if inside else Comparison()
+        self._note_given(found, recorded)
+        found.facts += len(recorded)
+        at = 0
+        deciding = [each for each in made if each[2]]
+        for index, (_, _, facts) in enumerate(deciding):
+            theirs = recorded[at : at + len(facts)]
+            if _opened(facts) != _opened(theirs):
+                self._differs(record, recorded[at:], deciding[index:], found)
+                return
+            found.decisions += 1
+            found.equal += 1
+            at += len(facts)
+        if at < len(recorded):
+            self._differs(record, recorded[at:], made[-1:], found)
+
+    def _differs(
+        self,
+        record: Recorded,
+        recorded: tuple[Any, ...],
+        made: Sequence[Made],
+        found: Comparison,
+    ) -> None:
+        """Keep a difference: what was recorded from there on, and what came of the inputs now."""
+        now = tuple(fact for _, _, facts in made for fact in facts)
+        reasons = _deeds(recorded) == _deeds(now)
+        one, event, _ = made[0]
+        same = _common(recorded, now)
+        found.decisions += 1
+        found.differences.append(
+            Difference(record.counter, one.at, event, recorded[same:], now[same:], reasons)
+        )
+        if len(made) > 1:
+            why = "decisions-behind-a-difference-in-their-record"
+            found.not_comparable[why] = found.not_comparable.get(why, 0) + len(made) - 1
+        if not reasons:
+            self._resync(record.counter, tuple(map(self._change, record.facts)))
+
+    def _note_given(self, found: Comparison, facts: Iterable[Any]) -> None:
         for fact in facts:
             if isinstance(fact, NodeLost):
                 kind = type(fact).__name__
-                self.found.given[kind] = self.found.given.get(kind, 0) + 1
+                found.given[kind] = found.given.get(kind, 0) + 1
 
     def _resync(self, counter: int, recorded: tuple[Any, ...]) -> None:
         """Go on from what was recorded; what a start forgets stays as it is."""
@@ -313,6 +338,27 @@ def assume_heard(machine: AllocatorMachine, silent: Iterable[str], now: Instant)
 
 def _same(thing: Any) -> Any:
     return thing
+
+
+REASONS = ("why", "ranked", "detail", "needs", "secret")
+
+
+def _deeds(facts: Sequence[Any]) -> list[Any]:
+    """Return what facts do, whatever their reasons; why somebody waits is nothing but a reason."""
+    facts = [fact for fact in facts if not isinstance(fact, JobWaits) or fact.aside]
+    return [(type(fact), [getattr(fact, name) for name in fact.__struct_fields__
+                          if name not in REASONS]) for fact in facts]  # fmt: skip
+
+
+def _common(some: Sequence[Any], others: Sequence[Any]) -> int:
+    """Return how many facts both begin with."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((at for at, (a, b) in pairs if _open(a) != _open(b)),
+                min(len(some), len(others)))  # fmt: skip
+
+
+def _opened(facts: Sequence[Any]) -> list[Any]:
+    return list(map(_open, facts))
 
 
 def _open(fact: Any) -> Any:

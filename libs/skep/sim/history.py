@@ -35,7 +35,7 @@ def run_seed(seed: int, settings: Settings) -> Result:
     world = World(seed, settings)
     result = Result(seed=seed)
     try:
-        _live(world)
+        live(world)
     except ViolationError as violation:
         result.invariant, result.violation = violation.invariant, str(violation)
     except Exception:
@@ -53,7 +53,8 @@ def run_seed(seed: int, settings: Settings) -> Result:
     return result
 
 
-def _live(world: World) -> None:
+def live(world: World) -> None:
+    """Open a world, let its faults happen, heal it, and let everything end."""
     world.open()
     if world.settings.faults:
         chaos = Chaos(world)

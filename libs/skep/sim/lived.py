@@ -1,6 +1,6 @@
 """What a live run was, told as a simulated one is: its jobs as a trace, their fates, its costs.
 
-    the allocator's facts --> Trace (who wanted what, and how long it ran), RunResult, Cluster, Costs
+    the allocator's facts --> Trace (who wanted what, how long it ran), RunResult, Cluster, Costs
 
 So the same jobs can be played again under other policies or cells, and be compared in the same
 measures. A job's `run_time` is what it ran in the attempt that ended it, without what it stood

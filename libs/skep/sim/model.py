@@ -414,7 +414,8 @@ class AllocatorModel:
         cells = any(level for member in fact.members for level in member.levels)
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         if not spec.opportunistic and self.policies.get(spec.vc, FIFO) != FIFO:
-            self._by_its_turn(spec.vc, sequence, fact)
+            if cells or fact.ranked is not Reason.ARRIVAL:  # Else its VC's cells never hold it.
+                self._by_its_turn(spec.vc, sequence, fact)
             return
         for name, other in self.jobs.items():
             theirs = other.spec

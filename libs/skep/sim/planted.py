@@ -286,9 +286,12 @@ def planted(plant: Plant) -> Iterator[None]:
         setattr(plant.owner, plant.attribute, right)
 
 
-def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX) -> Finding:
-    """Return the first history of at most `seeds_max` in which an invariant breaks."""
-    for seed in range(seeds_max):
+def find(bug: str, settings: Settings, seeds_max: int = SEEDS_MAX, first: int = 0) -> Finding:
+    """Return a history of at most `seeds_max` in which an invariant breaks.
+
+    It looks at `first` before the others, which it takes in order.
+    """
+    for seed in dict.fromkeys((first, *range(seeds_max))):
         result = run_seed(seed, settings)
         if result.violation:
             text = result.violation.strip().splitlines()[-1]

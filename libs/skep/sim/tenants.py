@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from skep.traces.generators.hived import TENANTS
 from skep.units import Duration, Instant, seconds
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 
@@ -24,19 +25,11 @@ BEGIN = Instant(1_700_000_000 * 10**9)
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-TABLE_1 = {
-    "res-a": ((429, 14, 260, 625, 40), 4),
-    "res-b": ((18319, 1593, 931, 148, 238), 8),
-    "res-c": ((3285, 161, 716, 185, 0), 8),
-    "res-d": ((1754, 0, 0, 0, 0), 16),
-    "res-e": ((2682, 110, 3005, 0, 0), 20),
-    "res-f": ((8181, 88, 618, 1337, 559), 160),
-    "prod-a": ((227, 54, 23, 1132, 138), 64),
-    "prod-b": ((16446, 67, 605, 1344, 22), 80),
-    "prod-c": ((4692, 301, 1905, 4415, 1206), 80),
-    "prod-d": ((781, 6, 545, 650, 95), 96),
-    "prod-e": ((58407, 532, 2118, 959, 2), 128),
-}
+GPUS = {
+    "res-a": 4, "res-b": 8, "res-c": 8, "res-d": 16, "res-e": 20, "res-f": 160, "prod-a": 64,
+    "prod-b": 80, "prod-c": 80, "prod-d": 96, "prod-e": 128,
+}  # fmt: skip
+TABLE_1 = {name: (tenant.jobs, GPUS[name]) for name, tenant in TENANTS.items()}
 """HiveD, Table 1: jobs with 1, 2, 4, 8, and 16 or more GPUs; beside it the tenant's GPUs in a
 cluster of 700 or so, which in the paper are a percentage."""
 

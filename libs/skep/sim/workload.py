@@ -57,8 +57,9 @@ TIERS = (
 VERDICTS = msgspec.json.Decoder(Verdict)
 
 register()
-NAMES = tuple(name for name in POLICIES if name != Churn.name)
-"""The policies that histories draw from, besides the one that is made for them."""
+NAMES = tuple(name for name in POLICIES if name not in (Churn.name, "capacity-per-model"))
+"""The policies that histories draw from, besides the one that is made for them. One holds a job
+that is larger than the share of its model for ever, and every history is to end."""
 
 assert len(KIND_WEIGHTS) == len(KINDS)
 

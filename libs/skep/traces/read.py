@@ -130,7 +130,7 @@ def _table(
     for number, values in enumerate(_values(form, _unbroken(lines)), 0 if header else 1):
         if number == 0:
             continue
-        if not any(values):
+        if not any(each.strip() for each in values):
             empty += 1
             continue
         try:

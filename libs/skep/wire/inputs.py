@@ -15,6 +15,10 @@ record's first event, since the event before it for the others.
                                     wants them
     [88211,2,42,0]                  message 42, and none followed
     [70512,{"type":"heartbeat"}]    a core message
+    [70512,9,2000,15000000000,…]    advice, made 2000 ns before and in force for 15 s. Its jobs, in
+                                    order: 17 is j17, as it was in the advice before, [17,1,8000] is
+                                    j17 with other words: how it is ranked (`RANKED`), and its
+                                    remaining ns or null; 0 in place of a list: the same jobs
 
 Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
 is not: it only says that its node was not silent, as does the absence of a NodeLost.
@@ -24,10 +28,12 @@ from __future__ import annotations
 
 import msgspec
 
-from skep.units import Instant
+from skep.ids import job_id, job_sequence
+from skep.units import Duration, Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice
 from skep.wire.message import Message
+from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 
 NOTED_STREAMS = (
@@ -36,11 +42,11 @@ NOTED_STREAMS = (
 """Numbers of streams, for ever: new ones come behind."""
 
 
-class AdviceAgain(Message, frozen=True, tag="advice-again"):
-    """The jobs of the latest QueueAdvice, in force until `expires_at`."""
+ADVICE = 9
+"""Stands where the number of a stream would."""
 
-    at: Instant
-    expires_at: Instant
+RANKED = (Reason.ARRIVAL, Reason.PREDICTED_SHORTEST)
+"""Why jobs are where they are in an advice: what it is that advisors say."""
 
 
 class Recovered(Message, frozen=True, tag="recovered"):
@@ -49,7 +55,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | AdviceAgain | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -77,7 +83,7 @@ class InputNotes:
         """Bytes that `take` would return."""
         self._pieces: list[bytes] = []
         self._at = 0
-        self._advised: tuple[JobAdvice, ...] | None = None
+        self._advised: dict[str, JobAdvice] = {}
         self.snapshot = 0
         """The record up to which this process began from a snapshot."""
 
@@ -100,12 +106,21 @@ class InputNotes:
 
     def heard(self, message: Message, now: Instant) -> None:
         """Note a core message."""
-        told = message
-        if isinstance(message, QueueAdvice):
-            if message.jobs == self._advised:
-                told = AdviceAgain(at=message.at, expires_at=message.expires_at)
-            self._advised = message.jobs
-        self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(told)))
+        if isinstance(message, QueueAdvice) and _is_short(message):
+            self._advice(message, now)
+        else:
+            self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(message)))
+
+    def _advice(self, advice: QueueAdvice, now: Instant) -> None:
+        known = self._advised
+        self._advised = {each.job: each for each in advice.jobs}
+        jobs: object = 0
+        if tuple(known.values()) != advice.jobs:
+            jobs = [job_sequence(each.job) if known.get(each.job) == each
+                    else (job_sequence(each.job), RANKED.index(each.why), each.remaining)
+                    for each in advice.jobs]  # fmt: skip
+        told = (self._since(now), ADVICE, now - advice.at, advice.expires_at - advice.at, jobs)
+        self._add(_ENCODER.encode(told))
 
     def take(self) -> bytes:
         """Return what was noted, as JSON, and begin anew; nothing if nothing was."""
@@ -129,7 +144,7 @@ class NotesReader:
 
     def __init__(self) -> None:
         """Start without advice."""
-        self._advised: tuple[JobAdvice, ...] = ()
+        self._advised: dict[str, JobAdvice] = {}
 
     def read(self, noted: bytes) -> list[Input]:
         """Return the inputs noted in one record; raises msgspec.MsgspecError."""
@@ -151,6 +166,8 @@ class NotesReader:
     def _input(self, at: Instant, parts: list[msgspec.Raw]) -> Input:
         if not parts:
             return Input(at, restarted=True)
+        if len(parts) == ADVICE_PARTS:
+            return Input(at, message=self._advice(at, parts))
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
             return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
@@ -163,14 +180,32 @@ class NotesReader:
             return Input(at, unknown=bytes(parts[0]).decode())
         if isinstance(message, Recovered):
             return Input(at, restarted=True, snapshot=message.record)
-        if isinstance(message, AdviceAgain):
-            message = QueueAdvice(at=message.at, expires_at=message.expires_at, jobs=self._advised)
-        elif isinstance(message, QueueAdvice):
-            self._advised = message.jobs
         return Input(at, message=message)
 
+    def _advice(self, at: Instant, parts: list[msgspec.Raw]) -> QueueAdvice:
+        before, lasts = (_NUMBERS.decode(part) for part in parts[1:3])
+        jobs = _JOBS.decode(parts[3])
+        if isinstance(jobs, list):
+            each = [self._advised[job_id(told)] if isinstance(told, int)
+                    else JobAdvice(job=job_id(told[0]), why=RANKED[told[1]], remaining=told[2])
+                    for told in jobs]  # fmt: skip
+            self._advised = {one.job: one for one in each}
+        made = Instant(at - before)
+        return QueueAdvice(at=made, expires_at=Instant(made + lasts),
+                           jobs=tuple(self._advised.values()))  # fmt: skip
 
+
+def _is_short(advice: QueueAdvice) -> bool:
+    """Return whether an advice is as our advisor's are: each job once, by its number."""
+    jobs = advice.jobs
+    return len({each.job for each in jobs}) == len(jobs) and all(
+        each.why in RANKED and each.job == job_id(job_sequence(each.job) or 0) for each in jobs
+    )
+
+
+ADVICE_PARTS = 4
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(list[int | list[msgspec.Raw]])
 _NUMBERS = msgspec.json.Decoder(int)
+_JOBS = msgspec.json.Decoder(int | list[int | tuple[int, int, Duration | None]])
 _MESSAGES = msgspec.json.Decoder(NotedMessage)

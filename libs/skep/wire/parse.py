@@ -36,6 +36,9 @@ from skep.wire.spec import (
     SizeHint,
 )
 
+DECODER = msgspec.json.Decoder(JobSpec)
+"""Reads a spec without problems, the usual case, at a third of the cost."""
+
 PROBLEMS_MAX = 20
 """A wrong file can have a thousand problems; the first twenty are enough to start mending.
 
@@ -57,6 +60,13 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
     if len(raw) > SPEC_BYTES_MAX:
         text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        spec = DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # What is wrong with it is said of the tree.
+    else:
+        if spec.kind != "inference" and next(_values(spec), None) is None:
+            return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -339,6 +349,9 @@ def _bad(path: str, wanted: str) -> Problem:
 
 
 def _normalised(spec: JobSpec) -> JobSpec:
+    said = (spec.resources.memory, spec.limits.time, spec.size.run_time)
+    if not any(isinstance(each, str) for each in said):
+        return spec
     memory = memory_bytes(spec.resources.memory)
     limit_s = None if spec.limits.time is None else time_s(spec.limits.time)
     assert memory is not None, spec

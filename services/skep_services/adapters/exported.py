@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from skep.wire import subjects
 from skep_services.ports import Delivery
 
 STREAMS = tuple(subjects.STREAMS)
+
+
+BEGINNING = b'{"stream":'
 
 
 class ExportError(Exception):
@@ -46,6 +50,15 @@ def _line(stream: str, one: Delivery) -> _Line:
     except UnicodeDecodeError:
         raw = one.payload
     return _Line(stream, one.sequence, one.at, one.subject, payload, raw, one.headers)
+
+
+def is_export(path: str) -> bool:
+    """Return whether a file begins like an export; raises OSError."""
+    with _open(Path(path), "rb") as file:
+        try:
+            return file.read(len(BEGINNING)) == BEGINNING
+        except (EOFError, OSError, zlib.error):
+            return False
 
 
 def read(path: Path) -> dict[str, list[Delivery]]:

@@ -223,6 +223,8 @@ def _report(cluster: Cluster) -> dict[str, Any]:
             "pinned": list(vc.pinned),
             "weight": vc.weight,
             "jobs_max": vc.jobs_max,
+            "policy": vc.policy,
+            "options": vc.options,
         }
         for name, vc in resolved.vcs.items()
     }
@@ -258,6 +260,7 @@ def _show(report: dict[str, Any]) -> None:
                 Column("VC", list(vcs)),
                 Column("GPUS", [str(vc["gpus"]) for vc in vcs.values()], right=True),
                 Column("WEIGHT", [f"{vc['weight']:g}" for vc in vcs.values()], right=True, drop=1),
+                Column("POLICY", [vc["policy"] for vc in vcs.values()], drop=2),
                 Column("CELLS", [text or "-" for text in cells], narrow=20),
             ]
         )

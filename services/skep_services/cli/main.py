@@ -47,11 +47,16 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("nodes", "ls | drain | undrain"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: who owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "policies": (
+            "policies",
+            "what may order a virtual cluster's jobs, with options and source",
+        ),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {
         "replay": ("replay", "make a live run's decisions again: as they were, or otherwise"),
         "sim": ("sim", "run | compare | sweep: what a trace would do here, or elsewhere"),
+        "experiment": ("experiment", "run one of the papers' experiments end to end"),
         "models": ("models", "which models' speeds are known; those of one by placement"),
         "traces": ("traces", "check | convert | generate | list: jobs of the past, and of papers"),
     },

@@ -1,8 +1,7 @@
-"""`skep replay`: a live cluster's decisions made again from its own log, as they were or otherwise."""
+"""`skep replay`: a live cluster's decisions made again from its log, as they were or otherwise."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -68,9 +67,7 @@ def options(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Replay, tell, and return the exit code: 1 if a decision came out otherwise."""
     from skep.sim.lived import NothingError
-    from skep_services.adapters.exported import ExportError
-    from skep_services.ports import CorruptLogError, MissingStreamError
-    from skep_services.replaying import UnreachableError
+    from skep_services.replaying import UNREADABLE, UnreachableError
     from skep_services.simulations.inputs import WrongError
 
     try:
@@ -79,7 +76,7 @@ def run(arguments: Namespace) -> int:
         raise CommandError(exits.USAGE, str(error)) from None
     except UnreachableError as error:
         raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
-    except (ExportError, CorruptLogError, MissingStreamError, NothingError) as error:
+    except (*UNREADABLE, NothingError) as error:
         raise CommandError(exits.FAILED, str(error), "bad-log") from None
     if arguments.json:
         print_json(report)
@@ -93,7 +90,7 @@ def _replay(arguments: Namespace) -> tuple[dict[str, Any], bool]:
     from skep_services import replaying
 
     window = _window(arguments)
-    streams = _streams(arguments)
+    streams = replaying.read_from(arguments.source, arguments.home)
     report: dict[str, Any] = {"from": arguments.source, "services": {},
                               "bytes": replaying.noted_bytes(streams)}  # fmt: skip
     equal = True
@@ -131,14 +128,6 @@ def _tell_life(
         report["what_if"] = _what_if(arguments, streams, live, window)
 
 
-def _streams(arguments: Namespace) -> Streams:
-    from skep_services import replaying
-
-    if arguments.source == replaying.LIVE:
-        return asyncio.run(replaying.read_live(arguments.home))
-    return replaying.read_export(arguments.source)
-
-
 # --- what would have been -------------------------------------------------------------------------
 
 
@@ -165,7 +154,8 @@ def _what_if(
     told["starts"] = {"jobs": len(live.trace.jobs), "moved": len(moved),
                       "first": [_plain(one) for one in moved[: arguments.differences]]}  # fmt: skip
     told["costs"] = {"start_s": live.costs.start_s, "stop_s": live.costs.stop_s}
-    told["left_out"] = [one.text for one in (*live.trace.problems, *live.trace.notes)]
+    told["jobs_left_out"] = [one.text for one in live.trace.problems]
+    told["left_out"] = [one.text for one in live.trace.notes]
     return told
 
 
@@ -228,13 +218,16 @@ def _comparison(found: Comparison, shown: int) -> dict[str, Any]:
         "records", "inputs", "inputs_by_kind", "decisions", "equal", "facts", "starts",
         "not_comparable", "given", "stopped")}  # fmt: skip
     told["different"] = len(found.differences)
-    told["differences"] = [_difference(one) for one in found.differences[:shown]]
+    told["reasons_only"] = sum(one.reasons for one in found.differences)
+    deeds_first = sorted(found.differences, key=lambda one: one.reasons)
+    told["differences"] = [_difference(one) for one in deeds_first[:shown]]
     return told
 
 
 def _difference(one: Difference) -> dict[str, Any]:
     return {
         "record": one.record, "at": one.at, "event": type(one.event).__name__,
+        "reasons_only": one.reasons,
         "recorded": [_plain(fact) for fact in one.recorded],
         "recomputed": [_plain(fact) for fact in one.recomputed],
     }  # fmt: skip
@@ -287,9 +280,18 @@ def _words(fact: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "node" in value[0]:
-        return ",".join(f"{part['node']}:{part.get('devices')}" for part in value)
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and isinstance(value[0], dict)
+        and "node" in value[0]
+    ):
+        return ",".join(f"{part['node']}:{_devices(part.get('devices', ()))}" for part in value)
     return str(value)
+
+
+def _devices(ranks: Any) -> str:
+    return "+".join(str(device) for rank in ranks for device in rank)
 
 
 def _show_what_if(told: dict[str, Any]) -> None:
@@ -297,7 +299,8 @@ def _show_what_if(told: dict[str, Any]) -> None:
     if "decisions" in told:
         found = told["decisions"]
         print(f"of {found['decisions']:,} decisions on the history as it was, "
-              f"{found['different']:,} would have been others")  # fmt: skip
+              f"{found['different']:,} would have been others "
+              f"({found['reasons_only']:,} of them only in their reasons)")  # fmt: skip
         _show_differences(found)
     rows = ("jobs", "ended", "refused", "jct_s", "queue_s", "makespan_s", "allocated", "preempted")
     print()
@@ -316,6 +319,9 @@ def _show_what_if(told: dict[str, Any]) -> None:
               for title, key in (("START_S", "before"), ("CHANGED", "after"),
                                  ("JCT_S", "jct_before"), ("CHANGED", "jct_after"))),
         ])  # fmt: skip
+    if told["jobs_left_out"]:
+        count = render.plural(len(told["jobs_left_out"]), "job")
+        print(f"note: {count} not in the trace: {told['jobs_left_out'][0]}, ...")
     for text in told["left_out"]:
         print(f"note: {text}")
 

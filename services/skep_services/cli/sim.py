@@ -31,16 +31,17 @@ verbs:
   compare  the same for several policies, clusters or what-ifs, side by side
   sweep    the same for several seeds and policies, with the spread
 
-traces:   a file in any form that `skep traces` reads, or GENERATOR[:option=value,...]
-clusters: a cluster file with chains, or NODESxGPUS[:TYPE][/VC=NODES,...], such as 80x8 or
+traces:   a file in any form that `skep traces` reads, GENERATOR[:option=value,...], or live: the
+          jobs that ran on the cluster here
+clusters: a cluster file with chains, live, or NODESxGPUS[:TYPE][/VC=NODES,...], such as 80x8 or
           100x8:a100/nlp=60,vision=40; without VCs all jobs share one queue
 policies: NAME[:option=value,...] for everyone, or VC=NAME[:...]+VC=NAME[:...]
 what-ifs: VC.nodes+=2  VC.nodes-=2  cluster.nodes+=4  VC.policy=NAME[:...]  VC.weight=2
 
   skep sim run --trace philly.csv --cluster 80x8 --out report
   skep sim compare --trace philly.csv --cluster 80x8 --policy fifo --policy tiresias-l
-  skep sim compare --trace week.jsonl --cluster cluster.yaml --what-if "B.nodes+=2"
-  skep sim sweep --trace hived --cluster cluster.yaml --seeds 10 --policy fifo --policy srtf
+  skep sim compare --trace live --cluster live --what-if "B.nodes+=2"
+  skep sim sweep --trace hived:days=7 --cluster cluster.yaml --seeds 10 --policy fifo --policy srtf
 
 An interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
 """
@@ -63,7 +64,8 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="SEEDS", default="5",
                         help="sweep: 10 (that is 0 to 9), 3-12 or 1,5,9; default 5")  # fmt: skip
     parser.add_argument("--models", metavar="NAME", default="steady",
-                        help="how fast jobs go where; default steady: as in the trace")  # fmt: skip
+                        help="how fast jobs go where: steady (as in the trace; default), papers, "
+                        "measured, or one table's (`skep models`)")  # fmt: skip
     parser.add_argument("--until", metavar="TIME", help="end after so long: 14d")
     parser.add_argument("--hints", choices=("exact", "none", "noisy"), default="exact",
                         help="what owners say of run times; default exact")  # fmt: skip
@@ -84,14 +86,20 @@ def options(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Simulate, tell, and return the exit code."""
     from skep.traces.problems import BadTraceError
+    from skep_services.replaying import UnreachableError
     from skep_services.simulations.inputs import WrongError
     from skep_services.simulations.pool import DiedError, Stop
+    from skep_services.simulations.sources import LiveError
 
     try:
         with Stop().on_interrupt() as stop:
             report = _simulate(arguments, stop)
     except WrongError as error:
         raise CommandError(exits.USAGE, str(error)) from None
+    except UnreachableError as error:
+        raise CommandError(exits.UNREACHABLE, str(error), "no-cluster") from None
+    except LiveError as error:
+        raise CommandError(exits.FAILED, str(error), "bad-log") from None
     except DiedError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except BadTraceError as error:
@@ -119,7 +127,7 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     from skep_services.simulations.report import Report, base, sweep
 
     asked = _asked(arguments)
-    places = [_place(each) for each in arguments.cluster]
+    places = [_place(each, arguments.home) for each in arguments.cluster]
     traces = ordering.traces_for(asked, places)
     trace = traces[asked.seeds[0]]
     orders, changes = ordering.orders(asked, places, traces)
@@ -175,14 +183,17 @@ def _asked(arguments: Namespace) -> Any:
         models=arguments.models, until=None if until is None else inputs.duration(until, "--until"),
         hints=arguments.hints, costs=inputs.costs(arguments.costs), costs_text=arguments.costs,
         noise=arguments.noise, audit=arguments.audit, lenient=arguments.lenient,
+        home=arguments.home,
     )  # fmt: skip
 
 
-def _place(text: str) -> Any:
+def _place(text: str, home: str | None) -> Any:
     """Return the cluster of a shape or file. Raises WrongError, CommandError."""
     from skep_services.cli import clusters
-    from skep_services.simulations import inputs
+    from skep_services.simulations import inputs, sources
 
+    if text == sources.LIVE:
+        return sources.live_place(home)
     if inputs.is_shape(text):
         return inputs.shape(text)
     try:

@@ -144,7 +144,9 @@ def _settle(home: str, wishes: Wishes) -> Cluster:
 
     try:
         before = boot.read_cluster(home)
-        cluster = config.settle(before, wishes, home)
+        ports = f"{config.PORT_FIRST}-{config.PORT_LAST}"
+        ports = os.environ.get("SKEP_PORTS") or ports
+        cluster = config.settle(before, wishes, home, config.parse_ports(ports))
     except ValueError as error:
         text = f"{error}\n  restore it, or begin anew: skep down --wipe"
         raise CommandError(exits.FAILED, text) from None

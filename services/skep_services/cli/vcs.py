@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,6 +78,7 @@ def _list(arguments: Namespace) -> int:
             Column("BORROWED", [str(one["borrowed"]) for one in vcs], right=True),
             Column("RUNNING", [str(one["running"]) for one in vcs], right=True, drop=2),
             Column("QUEUED", [str(one["queued"]) for one in vcs], right=True),
+            Column("POLICY", [one["policy"] for one in vcs], drop=4),
             Column("WEIGHT", [f"{one['weight']:g}" for one in vcs], right=True, drop=3),
             Column("JOBS MAX", [str(one["jobs_max"]) for one in vcs], right=True, drop=1),
             Column("CELLS IN USE", [_kinds(one["cells"]) for one in vcs], narrow=20),
@@ -93,6 +95,13 @@ def _named(one: dict[str, Any]) -> str:
 def _gpus(vc: dict[str, Any]) -> str:
     """Return the GPUs a VC owns, and of how many where nodes for them have yet to join."""
     return str(vc["gpus"]) if vc["gpus"] >= vc["asked"] else f"{vc['gpus']} of {vc['asked']}"
+
+
+def _policy(vc: dict[str, Any]) -> str:
+    """Return which policy a VC has, unless it is the usual one."""
+    told = ", ".join(f"{key}: {json.dumps(value)}" for key, value in vc["options"].items())
+    name = f", policy {vc['policy']}" if vc["policy"] != "fifo" else ""
+    return f"{name} ({told})" if told else name
 
 
 def _kinds(cells: Sequence[dict[str, Any]]) -> str:
@@ -114,7 +123,7 @@ def _show(arguments: Namespace) -> int:
     vc = client.get(path)
     owned = plural(vc["gpus"], "GPU")
     missing = f" ({vc['asked']} asked for)" if vc["asked"] > vc["gpus"] else ""
-    print(f"{vc['vc']}: {owned}{missing}, weight {vc['weight']:g}; {vc['used']} used in its cells, "
+    print(f"{vc['vc']}: {owned}{missing}, weight {vc['weight']:g}{_policy(vc)}; {vc['used']} used in its cells, "
           f"{vc['borrowed']} borrowed; {plural(vc['running'], 'job')} placed, "
           f"{vc['queued']} queued")  # fmt: skip
     kinds = vc["cells"]

@@ -175,6 +175,8 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
             "asked": gpus_owned(fold.clusters.asked, name),
             "weight": config.weight,
             "jobs_max": config.jobs_max,
+            "policy": config.policy,
+            "options": config.options,
             **counts[name],
         }
         for name, config in sorted(cluster.vcs.items())
@@ -327,4 +329,6 @@ def _told(vc: VirtualCluster) -> Plain:
         "pinned": list(vc.pinned),
         "weight": vc.weight,
         "jobs_max": vc.jobs_max,
+        "policy": vc.policy,
+        "options": vc.options,
     }

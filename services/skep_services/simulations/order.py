@@ -97,7 +97,9 @@ def _run(
 ) -> RunResult:  # fmt: skip
 
     played = pooled(trace) if order.pooled else trace
-    result = run(played, cluster, order.settings, speeds, clock=time.process_time, watch=watch)
+    there = {vc: choice for vc, choice in order.settings.policies.items() if vc in cluster.vcs}
+    settings = msgspec.structs.replace(order.settings, policies=there)
+    result = run(played, cluster, settings, speeds, clock=time.process_time, watch=watch)
     if order.pooled:
         result = msgspec.structs.replace(result, jobs=_as_in(trace.jobs, result.jobs), vc_gpus={})
     policy = order.policy or result.policy

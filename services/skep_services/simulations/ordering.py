@@ -49,6 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
     audit: bool
     lenient: bool
+    home: str | None = None
 
 
 def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
@@ -62,7 +63,7 @@ def traces_for(asked: Asked, places: Sequence[Place]) -> dict[int, Trace]:
 
 
 def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
-    trace = sources.load(asked.trace, form=asked.form, seed=seed,
+    trace = sources.load(asked.trace, form=asked.form, seed=seed, home=asked.home,
                          lenient=asked.lenient)  # fmt: skip
     unfit: dict[int, RowProblem] = {}
     for place in places:

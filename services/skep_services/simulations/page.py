@@ -33,7 +33,7 @@ th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--faint); font-weight: 600; }
 th:first-child, td:first-child, td.words { text-align: left; }
 td.words { white-space: normal; }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem; }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 .plots figure { margin: 0; background: var(--panel); border-radius: 8px; padding: .6rem;
                 flex: 1 1 520px; max-width: 660px; }
 .plots svg { width: 100%; height: auto; }

@@ -7,6 +7,7 @@ escaped, and nothing is loaded from anywhere.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
@@ -19,6 +20,12 @@ TEXT, FAINT, GRID = "var(--text,#222)", "var(--faint,#777)", "var(--grid,#ddd)"
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
 TICKS = 6
+HEADROOM = 1.05
+TIMES_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400, 172_800,
+           432_000, 864_000, 1_728_000, 4_320_000, 8_640_000)  # fmt: skip
+"""Round steps of time: whole seconds, minutes, hours and days."""
+DECADES_S = (1, 10, 60, 600, 3600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
+FALLBACK = re.compile(r"var\(--\w+,(#\w+)\)")
 BAR, BAR_GAP, NAME_WIDTH = 13, 9, 150
 CHARACTER = 6.4
 """Pixels of a character of a label, about."""
@@ -58,7 +65,7 @@ def number_text(value: float) -> str:
     """Return a number with three digits."""
     if abs(value) >= 10_000:
         return f"{value / 1000:.3g}k"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def part_text(value: float) -> str:
@@ -85,7 +92,7 @@ def lines(
         low = max(low, min((x for x in xs if x > 0), default=1.0))
         high = max(high, low * 10)
     top = y_max if y_max is not None else max(y for line in drawn for _, y in line.points)
-    top = top or 1.0
+    top = (top if y_max is not None else top * HEADROOM) or 1.0
     legend, legend_height = _legend([line.name for line in drawn])
     height = HEIGHT + legend_height
     floor = HEIGHT - BOTTOM
@@ -101,7 +108,8 @@ def lines(
         return floor - min(value / top, 1.05) * (floor - TOP)
 
     parts = []
-    for value in _decades(low, high) if x_log else _round(low, high):
+    times = x_text is seconds_text
+    for value in _decades(low, high, times=times) if x_log else _round(low, high, times=times):
         x = x_at(value)
         parts.append(_stroke(x, TOP, x, floor))
         parts.append(_text(x, floor + 16, x_text(value), anchor="middle", fill=FAINT))
@@ -161,17 +169,21 @@ def bars(
 
 
 def stacked(title: str, pictures: Sequence[str]) -> str:
-    """Return one picture of several, one below the other, on white: to send to somebody."""
+    """Return one picture of several, one below the other, on white: to send to somebody.
+
+    Without variables, which not everything that shows SVG knows.
+    """
     parts, top = [], 48.0
     for picture in pictures:
         height = float(picture.partition('height="')[2].partition('"')[0])
-        parts.append(picture.replace("<svg ", f'<svg x="0" y="{top:.0f}" ', 1))
+        plain = FALLBACK.sub(r"\1", picture)
+        parts.append(plain.replace("<svg ", f'<svg x="0" y="{top:.0f}" ', 1))
         top += height + 14
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top:.0f}" '
         f'viewBox="0 0 {WIDTH} {top:.0f}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{top:.0f}" fill="#fff"/>',
-        _text(16, 30, title, size=17),
+        FALLBACK.sub(r"\1", _text(16, 30, title, size=17)),
         *parts,
         "</svg>\n",
     ])  # fmt: skip
@@ -207,9 +219,14 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> str:
     ])  # fmt: skip
 
 
-def _round(low: float, high: float) -> list[float]:
+def _round(low: float, high: float, *, times: bool = False) -> list[float]:
     """Return round values between two, about TICKS of them."""
     span = (high - low) or 1.0
+    if times and TIMES_S[0] <= span / TICKS <= TIMES_S[-1]:
+        step = next(each for each in TIMES_S if span / each <= TICKS)
+        return [
+            float(number * step) for number in range(math.ceil(low / step), int(high / step) + 1)
+        ]
     size = 10 ** math.floor(math.log10(span / TICKS))
     step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= TICKS)
     first = math.ceil(low / step - 1e-9)
@@ -217,7 +234,9 @@ def _round(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def _decades(low: float, high: float) -> list[float]:
+def _decades(low: float, high: float, *, times: bool) -> list[float]:
+    if times:
+        return [float(each) for each in DECADES_S if low <= each <= high]
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return [10.0**power for power in range(first, last + 1)]
 

@@ -1,63 +1,69 @@
-"""Traces: read from a file, from a cluster's own log, or made by a generator."""
+"""Jobs and clusters: of files, of generators, and of the cluster that runs here."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache
 
-import msgspec
-
-from skep.traces.generators import registry
+from skep.sim.lived import Lived, NothingError, lived
 from skep.traces.job import Trace
-from skep.traces.read import read
-from skep_services.simulations.inputs import WrongError, like, options_of
-from skep_services.trace_files import lengths_in, lines_of
+from skep_services import replaying, trace_files
+from skep_services.adapters import exported
+from skep_services.ports import CorruptLogError, MissingStreamError
+from skep_services.simulations.inputs import Place, WrongError
+
+LIVE = replaying.LIVE
 
 
-class Generator(NamedTuple):
-    """What makes traces: its options, and the trace of a seed."""
-
-    options: type[msgspec.Struct]
-    generate: Callable[..., Trace]
-    about: str
-
-
-GENERATORS = {
-    name: Generator(each.options, each.make, each.about)
-    for name, each in registry.GENERATORS.items()
-}
+class LiveError(Exception):
+    """The log of the cluster here cannot be used; `UnreachableError` if there is none."""
 
 
 def by_seed(text: str) -> bool:
-    """Return whether another seed makes another trace: not of a file."""
-    return not os.path.exists(text)
+    """Return whether another seed makes another trace: not of a file, nor of what has been."""
+    return text != LIVE and trace_files.is_generated(text)
 
 
-def load(text: str, *, form: str | None, seed: int, lenient: bool) -> Trace:
-    """Return the trace of a file or generator. Raises WrongError, BadTraceError, OSError."""
-    if os.path.isfile(text):
-        name = os.path.basename(text)
-        return read(lines_of(text), name, form, lenient=lenient, lengths=lengths_in(None))
-    name, _, rest = text.partition(":")
-    if name not in GENERATORS:
-        reason = f"--trace {text}: no such file, and no generator{like(name, GENERATORS)}"
-        raise WrongError(reason)
-    if form is not None:
-        reason = f"--format {form}: {name} makes its trace, there is nothing to read"
-        raise WrongError(reason)
-    generator = GENERATORS[name]
-    return generator.generate(seed, _options(name, generator, options_of(text, rest)))
+def load(
+    text: str, *, form: str | None, seed: int, lenient: bool, home: str | None = None
+) -> Trace:
+    """Return the trace of a file or generator, or of the jobs that ran here (`live`).
 
+    A file may also be what `skep replay --export` wrote. Of live jobs those that have not ended
+    are among the problems, and never an error.
 
-def _options(name: str, generator: Generator, told: dict[str, Any]) -> msgspec.Struct:
-    known = generator.options.__struct_fields__
-    for option in told:
-        if option not in known:
-            reason = f"--trace {name} has no option {option!r}{like(option, known)}"
-            raise WrongError(reason)
+    Raises WrongError, BadTraceError, OSError, LiveError, UnreachableError.
+    """
+    if text == LIVE:
+        return live(home).trace
+    if os.path.isfile(text) and exported.is_export(text):
+        return _exported(text)
     try:
-        return registry.convert(told, generator.options)
-    except msgspec.ValidationError as error:
-        reason = f"--trace {name}: {error}"
+        return trace_files.load(text, form=form, seed=seed, lenient=lenient)
+    except trace_files.NoTraceError as error:
+        reason = f"--trace {error}"
         raise WrongError(reason) from None
+
+
+def _exported(text: str) -> Trace:
+    try:
+        return lived(replaying.records(replaying.read_from(text, None), "allocator")).trace
+    except (*replaying.UNREADABLE, NothingError) as error:
+        reason = f"--trace {text}: {error}"
+        raise WrongError(reason) from None
+
+
+def live_place(home: str | None) -> Place:
+    """Return the cluster that runs here. Raises LiveError, UnreachableError."""
+    return Place(LIVE, live(home).cluster, pooled=False)
+
+
+@cache
+def live(home: str | None) -> Lived:
+    """Return what the log of the cluster in `home` says. Raises LiveError, UnreachableError."""
+    streams = asyncio.run(replaying.read_live(home))
+    try:
+        return lived(replaying.records(streams, "allocator"))
+    except (NothingError, CorruptLogError, MissingStreamError) as error:
+        raise LiveError(str(error)) from None

@@ -199,14 +199,27 @@ def parse_vc(text: str) -> tuple[str, VirtualCluster]:
     return name, VirtualCluster(gpus=int(count))
 
 
-def settle(before: Cluster | None, wishes: Wishes, home: str) -> Cluster:
+def parse_ports(text: str) -> tuple[int, int]:
+    """Return the first and the last port of `FIRST-LAST`. Raises ConfigError."""
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535:
+        return int(first), int(last)
+    message = f"SKEP_PORTS is {text!r}: it must be a range such as 20000-20499"
+    raise ConfigError(message)
+
+
+def settle(
+    before: Cluster | None, wishes: Wishes, home: str,
+    ports: tuple[int, int] = (PORT_FIRST, PORT_LAST),
+) -> Cluster:  # fmt: skip
     """Return the cluster to run: `before` changed by the wishes. Raises ConfigError.
 
+    Gangs meet on `ports` (the first and the last), of which every node gets its part.
     Addresses are those of before; who starts the cluster sees to it that their ports are free.
     """
     nodes = _nodes(before, wishes)
     _check_nodes(nodes)
-    _give_ports(nodes, home)
+    _give_ports(nodes, home, ports)
     vcs = _vcs(before, wishes, nodes)
     _check_vcs(vcs)
     cells: Wishes | Cluster | None = wishes if wishes.vcs is not None else before
@@ -315,14 +328,18 @@ RESERVED_NAMES = ("admission", "advisor", "allocator", "gateway", "introspector"
 """Folders and files of the state folder that a node's own folder must not be."""
 
 
-def _give_ports(nodes: Sequence[NodeConfig], home: str) -> None:
+def _give_ports(nodes: Sequence[NodeConfig], home: str, ports: tuple[int, int]) -> None:
     """Give each node its own range: another for each state folder, so that clusters seldom meet."""
-    every = PORT_LAST + 1 - PORT_FIRST
+    begins, ends = ports
+    every = ends + 1 - begins
+    if every < len(nodes):
+        text = f"{every} ports for gangs are too few for {len(nodes)} nodes: widen SKEP_PORTS"
+        raise ConfigError(text)
     width = min(PORTS_PER_NODE_MAX, every // len(nodes))
     places = every // width
     begin = zlib.crc32(home.encode()) % places
     for index, node in enumerate(nodes):
-        first = PORT_FIRST + (begin + index) % places * width
+        first = begins + (begin + index) % places * width
         node.ports = (first, first + width - 1)
 
 

@@ -44,20 +44,35 @@ def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now:
     """Have a suspended job without GPUs go on: where it was, else (if it can) somewhere else.
 
     Where it was, opportunistic jobs make room if those are GPUs that its VC's cells can cover. On
-    other nodes it goes on if it can migrate; else it returns to its own whatever `nodes` say.
+    other `nodes` it goes on if it can migrate, and else at home whatever they are.
     """
-    if job.change is not None:
+    if job.change is not None or job.successor is not None:
         return 0
-    moves = "migrate" in job.can and job.known
-    home = not nodes or not moves or all(name in nodes for name in job.live)
-    if home and (cost := changing.returns_now(machine, job, now)):
+    if nodes and not all(name in nodes for name in job.live):
+        return _elsewhere(machine, job, nodes, now) or _home(machine, job, now)
+    return _home(machine, job, now) or _elsewhere(machine, job, nodes, now)
+
+
+def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+    cost = changing.returns_now(machine, job, now)
+    if cost:
         placing.promote(machine, job)
         return cost
-    if home and (users := returns.lent(machine, job)):
-        return sum(placing.stop_victim(machine, name, job, now) for name in users)
-    if not moves or not _able(machine, job, AskMigrate(job=job.job, to=",".join(nodes))):
+    users = returns.lent(machine, job)
+    if users:
+        machine.soft.planned[job.spec.vc].returning[job.job] = None
+    return sum(placing.stop_victim(machine, name, job, now) for name in users)
+
+
+def _elsewhere(
+    machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant
+) -> int:
+    to = ",".join(nodes)
+    if job.change is not None or job.job in machine.soft.planned[job.spec.vc].returning:
         return 0
-    begun, _ = moving.begin(machine, job, ",".join(nodes), now, Reason.BY_POLICY)
+    if not job.known or changing.refusal(machine, job, AskMigrate(job=job.job, to=to)) is not None:
+        return 0
+    begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
     return 2 * len(job.live) if begun is Reason.REQUESTED else 0
 
 
@@ -80,8 +95,8 @@ def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant
 
 
 def _pack(machine: AllocatorMachine, job: JobState, beside: str, now: Instant) -> int:
-    if job.released and not _calm(job):
-        return 0
+    if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
+        return 0  # Who was to leave others waits for GPUs of its own.
     wish = AskPack(job=job.job, beside=beside)
     begun, _ = packing.begin(machine, job, wish, now, Reason.BY_POLICY)
     return packing.JOBS_PER_GPU_MAX if begun is Reason.REQUESTED else 0

@@ -173,6 +173,20 @@ def home(machine: AllocatorMachine, job: JobState) -> str | None:
     return next(iter(chains)) if len(chains) == 1 else None
 
 
+def _vacant(machine: AllocatorMachine) -> Cells:
+    """Return the cells with nothing on them."""
+    soft, cells = machine.soft, machine.cells
+    if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
+        soft.vacant = Cells(cells.cluster)
+    return soft.vacant
+
+
+def fits_own(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether the cells of its VC would hold a job if nothing else ran."""
+    asked = request(job, job.following, guaranteed=True)
+    return _vacant(machine).place(asked) is not None
+
+
 def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
     """Return why a job that could not be placed waits, for what, and whether aside.
 
@@ -181,10 +195,7 @@ def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[R
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
     needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
-    soft, cells = machine.soft, machine.cells
-    if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
-        soft.vacant = Cells(cells.cluster)
-    vacant, spare = soft.vacant, asked._replace(priority=OPPORTUNISTIC, pin="")
+    vacant, spare = _vacant(machine), asked._replace(priority=OPPORTUNISTIC, pin="")
     if asked.guaranteed and vacant.place(asked) is not None:
         return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
     if (not asked.guaranteed or borrows(job)) and vacant.place(spare) is not None:

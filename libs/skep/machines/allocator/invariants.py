@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from skep.cells.check import check as check_cells
 from skep.machines.allocator import cellwork, views
 from skep.machines.allocator.jobs import Part, State
@@ -55,8 +57,10 @@ def check(machine: AllocatorMachine) -> None:
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)
     for planned in machine.soft.planned.values():
-        shown = {name: views.of_job(machine, job) for name, job in machine.jobs.items()
+        shown = {name: views.of_job(machine, job) if name not in planned.misfits else None
+                 for name, job in machine.jobs.items()
                  if (job.spec.vc, job.spec.opportunistic) == (planned.vc, False)}  # fmt: skip
         stale = machine.soft.touched
         if machine.soft.planned_for is machine.cells.cluster and not stale:
-            assert list(planned.views.items()) == list(shown.items()), planned.vc
+            made = {name: view and replace(view, held=0) for name, view in planned.views.items()}
+            assert list(made.items()) == list(shown.items()), planned.vc

@@ -37,6 +37,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     alarms: tuple[CellsAlarm, ...] = ()
     suspicion: Suspicion = msgspec.field(default_factory=Suspicion)
     last_asked: int = 0
+    served: dict[str, list[int]] = {}
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -83,6 +84,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         alarms=tuple(machine.alarms.values()),
         suspicion=machine.suspicion,
         last_asked=machine.last_asked,
+        served=machine.served,
     )
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
@@ -114,7 +116,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
         case AllocatorKept():
             machine.epoch, machine.order = kept.epoch, kept.order
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
-            machine.last_asked = kept.last_asked
+            machine.last_asked, machine.served = kept.last_asked, kept.served
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
             machine.suspicion = kept.suspicion

@@ -121,6 +121,8 @@ class AllocatorMachine:
         """Guaranteed jobs that run opportunistically for now."""
         self.away: dict[str, JobState] = {}
         """Suspended jobs that have given back their GPUs."""
+        self.served: dict[str, list[int]] = {}
+        """By VC with a policy: the service its latest jobs had had at their end, oldest first."""
         self.last_asked = 0
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
@@ -316,6 +318,24 @@ class AllocatorMachine:
         if self.soft.planned:
             views.touch(self, fact)
         match fact:
+            case JobQueued():
+                self._apply_queued(fact)
+            case JobBound():
+                self._apply_bound(fact)
+            case MemberRan():
+                job = self.jobs[fact.job]
+                job.parts[fact.node] = Part.RAN
+                changes.ran(self, job, fact.node)
+            case JobRan():
+                job = self.jobs[fact.job]
+                job.move("JobRan")
+                job.ran_at = fact.at
+                job.starts += 1
+                job.goes(fact.at)
+            case MemberGone():
+                self._apply_gone(fact)
+            case JobEnded():
+                self._apply_ended(fact)
             case EpochBegan():
                 self.epoch = fact.epoch
             case CellsSet():
@@ -335,30 +355,12 @@ class AllocatorMachine:
                 self._release(node, attempt)
             case CellsReserved() | ReservationDropped() | JobDemoted() | JobPromoted():
                 cellwork.apply_hold(self, fact)
-            case JobQueued():
-                self._apply_queued(fact)
             case JobWaits():
                 self._apply_waits(fact)
-            case JobBound():
-                self._apply_bound(fact)
-            case MemberRan():
-                job = self.jobs[fact.job]
-                job.parts[fact.node] = Part.RAN
-                changes.ran(self, job, fact.node)
-            case JobRan():
-                job = self.jobs[fact.job]
-                job.move("JobRan")
-                job.ran_at = fact.at
-                job.starts += 1
-                job.goes(fact.at)
             case JobStopping():
                 self._apply_stopping(fact)
-            case MemberGone():
-                self._apply_gone(fact)
             case JobRequeued():
                 self._apply_requeued(fact)
-            case JobEnded():
-                self._apply_ended(fact)
             case CancelAsked():
                 self.jobs[fact.job].cancelled = True
             case ChangeMessage():
@@ -549,6 +551,8 @@ class AllocatorMachine:
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         suspects.over(self, job, fact)
+        job.stands(fact.at)
+        views.ended(self, job)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:
                 self.queue(job).remove(job.entry)

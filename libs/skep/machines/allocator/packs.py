@@ -51,6 +51,9 @@ def enter(
     parted(machine, packed.beside)
 
 
+ALONE = Share()
+
+
 def told(job: JobState, share: Share) -> None:
     """Note what an attempt was last told."""
     job.told = share.share, share.beside
@@ -65,6 +68,8 @@ def on(node: NodeState, device: int) -> list[Attempt]:
 def partners(machine: AllocatorMachine, nodes: Iterable[str], attempt: Attempt) -> list[Attempt]:
     """Return the attempts that share GPUs of these nodes with one."""
     found: dict[Attempt, None] = {}
+    if _nobody_shares(machine):
+        return []
     for name in nodes:
         node = machine.nodes[name]
         held = node.holdings.get(attempt)
@@ -72,6 +77,11 @@ def partners(machine: AllocatorMachine, nodes: Iterable[str], attempt: Attempt) 
             found.update(dict.fromkeys(on(node, device)))
     found.pop(attempt, None)
     return list(found)
+
+
+def _nobody_shares(machine: AllocatorMachine) -> bool:
+    """Return whether no GPU at all is held by two attempts, which is almost always so."""
+    return not machine.cells.sets and not machine.cells.astray
 
 
 def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:
@@ -92,6 +102,8 @@ def shares(machine: AllocatorMachine, job: JobState) -> bool:
 
 def due(machine: AllocatorMachine, job: JobState) -> Share:
     """Return what a job is to keep to: the least of what is left to it on any of its GPUs."""
+    if _nobody_shares(machine):
+        return ALONE
     mine, beside = (job.job, job.attempt), dict[str, None]()
     parts: list[float] = []
     for name in job.live:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import acting, placing, views, watch
+from skep.machines.allocator import acting, changing, placing, views, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
 from skep.units import Instant, after, seconds
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
 cost a part of a processor, and not all of it."""
+FAILED_MAX = 1000
+"""Shapes of jobs that could not be placed and are kept, so that a deep queue of like jobs costs one
+attempt: more than a queue has, and few to keep."""
 HOLDS_TOLD = 50
 """Held jobs that are told why in one decision: 200 bytes of its record each. The others follow."""
 
@@ -33,7 +36,7 @@ def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
     watch.no_policy(machine, now)
-    taken = 0
+    taken = _return(machine, now, room)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
             continue
@@ -45,15 +48,33 @@ def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     return taken
 
 
+def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
+    """Have jobs go on for which others have left: before anybody else is offered those GPUs."""
+    taken = 0
+    for planned in machine.soft.planned.values():
+        for name in list(planned.returning):
+            job = _job(machine, planned, name)
+            waits = job is not None and job.released and job.change is None
+            if job is not None and waits and taken < room:
+                cost = changing.returns_now(machine, job, now)
+                placing.promote(machine, job)
+                taken, waits = taken + cost, not cost
+            if not waits:
+                del planned.returning[name]
+    return taken
+
+
 def _asks(machine: AllocatorMachine, planned: Planned, now: Instant) -> bool:
     if planned.due or (planned.look_at is not None and planned.look_at <= now):
         return True
-    return planned.open and planned.outside and planned.changes != machine.soft.changes
+    elsewhere = bool(planned.misfits) or (planned.open and planned.outside)
+    return elsewhere and planned.changes != machine.soft.changes
 
 
 def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
     """Have a policy plan, and do what it says."""
     planned.due, planned.look_at = False, None
+    planned.returning.clear()
     view = views.of_vc(machine, planned, now)
     try:
         plan = planned.policy.plan(view)
@@ -64,6 +85,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
         watch.policy_wrong(machine, planned.vc, Reason.POLICY_FAILED, text, now)
         return 0
     planned.fallen = False
+    room -= (lent := _lend(machine, planned, now, room))
     watch.policy_right(machine, planned.vc, Reason.POLICY_FAILED, now)
     if plan.look_at is not None:
         planned.look_at = max(plan.look_at, after(now, LOOK_AGAIN))
@@ -80,6 +102,18 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
         watch.policy_wrong(machine, planned.vc, Reason.NOT_ITS_JOB, text, now)
     else:
         watch.policy_right(machine, planned.vc, Reason.NOT_ITS_JOB, now)
+    return taken + lent
+
+
+def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
+    """Let jobs have idle GPUs that the VC's own cells never hold; return what it took."""
+    taken = 0
+    for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
+        job = machine.jobs[name]
+        if taken < room and job.released:
+            taken += acting.go_on(machine, job, (), now)
+        elif taken < room and job.state is State.QUEUED and name not in machine.parked:
+            taken += max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
     return taken
 
 
@@ -144,7 +178,6 @@ def _take_turns(
         if cost:
             continue
         planned.open = True
-        planned.outside = planned.outside or _others_matter(machine, job)
         stuck = stuck or (plan.strict and not job.released)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
@@ -155,23 +188,29 @@ def _take_turn(
     machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
+    changes = machine.soft.changes
     if job.released:
-        return acting.go_on(machine, job, turn.nodes, now)
+        cost = acting.go_on(machine, job, turn.nodes, now)
+        planned.outside = planned.outside or not cost
+        return cost
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
-    if planned.failed.get(shape) == machine.soft.changes:
+    known = planned.failed.get(shape)
+    if known is not None and known[0] == changes:
+        planned.outside = planned.outside or known[1]
         return 0
     cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
     if cost == 0:
-        planned.failed = {shape: machine.soft.changes} | {
-            each: at for each, at in planned.failed.items() if at == machine.soft.changes
-        }
+        if known is None and len(planned.failed) >= FAILED_MAX:
+            planned.failed.clear()
+        planned.failed[shape] = machine.soft.changes, _others_matter(machine, job)
+        planned.outside = planned.outside or planned.failed[shape][1]
     return cost
 
 
 def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether what a job waits for may come free outside its VC's cells."""
     wanted = job.spec.resources
-    if job.released or wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
+    if wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
         return True
     port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
     return port or any(chain.bad for chain in machine.cells.chains.values())
@@ -187,11 +226,13 @@ def _hold(
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
     for name, view in planned.views.items():
-        if view is None or name in turns:
+        if view is None or name in turns or name in machine.parked:
             continue
         job = machine.jobs[name]
         if job.state is not State.QUEUED and not (job.released and job.change is None):
             continue
+        if planned.policy.counts_holds:
+            planned.hold(name, machine.soft.changes)
         why = said.get(name, usual)
         if job.waits == why:
             continue

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -26,6 +28,10 @@ from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+
+ENDED_KEPT = 500
+"""Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
 
 
 class Planned:
@@ -49,17 +55,47 @@ class Planned:
         """Whether what such a job waits for may be in others' hands."""
         self.fallen = False
         """Whether the last plan failed: its queue is served first come, first served."""
-        self.failed: dict[Any, int] = {}
-        """By what was asked for: `Soft.changes` when it could not be had."""
+        self.misfits: dict[str, None] = {}
+        """Its jobs that its cells would not hold if nothing else ran: they are no policy's
+        business, and have what they may borrow."""
+        self.held: dict[str, tuple[int, int]] = {}
+        """By job: how often a plan held it, and `Soft.changes` when it last did."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs for which others leave the GPUs that they had."""
+        self.fits: dict[Any, bool] = {}
+        """By what was asked for: whether its cells would hold it."""
+        self.failed: dict[Any, tuple[int, bool]] = {}
+        """By what was asked for: `Soft.changes` when it could not be had, and whether what it waits
+        for may be in others' hands."""
         self.seats = Seats()
 
-    def show(self, name: str, view: JobView | None) -> None:
+    def show(self, machine: AllocatorMachine, job: JobState) -> None:
         """Take over how a job is to be seen."""
+        name, view = job.job, of_job(machine, job)
+        self.misfits.pop(name, None)
+        if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
+            shape = job.spec.resources, job.size
+            if shape not in self.fits:
+                self.fits[shape] = cellwork.fits_own(machine, job)
+            if not self.fits[shape]:
+                self.misfits[name], view = None, None
+        if view is not None and name in self.held:
+            view = replace(view, held=self.held[name][0])
         self.seats.move(name, self.views.get(name), view)
         self.views[name] = view
 
+    def hold(self, name: str, changes: int) -> None:
+        """Count that a job is held, once for each time that something had come free."""
+        count, last = self.held.get(name, (0, -1))
+        view = self.views[name]
+        if view is not None and last != changes:
+            self.held[name] = count + 1, changes
+            self.views[name] = replace(view, held=count + 1)
+
     def forget(self, name: str) -> None:
         """Take over that a job is over."""
+        self.misfits.pop(name, None)
+        self.held.pop(name, None)
         self.seats.move(name, self.views.pop(name), None)
 
 
@@ -72,6 +108,15 @@ def rules(machine: AllocatorMachine, vc: str) -> bool:
 def waits(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether a job waits that the VC's policy would have placed."""
     return machine.soft.planned[vc].open
+
+
+def ended(machine: AllocatorMachine, job: JobState) -> None:
+    """Keep what service a job had had, where a policy may learn from it."""
+    vc = machine.cells.cluster.vcs.get(job.spec.vc)
+    if vc is not None and vc.policy != FIFO and not job.spec.opportunistic:
+        kept = machine.served.setdefault(job.spec.vc, [])
+        kept.append(job.served * job.size * job.spec.resources.gpus)
+        del kept[:-ENDED_KEPT]
 
 
 # --- what happened -------------------------------------------------------------------------------
@@ -117,7 +162,7 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
-            planned.show(name, of_job(machine, job))
+            planned.show(machine, job)
             planned.due = planned.due or due
 
 
@@ -136,10 +181,11 @@ def _take_up(machine: AllocatorMachine) -> None:
         else:
             soft.planned[name] = known
             known.due = True
+            known.fits.clear()
     for job in machine.jobs.values() if soft.planned else ():
         planned = soft.planned.get(job.spec.vc)
         if planned is not None and not job.spec.opportunistic:
-            planned.show(job.job, of_job(machine, job))
+            planned.show(machine, job)
 
 
 # --- a job ---------------------------------------------------------------------------------------
@@ -260,4 +306,5 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         changed=machine.soft.changes,
+        ended=tuple(machine.served.get(planned.vc, ())),
     )

@@ -16,8 +16,18 @@ from skep.machines.allocator import cellwork
 from skep.machines.base import Record
 from skep.units import Instant, after, seconds
 from skep.wire import codec
-from skep.wire.changes import GpusRegained
-from skep.wire.facts import CellsAlarm, CellsReserved, JobBound, JobDemoted, JobPromoted
+from skep.wire.changes import GpusRegained, MemberLearned
+from skep.wire.facts import (
+    CellsAlarm,
+    CellsReserved,
+    JobBound,
+    JobDemoted,
+    JobPromoted,
+    JobQueued,
+    JobRan,
+    JobWaits,
+    MemberRan,
+)
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -35,6 +45,8 @@ ALARMS_AT_ONCE = 5
 ALARMS_MAX = 100
 """New alarms in one decision, so that their facts fit its record beside a large gang's, and alarms
 at one time: a broken index is found in every cell, and the first hundred tell enough."""
+ASIDE = (JobQueued, JobWaits, MemberRan, JobRan, MemberLearned)
+"""Facts that change nothing about cells: they need no look."""
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a look at broken cells may raise."""
 
@@ -48,7 +60,7 @@ Place = tuple[Reason, str, str]
 def look(machine: AllocatorMachine, now: Instant) -> None:
     """Look at what a decision may have broken."""
     facts = [effect.fact for effect in machine.effects if type(effect) is Record]
-    if not facts:
+    if all(type(fact) in ASIDE for fact in facts):
         return
     cells = machine.cells
     every = (broken for chain in cells.chains.values() for broken in unsafe(chain))

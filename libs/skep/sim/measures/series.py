@@ -44,7 +44,9 @@ def span_of(result: RunResult) -> tuple[Duration, Duration]:
         end = max(end, outcome.ended or end, outcome.spans[-1].ended if outcome.spans else end)
         if not result.cut:
             end = max(end, outcome.job.at)
-    return begin, max([end, *(sample.at for sample in result.samples[-1:])])
+    if result.cut and result.samples:
+        end = max(end, result.samples[-1].at)
+    return begin, end
 
 
 def series(result: RunResult, points: int = POINTS) -> Series:

@@ -107,13 +107,14 @@ def measure(result: RunResult, alone: Alone = linear) -> Measures:
     sizes = [name for _, name in SIZES] + [LARGEST]
     by_size = {name: [each for each in result.jobs if size_class(each.job.gpus) == name]
                for name in sizes}  # fmt: skip
-    # GPUs that packed jobs share are held once: only samples tell that.
     held = gpu_time(result.jobs, begin, end) / space
+    sampled = _over_samples(result, end)
+    if sampled is not None and any(span.packed for each in result.jobs for span in each.spans):
+        held = sampled[0]  # GPUs that packed jobs share are held once: only samples tell that.
     return Measures(
         trace=result.trace, cluster=result.cluster, policy=result.policy, seed=result.seed,
         gpus=result.gpus, cut=result.cut, makespan_s=in_seconds(end - begin),
-        allocated=_mean(over_time.allocated, result.gpus) or 0.0 if result.samples else held,
-        busy=_mean(over_time.busy, result.gpus),
+        allocated=held, busy=None if sampled is None else sampled[1],
         useful=_useful(result) / space,
         fragmentation=_mean(over_time.fragmentation, 1),
         no_affinity=_mean(over_time.no_affinity, 1),
@@ -176,6 +177,22 @@ def _useful(result: RunResult) -> float:
                   for span in outcome.spans)  # fmt: skip
         done += max(0, got - outcome.lost) * outcome.job.gpus
     return float(done)
+
+
+def _over_samples(result: RunResult, end: int) -> tuple[float, float] | None:
+    """Return the parts of GPU time that were allocated and busy, as far as samples reach."""
+    samples = result.samples
+    if not samples or end <= samples[0].at:
+        return None
+    allocated = busy = 0.0
+    for place, each in enumerate(samples):
+        until = min(end, samples[place + 1].at) if place + 1 < len(samples) else end
+        if until <= each.at:
+            break
+        allocated += each.allocated * (until - each.at)
+        busy += each.busy * (until - each.at)
+    space = max(1, result.gpus * (end - samples[0].at))
+    return allocated / space, busy / space
 
 
 def _seconds(lengths: Iterable[Duration | None]) -> Stat:

@@ -8,7 +8,7 @@ by its authors, and some jobs ask for no GPU.
 from __future__ import annotations
 
 from skep.traces.formats.form import Form
-from skep.traces.formats.row import Row, RowError
+from skep.traces.formats.row import NUMBER_MAX, Row, RowError
 from skep.traces.job import TraceJob
 from skep.units import Duration, seconds
 
@@ -28,12 +28,13 @@ def _deadline(row: Row, at: Duration) -> Duration | None:
         return None
     first = row.text("expect_time_list").split("-")[0]
     try:
-        return Duration(at + seconds(float(first) * 60))
-    except (ValueError, OverflowError):
+        minutes = float(first)
+    except ValueError:
+        minutes = float("nan")
+    if not abs(minutes) < NUMBER_MAX:
         text = f"is not a number: {first[:40]!r}"
-        raise RowError(
-            column="expect_time_list", text=text, hint="minutes, such as 102-142-182"
-        ) from None
+        raise RowError(column="expect_time_list", text=text, hint="minutes, such as 102-142-182")
+    return Duration(at + seconds(minutes * 60))
 
 
 CHRONUS = Form(

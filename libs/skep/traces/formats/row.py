@@ -8,6 +8,9 @@ from difflib import get_close_matches
 
 from skep.traces.job import RowProblem
 
+NUMBER_MAX = 1e15
+"""Beyond it a number is a mistake: as seconds, 30 million years."""
+
 
 class RowError(Exception):
     """Why a row is no job. `text` begins alike for all problems of a kind, up to a colon."""
@@ -51,6 +54,8 @@ class Row:
             raise RowError(column, f"is not a number: {text[:40]!r}") from None
         if not math.isfinite(value):
             raise RowError(column, f"is not finite: {text[:40]!r}")
+        if value > NUMBER_MAX:
+            raise RowError(column, f"is too large: {text[:40]}")
         if value < least:
             negative = value < 0 <= least
             raise RowError(column, f"is negative: {text}" if negative else f"is too small: {text}")

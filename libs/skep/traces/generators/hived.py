@@ -239,6 +239,16 @@ def cluster(nodes: int, cells: dict[str, dict[str, int]] | None = None) -> Clust
     return Cluster(chains={CHAIN: chain}, vcs=vcs)
 
 
+def cluster_of(options: Options) -> Cluster:
+    """Return the cluster for a workload: of `nodes` (279 if 0), less those of tenants left out.
+
+    "Removing its GPUs and workload" is what the paper does to a tenant (section 5.2).
+    """
+    nodes = options.nodes or NODES
+    cells = {vc: own for vc, own in assign(nodes).items() if vc not in options.without}
+    return cluster(-(-sum(map(gpus_of, cells.values())) // NODE_GPUS), cells)
+
+
 def gpus_of(cells: dict[str, int]) -> int:
     """Return the GPUs of a tenant's cells."""
     return sum(dict(LEVELS)[level] * count for level, count in cells.items())

@@ -14,29 +14,38 @@ from skep.traces.job import Trace
 
 
 class Generator(NamedTuple):
-    """One paper's workload. `past`: it can draw from a trace of Philly."""
+    """One paper's workload, and the nodes it was run on: by type, and GPUs of each."""
 
     about: str
     options: type[msgspec.Struct]
     make: Callable[..., Trace]
+    nodes: Mapping[str, int]
+    node_gpus: int
     past: bool = False
+    """It can draw from a trace of Philly."""
 
 
 GENERATORS: Mapping[str, Generator] = {
     "hived": Generator(
-        "HiveD, Table 1: 141,950 jobs of 11 tenants in 60 days", hived.Options, hived.generate, True
+        "HiveD, Table 1: 141,950 jobs of 11 tenants in 60 days", hived.Options, hived.generate,
+        {"v100": hived.NODES}, hived.NODE_GPUS, past=True,
     ),
     "gandiva": Generator(
-        "Gandiva, section 6.3: 1,000 small jobs in two hours", gandiva.Options, gandiva.generate
+        "Gandiva, section 6.3: 1,000 small jobs in two hours", gandiva.Options, gandiva.generate,
+        {"p100": 23, "p40": 22}, 4,
     ),
-    "sched2": Generator("SCHED², section IV: 1,000 jobs", sched2.Options, sched2.generate),
+    "sched2": Generator(
+        "SCHED², section IV: 1,000 jobs", sched2.Options, sched2.generate, {"v100": 15}, 8
+    ),
     "dl2": Generator(
-        "DL², section 6.2: 200 elastic jobs on parameter servers", dl2.Options, dl2.generate
+        "DL², section 6.2: 200 elastic jobs on parameter servers", dl2.Options, dl2.generate,
+        {"gtx1080ti": 500}, 2,
     ),
     "genie": Generator(
-        "GENIE, Table 3: tasks with deadlines, Poisson, for a day", genie.Options, genie.generate
+        "GENIE, Table 3: tasks with deadlines, Poisson, for a day", genie.Options, genie.generate,
+        {"k80": 4}, 4,
     ),
-}
+}  # fmt: skip
 
 
 class WrongGeneratorError(ValueError):

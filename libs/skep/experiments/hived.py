@@ -1,0 +1,264 @@
+"""HiveD's evaluation (sections 5.1 to 5.3): private clusters, quotas of GPUs, and cells.
+
+Three arms for one workload (`traces.generators.hived`): every tenant in a cluster of its own, all
+in one cluster with quotas (`quota`), all in one cluster with cells, which is the production
+allocator (`sim.cluster`) with jobs that borrow what is idle. In no arm does starting or preempting
+cost anything: as in the paper, what is compared is queueing delay. A job that is larger than all
+its tenant owns can run in no private cluster, and is left out of all arms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from skep.experiments.quota import QuotaRun
+from skep.sim.cluster.run import run
+from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.measures.series import series
+from skep.sim.outcome import RunResult
+from skep.traces.generators import hived
+from skep.traces.job import Trace, TraceJob
+from skep.units import in_seconds, seconds
+from skep.wire.cluster import Chain, Cluster, Quota, VirtualCluster
+from skep.workloads.situation import Steady
+
+WINDOW_S = 12 * 3600.0
+"""Delays are averaged over 12 hours of submission (section 5.1)."""
+SAMPLE_S = 3600.0
+SLACK_S = 60.0
+"""A mean delay within this of the private one is the same: the allocator's own turns take time."""
+COSTS = Costs(checkpoint_every_s=1.0)
+"""What is preempted loses at most a second: in the paper's simulator nothing."""
+CAN = ("checkpoint",)
+
+Waited = dict[str, float]
+"""Seconds in the queue, by job."""
+Policies = Mapping[str, Any]
+
+
+class Arm(msgspec.Struct):
+    """What came of one arm."""
+
+    waited: Waited
+    completion: Waited
+    """Seconds from submission to end, by job."""
+    preempted_gpus: int = 0
+    fragmentation: list[tuple[float, float]] = []
+    """Days, and the part of the nodes that cannot serve 8 GPUs at high priority."""
+    utilisation: float = 0.0
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """A tenant in all arms; delays in seconds. An arm's windows are those worse than private."""
+
+    jobs: int
+    private_s: float
+    quota_s: float
+    cells_s: float
+    quota_windows: int
+    cells_windows: int
+    windows: int
+    quota_excess_s: float
+    """By how much its worst window is worse than in its private cluster."""
+    cells_excess_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One seed of one setting."""
+
+    seed: int
+    nodes: int
+    left_out: int
+    tenants: dict[str, Tenant]
+    delays: dict[str, dict[str, list[tuple[float, float]]]]
+    """By tenant and arm: day, and the mean delay in seconds of the window that begins there."""
+    fragmentation: dict[str, list[tuple[float, float]]]
+    preempted_gpus: dict[str, int]
+    completion_s: dict[str, float]
+    """Mean over all jobs, by arm."""
+    utilisation: dict[str, float]
+    workload_fragmentation: float
+
+    @property
+    def anomalies(self) -> dict[str, int]:
+        """Return how many tenants are worse off than alone, over the whole time, by arm."""
+        return {
+            arm: sum(getattr(each, f"{arm}_s") > each.private_s + SLACK_S
+                     for each in self.tenants.values())
+            for arm in ("quota", "cells")
+        }  # fmt: skip
+
+
+def compare(
+    seed: int,
+    nodes: int,
+    options: hived.Options,
+    *,
+    cells: dict[str, dict[str, int]] | None = None,
+    policy: tuple[str, dict[str, Any]] = ("fifo", {}),
+    arms: Iterable[str] = ("private", "quota", "cells"),
+    cluster: Cluster | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
+
+    The policy is that inside the VCs, and inside private clusters; quotas are served in order.
+    `cluster` has those cells in another way (`static`).
+    """
+    owned = cells if cells is not None else hived.assign(nodes)
+    owned = {vc: each for vc, each in owned.items() if vc not in options.without}
+    drawn = hived.generate(seed, options)
+    fits = tuple(job for job in drawn.jobs if _fits(job, owned[job.vc]))
+    trace = Trace(name=drawn.name, jobs=fits)
+    found: dict[str, Arm] = {}
+    if "private" in arms:
+        tell("private")
+        found["private"] = private(trace, owned, seed, policy)
+    if "quota" in arms:
+        tell("quota")
+        found["quota"] = quota(trace, owned, nodes)
+    if "cells" in arms:
+        tell("cells")
+        whole = cluster if cluster is not None else hived.cluster(nodes, owned)
+        found["cells"] = shared(trace, whole, seed, policy)
+    return _outcome(seed, nodes, len(drawn.jobs) - len(fits), trace, found, list(owned))
+
+
+def private(
+    trace: Trace, owned: Mapping[str, dict[str, int]], seed: int, policy: tuple[str, dict[str, Any]]
+) -> Arm:
+    """Return every tenant's jobs in a cluster of its own cells and nothing else."""
+    both = Arm({}, {})
+    for vc, cells in owned.items():
+        own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
+        nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
+        result = _run(own, hived.cluster(nodes, {vc: cells}), seed, policy, "wait")
+        arm = _arm(result)
+        both.waited |= arm.waited
+        both.completion |= arm.completion
+    return both
+
+
+def shared(
+    trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]] = ("fifo", {})
+) -> Arm:
+    """Return all tenants in one cluster, each with its cells, borrowing what is idle."""
+    result = _run(trace, cluster, seed, policy, "opportunistic")
+    arm = _arm(result)
+    seen = series(result)
+    arm.fragmentation = [(at / 86400, level) for at, level in
+                         zip(seen.at, seen.no_affinity, strict=True)]  # fmt: skip
+    taken = [allocated for at, allocated in zip(seen.at, seen.allocated, strict=True)
+             if at <= in_seconds(trace.jobs[-1].at)]  # fmt: skip
+    arm.utilisation = sum(taken) / max(1, len(taken)) / result.gpus
+    return arm
+
+
+def quota(trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int) -> Arm:
+    """Return all tenants in one cluster, each with a number of GPUs."""
+    gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
+    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S))
+    played.run()
+    waited = {job.id: in_seconds(each) for job, each in
+              zip(trace.jobs, played.waited, strict=True)}  # fmt: skip
+    completion = {job.id: in_seconds(end - job.at) for job, end in
+                  zip(trace.jobs, played.ended, strict=True) if end is not None}  # fmt: skip
+    last = trace.jobs[-1].at
+    taken = [gpus for at, _, gpus in played.samples if at <= last]
+    return Arm(waited, completion, played.preempted_gpus,
+               [(in_seconds(at) / 86400, level) for at, level, _ in played.samples],
+               sum(taken) / max(1, len(taken)) / (nodes * hived.NODE_GPUS))  # fmt: skip
+
+
+def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Cluster:
+    """Return the cluster with every tenant's cells bound to nodes for good (Figure 10).
+
+    Each tenant's nodes are a chain of their own, all of it his: there is nothing to choose, and
+    opportunistic jobs go to idle GPUs of every chain, as ever.
+    """
+    cells = dict(owned) if owned is not None else hived.assign(nodes)
+    whole = hived.cluster(nodes, cells)
+    (shape,) = whole.chains.values()
+    chains: dict[str, Chain] = {}
+    vcs: dict[str, VirtualCluster] = {}
+    given = 0
+    for vc, each in cells.items():
+        count = -(-hived.gpus_of(each) // hived.NODE_GPUS)
+        mine = shape.nodes[given : given + count]
+        given += count
+        chains[vc] = msgspec.structs.replace(shape, nodes=mine)
+        vcs[vc] = VirtualCluster(cells=tuple(Quota(chain=vc, level=level, count=number)
+                                             for level, number in each.items()))  # fmt: skip
+    if given < len(shape.nodes):
+        chains["spare"] = msgspec.structs.replace(shape, nodes=shape.nodes[given:])
+    return Cluster(chains=chains, vcs=vcs)
+
+
+def _fits(job: TraceJob, cells: dict[str, int]) -> bool:
+    """Return whether a tenant's own cells hold a job when nobody else is there."""
+    if job.gpus <= hived.NODE_GPUS:
+        return max(dict(hived.LEVELS)[level] for level in cells) * 1 >= job.gpus
+    return cells.get("node", 0) * hived.NODE_GPUS >= job.gpus
+
+
+def _run(
+    trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]], over: Any
+) -> RunResult:
+    settings = Settings(
+        seed=seed, costs=COSTS, over_quota=over, sample_every_s=SAMPLE_S, can=CAN,
+        policies={} if policy[0] == "fifo" else dict.fromkeys(cluster.vcs, policy),
+    )  # fmt: skip
+    return run(trace, cluster, settings, Steady())
+
+
+def _arm(result: RunResult) -> Arm:
+    waited = {each.job.id: in_seconds(each.waited) for each in result.jobs}
+    completion = {each.job.id: in_seconds(each.ended - each.job.at) for each in result.jobs
+                  if each.ended is not None}  # fmt: skip
+    gpus = sum(each.preempted * each.job.gpus for each in result.jobs)
+    return Arm(waited, completion, gpus)
+
+
+def _outcome(
+    seed: int, nodes: int, left_out: int, trace: Trace, arms: Mapping[str, Arm], vcs: Iterable[str]
+) -> Outcome:
+    tenants: dict[str, Tenant] = {}
+    delays: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for vc in vcs:
+        jobs = [job for job in trace.jobs if job.vc == vc]
+        by_arm = {name: _windows(jobs, arm.waited) for name, arm in arms.items()}
+        delays[vc] = by_arm
+        mean = {name: _mean(arm.waited[job.id] for job in jobs) for name, arm in arms.items()}
+        excess = {name: [mine - alone for (_, mine), (_, alone) in
+                         zip(by_arm[name], by_arm.get("private", by_arm[name]), strict=True)]
+                  for name in by_arm}  # fmt: skip
+        tenants[vc] = Tenant(
+            len(jobs), mean.get("private", 0.0), mean.get("quota", 0.0), mean.get("cells", 0.0),
+            sum(each > SLACK_S for each in excess.get("quota", [])),
+            sum(each > SLACK_S for each in excess.get("cells", [])),
+            len(by_arm[next(iter(by_arm))]),
+            max(excess.get("quota", []), default=0.0), max(excess.get("cells", []), default=0.0),
+        )  # fmt: skip
+    return Outcome(
+        seed=seed, nodes=nodes, left_out=left_out, tenants=tenants, delays=delays,
+        fragmentation={name: arm.fragmentation for name, arm in arms.items() if arm.fragmentation},
+        preempted_gpus={name: arm.preempted_gpus for name, arm in arms.items()},
+        completion_s={name: _mean(arm.completion.values()) for name, arm in arms.items()},
+        utilisation={name: arm.utilisation for name, arm in arms.items() if arm.utilisation},
+        workload_fragmentation=hived.fragmentation(trace),
+    )  # fmt: skip
+
+
+def _windows(jobs: Iterable[TraceJob], waited: Waited) -> list[tuple[float, float]]:
+    by_window: dict[int, list[float]] = {}
+    for job in jobs:
+        by_window.setdefault(int(in_seconds(job.at) // WINDOW_S), []).append(waited[job.id])
+    return [(at * WINDOW_S / 86400, _mean(each)) for at, each in sorted(by_window.items())]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0

@@ -1,0 +1,1 @@
+"""Experiments of the papers on this machine: several processes, a report, pictures."""

@@ -1,0 +1,95 @@
+"""An experiment's report: the paper's figures beside ours, and pictures of the first seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from skep.experiments.catalogue import Experiment, Line, Results
+from skep.experiments.hived import Outcome
+from skep_services.simulations import plots
+from skep_services.simulations.page import STYLE
+
+SHOWN = ("prod-a", "prod-e")
+"""The tenants of Figure 6."""
+ARMS = ("private", "quota", "cells")
+
+
+def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: str) -> str:
+    """Return the report as one HTML file that loads nothing."""
+    heads = "".join(f"<th>{each}</th>" for each in
+                    ("Figure", "Paper", "Ours: mean ± deviation (least to most)"))  # fmt: skip
+    body = "\n".join(
+        f"<tr><td>{escape(line.what)}</td><td>{escape(line.paper) or '-'}</td>"
+        f"<td>{escape(line.spread())}</td></tr>" for line in lines
+    )  # fmt: skip
+    figures = "".join(f"<figure>{each}</figure>" for each in pictures(experiment, results))
+    return "\n".join([
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8"/>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+        f"<title>{escape(experiment.title)}</title>",
+        f"<style>{STYLE}</style></head><body>",
+        f"<h1>{escape(experiment.title)}</h1>",
+        f'<p class="about">{escape(experiment.source)}; {escape(told)} {escape(experiment.about)}'
+        "</p>",
+        f'<div class="wide"><table><tr>{heads}</tr>\n{body}\n</table></div>',
+        f'<h2>Pictures</h2><div class="plots">{figures}</div>',
+        "<h2>How it is run</h2><p>The workload is drawn from what the paper prints (Table 1, "
+        "the load, the affinity of jobs); its trace was never published, so run times and "
+        "arrivals are a fit to Philly's. The cells arm is the production allocator on a virtual "
+        "clock. Jobs larger than all their tenant owns are left out of every arm.</p>",
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def pictures(experiment: Experiment, results: Results) -> list[str]:
+    """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
+    found: list[str] = []
+    for label, outcomes in results.items():
+        if not outcomes:
+            continue
+        first = outcomes[0]
+        if "private" in first.completion_s:
+            found.append(_tenants(label, outcomes))
+        if experiment.name.startswith("hived-fig6") or experiment.name == "hived-fig5":
+            found += [_delays(label, vc, first) for vc in SHOWN]
+        if experiment.name.startswith("hived-fig6"):
+            found.append(_fragmentation([(arm, first.fragmentation[arm])
+                                         for arm in first.fragmentation]))  # fmt: skip
+    if experiment.name in ("hived-fig10", "hived-fig11"):
+        found.append(_fragmentation([(label, outcomes[0].fragmentation["cells"])
+                                     for label, outcomes in results.items() if outcomes]))  # fmt: skip
+    if experiment.name == "hived-fig10":
+        values = [float(sum(each.preempted_gpus["cells"] for each in outcomes) / len(outcomes))
+                  for outcomes in results.values() if outcomes]  # fmt: skip
+        found.append(plots.bars("Preempted GPUs, mean of the seeds", list(results),
+                                [plots.Bars("preempted", values)], plots.number_text))  # fmt: skip
+    return found
+
+
+def _tenants(label: str, outcomes: Sequence[Outcome]) -> str:
+    names = list(outcomes[0].tenants)
+    arms = [arm for arm in ARMS if arm in outcomes[0].completion_s]
+    drawn = [
+        plots.Bars(arm, [sum(getattr(each.tenants[vc], f"{arm}_s") for each in outcomes)
+                         / len(outcomes) for vc in names])
+        for arm in arms
+    ]  # fmt: skip
+    return plots.bars(f"{label}: mean queueing delay", names, drawn, plots.seconds_text)
+
+
+def _delays(label: str, vc: str, outcome: Outcome) -> str:
+    drawn = [plots.Line(arm, points) for arm, points in outcome.delays[vc].items()]
+    title = f"{label}, seed {outcome.seed}: delay of {vc} by time of submission"
+    return plots.lines(title, drawn, _day, plots.seconds_text)
+
+
+def _fragmentation(levels: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    drawn = [plots.Line(name, points, stepped=True) for name, points in levels]
+    title = "Nodes that cannot serve 8 GPUs at high priority, first seed"
+    return plots.lines(title, drawn, _day, plots.part_text, y_max=1.0)
+
+
+def _day(value: float) -> str:
+    return f"day {value:g}"

@@ -1,0 +1,68 @@
+"""Decisions made again: whatever happened to a process, its log says what it decided on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from skep.machines.allocator import AllocatorMachine
+from skep.policies.queue import Head, JobQueue
+from skep.sim.again import Again
+from skep.wire.facts import JobBound
+from skep.wire.reasons import Reason
+from tests.replay_kit import history, log_of
+
+SEEDS = (7, 11)
+
+
+@pytest.mark.parametrize("service", ["admission", "allocator"])
+def test_every_decision_of_histories_with_faults_comes_out_again(service: str) -> None:
+    found = []
+    for seed in SEEDS:
+        world = history(seed)
+        found.append(Again(world.roles[service].machine, log_of(world, service)).run())
+        assert found[-1].differences == [], seed
+        assert found[-1].equal == found[-1].decisions > 30, seed
+        assert found[-1].not_comparable == {}, seed
+    assert sum(each.starts for each in found) > len(SEEDS), "none died"
+    if service == "allocator":
+        assert sum(each.given.get("NodeLost", 0) for each in found), "no node was lost"
+
+
+def test_another_order_of_the_queue_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest_first(queue: JobQueue) -> Head | None:
+        if not queue.entries:
+            return None
+        last = queue.entries[-1]
+        return Head(last, last, Reason.ARRIVAL)
+
+    world = history(SEEDS[0])
+    log = log_of(world, "allocator")
+    monkeypatch.setattr(JobQueue, "head", newest_first)
+    found = Again(world.roles["allocator"].machine, log).run()
+    assert 0 < len(found.differences) == found.decisions - found.equal
+    deeds = [one for one in found.differences if not one.reasons]
+    bound = [fact for one in deeds for fact in (*one.recorded, *one.recomputed)
+             if isinstance(fact, JobBound)]  # fmt: skip
+    assert bound
+    assert all(one.record < other.record for one, other in pairwise(found.differences))
+
+
+def test_only_the_window_is_compared() -> None:
+    world = history(SEEDS[0])
+    log = log_of(world, "allocator")
+    times = [record.at for record in log.records]
+    middle = times[len(times) // 2]
+    parts = [Again(world.roles["allocator"].machine, log, window=window).run()
+             for window in ((times[0], middle), (type(middle)(middle + 1), times[-1]))]  # fmt: skip
+    whole = Again(world.roles["allocator"].machine, log).run()
+    assert all(0 < part.decisions < whole.decisions for part in parts)
+    assert sum(part.decisions for part in parts) == whole.decisions
+
+
+def test_records_that_note_nothing_are_said_to_be_beyond_comparison() -> None:
+    log = log_of(history(SEEDS[0]), "allocator", noted=False)
+    found = Again(AllocatorMachine, log).run()
+    assert found.decisions == 0
+    assert found.not_comparable["records-without-inputs"] == len(log.records) - found.starts
