@@ -101,10 +101,11 @@ def compare(row: Row, *, reference: bool) -> dict[str, Any]:
 
 def measured(row: Row, *, switched: bool) -> Measured:
     """Return what comes of a row's run."""
-    with quirks.registered():
+    with quirks.registered(DATA):
         trace, cluster, settings = inputs(row, DATA, switched=switched)
         play: Callable[..., RunResult] = quirks.run_stalled if row.stalls and switched else run
-        result = play(trace, cluster, settings, Steady(), clock=time.process_time)
+        speeds = row.speeds(DATA) if row.speeds is not None else Steady()
+        result = play(trace, cluster, settings, speeds, clock=time.process_time)
     return summed(result)
 
 

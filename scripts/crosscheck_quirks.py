@@ -10,10 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
+from scripts import crosscheck_gavel as gavel
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
 from skep.policies.registry import POLICIES
@@ -37,6 +39,12 @@ QUIRKS = {
     " demoted comes last, behind all that wait there",
     "late-demotion": "the next look at the threshold is (limit - time) / GPUs away, which for gangs"
     " is too late: it is limit / GPUs - time",
+    "rounds": "who runs is decided every 360 s; what comes free in between stays idle",
+    "shares-at-resets": "who is to have which part of the time is reckoned anew every 1,920 s",
+    "last-type-wins": "a job's type of GPU is the last that has anything free, and not the one"
+    " that was drawn",
+    "equal-shares": "everybody is to have the same GPU time, evenly on each type of GPU; a solver"
+    " may return other shares that are as good",
     "stall-at-events": "at every event (a job comes or ends, or changes its queue) every running"
     " job loses its start-up time again",
 }
@@ -174,16 +182,17 @@ class Lists(Policy, frozen=True):
 
 
 @contextmanager
-def registered() -> Iterator[None]:
+def registered(data: Path) -> Iterator[None]:
     """Let the quirks be policies that a run may name, with nothing kept from another run."""
-    mine: tuple[type[Policy], ...] = (FirstFit, Lists)
+    mine: dict[str, type[Policy]] = {each.name: each for each in (FirstFit, Lists)}
+    mine |= gavel.begin(data)
     Lists.kept.clear()
-    POLICIES.update({each.name: each for each in mine})
+    POLICIES.update(mine)
     try:
         yield
     finally:
-        for each in mine:
-            del POLICIES[each.name]
+        for name in mine:
+            del POLICIES[name]
 
 
 class Stalled(World):
