@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
 from skep.sim.cluster.build import of_types, uniform
 from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Costs, Settings
+from skep.sim.outcome import RunResult
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.workloads.situation import Steady
@@ -49,6 +57,50 @@ def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
     assert result.jobs[0].ended is None
     assert result.jobs[0].spans[0].ended_by == "cut"
     assert result.jobs[1].waited == seconds(50)
+
+
+SCRIPT = """
+import random, sys
+import msgspec
+from skep.sim.cluster.build import of_types
+from skep.sim.cluster.run import run
+from skep.sim.cluster.settings import Costs, Settings
+from skep.traces.job import Trace, TraceJob
+from skep.units import seconds
+from skep.workloads.situation import Steady
+rng = random.Random("same bytes")
+jobs = [TraceJob(id=f"t{n}", at=seconds(20 * n), run_time=seconds(rng.uniform(1, 900)),
+                 gpus=rng.choice((1, 1, 2, 4, 8, 16)), vc=rng.choice("ab"),
+                 opportunistic=rng.random() < 0.3) for n in range(80)]
+cluster = of_types({"v100": 3, "k80": 2}, vcs={"a": {"v100": 2}, "b": {"v100": 1, "k80": 2}})
+settings = Settings(seed=3, noise=0.1, costs=Costs(start_s=5, stop_s=2, checkpoint_every_s=60),
+                    sample_every_s=60, samples_by_vc=True)
+result = run(Trace(name="t", jobs=tuple(jobs)), cluster, settings, Steady())
+sys.stdout.buffer.write(msgspec.json.encode(result))
+"""
+
+
+def test_the_same_run_is_the_same_bytes_whatever_strings_hash_to() -> None:
+    first, second = (
+        subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True,
+                       env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    )  # fmt: skip
+    result = msgspec.json.decode(first, type=RunResult)
+    assert first == second
+    assert len(result.samples) > 10
+    assert any(each.preempted for each in result.jobs)
+
+
+def test_helios_quirks_decide_whatever_happens_at_one_instant_at_once() -> None:
+    """Two jobs end together: the next is placed where it fits best once both are known."""
+    jobs = (job("a", 0, 100, 8), job("b", 1, 99, 4), job("c", 2, 200, 2), job("d", 3, 50, 2))
+    trace = Trace(name="t", jobs=(*jobs, job("e", 4, 50, 2)))
+    plain = run(trace, uniform(2, 8), Settings(), Steady())
+    quirky = run(trace, uniform(2, 8), Settings(compat=frozenset({AT_ONCE, FIRST_NODE})), Steady())
+    assert plain.jobs[4].ended == quirky.jobs[4].ended
+    with pytest.raises(ValueError, match="no compat switch"):
+        Settings(compat=frozenset({"helios"}))
 
 
 def job(name: str, at_s: float, lasts_s: float, gpus: int, vc: str = "") -> TraceJob:

@@ -14,7 +14,7 @@ many cells there are. Counting costs O(levels^2) per GPU that changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from skep.cells.topology import Topology
 
@@ -27,6 +27,8 @@ class Forest:
 
     def __init__(self, topology: Topology) -> None:
         """Start with every top cell free, healthy and unused."""
+        self.in_order = False
+        """Whether untouched cells are taken in the order of the chain (see `Pool.in_order`)."""
         self.topology = shape = topology
         levels = range(shape.top + 1)
         self.busy = [[0] * shape.count[level] for level in levels]
@@ -87,7 +89,8 @@ class Forest:
         """
         for high in range(level, self.topology.top + 1):
             if high == level:
-                for cell in self.by_busy[high].get(0, ()):
+                untouched: Iterable[int] = self.by_busy[high].get(0, ())
+                for cell in sorted(untouched) if self.in_order else untouched:
                     yield cell, high, cell
                 continue
             clean = self.clean[high][level]

@@ -18,6 +18,9 @@ class Pool:
     def __init__(self, vc: str, total: list[int], node_level: int, pin: str = "") -> None:
         """Start with everything unbound."""
         self.vc, self.pin = vc, pin
+        self.in_order = False
+        """Whether of units alike the first of the chain is taken, as some published simulators do:
+        else whichever has been so for longest, which costs no search."""
         self.total = total
         self.left = list(total)
         self.bound: dict[tuple[int, int], VCell] = {}
@@ -56,6 +59,11 @@ class Pool:
         self, level: int, group: Index, wanted: tuple[int, int], most: int
     ) -> Iterator[tuple[int, int]]:
         units, (gpus, room) = self.units[level], wanted
+        if self.in_order:
+            alike = (index for idle in range(room, gpus - 1, -1)
+                     for index in sorted(units.get(idle, ())) if index in group)  # fmt: skip
+            yield from ((level, index) for index in (*alike, *sorted(group)))
+            return
         # Without opportunistic jobs a unit's idle GPUs are its room.
         seen = 0
         for idle in range(room, gpus - 1, -1):

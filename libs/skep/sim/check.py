@@ -49,7 +49,7 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects", "_alike"),
+    "AdmissionMachine": ("_effects", "_alike", "_judged", "_owns"),
     "AllocatorMachine": ("soft", "effects", "key"),
     "AgentMachine": (
         "_effects",

@@ -41,9 +41,12 @@ EVERYTHING = ("suspend", "release", "checkpoint", "migrate", "resize", "rebind")
 """What a cooperative job lets Skep do with it."""
 
 AT_ONCE = "instants-at-once"
+FIRST_NODE = "first-node"
 COMPAT: dict[str, str] = {
     AT_ONCE: "whatever happens at one instant is all known before anything is decided, as in a"
-    " simulator that steps by seconds: Helios' and Tiresias' do"
+    " simulator that steps by seconds: Helios' and Tiresias' do",
+    FIRST_NODE: "of nodes with equal room the first of the cluster is taken, as Helios' simulator"
+    " does, and not the one that has had it for longest",
 }
 """Quirks of published simulators that a run can have, by name, and what each is."""
 
