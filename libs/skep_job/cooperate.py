@@ -138,6 +138,8 @@ class Cooperation:
             self._control.boundary(self._tally.steps, cooperative=True)
         due = self._next_at is not None and time.monotonic() >= self._next_at
         if self._together.alone:
+            if (held := self._together.left_over()) is not None:
+                self._control.perform(held, self._tally.steps)
             if self._told_to_end:
                 self._end()
             if due:

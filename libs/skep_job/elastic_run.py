@@ -191,8 +191,7 @@ class _Follower:
 
     def rebuild(self, seat: Seat, *, first: bool) -> None:
         assert not first
-        if seat.world > 1:
-            self._begin()
+        self._begin()  # Also where this rank is the last one: it finds that there are no others.
 
 
 def _check_same(steps: int) -> None:

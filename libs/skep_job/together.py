@@ -71,6 +71,14 @@ class Together:
         """Let go of the group: the ranks are about to be others."""
         self._group = None
 
+    def left_over(self) -> Message | None:
+        """Return the order that came while there were others, who have left the gang since; once."""
+        held = self._control.held
+        if held is None or self._many:
+            return None
+        self._control.held = None
+        return held
+
     def boundary(self, *, checkpoint: bool, end: bool) -> Agreed:
         """Return what is to be done after this mini-batch, the same on every rank."""
         self._left -= 1

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from skep_job.control import Control
+from skep_job.elastic_parts import Seat
+from skep_job.elastic_run import _Follower
 from skep_job.together import Together
 
 
@@ -50,3 +52,29 @@ def test_a_gang_that_shrank_to_one_rank_does_its_orders_again(
         if control.due:
             control.boundary(5, cooperative=True)
     assert done == [1, 3]
+
+
+def test_an_order_that_came_while_the_others_left_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    control = Control()
+    control.on("checkpoint", lambda _: None)
+    control.cooperative = True
+    others.world = 2
+    together = Together(control)
+    together.begin()
+    # As a gang does that changes its size, through what follows it.
+    follower = _Follower(together.leave, together.begin)
+    follower.release()
+    control.take({"type": "checkpoint", "order": 1})
+    assert control.held is not None
+    assert together.left_over() is None, "nothing is done alone while they are about to be others"
+    others.world = 1
+    follower.rebuild(Seat(2, 0, 1), first=False)
+    held = together.left_over()
+    assert held is not None
+    assert held["order"] == 1
+    assert together.left_over() is None
+    control.take({"type": "checkpoint", "order": 2})
+    assert control.due, "it waits for nobody"
