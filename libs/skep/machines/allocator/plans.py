@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
 cost a part of a processor, and not all of it."""
+FAILED_MAX = 1000
+"""Shapes of jobs that could not be placed and are kept, so that a deep queue of like jobs costs one
+attempt: more than a queue has, and few to keep."""
 HOLDS_TOLD = 50
 """Held jobs that are told why in one decision: 200 bytes of its record each. The others follow."""
 
@@ -175,7 +178,6 @@ def _take_turns(
         if cost:
             continue
         planned.open = True
-        planned.outside = planned.outside or _others_matter(machine, job)
         stuck = stuck or (plan.strict and not job.released)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
@@ -186,23 +188,29 @@ def _take_turn(
     machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant, room: int
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
+    changes = machine.soft.changes
     if job.released:
-        return acting.go_on(machine, job, turn.nodes, now)
+        cost = acting.go_on(machine, job, turn.nodes, now)
+        planned.outside = planned.outside or not cost
+        return cost
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
-    if planned.failed.get(shape) == machine.soft.changes:
+    known = planned.failed.get(shape)
+    if known is not None and known[0] == changes:
+        planned.outside = planned.outside or known[1]
         return 0
     cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
     if cost == 0:
-        planned.failed = {shape: machine.soft.changes} | {
-            each: at for each, at in planned.failed.items() if at == machine.soft.changes
-        }
+        if known is None and len(planned.failed) >= FAILED_MAX:
+            planned.failed.clear()
+        planned.failed[shape] = machine.soft.changes, _others_matter(machine, job)
+        planned.outside = planned.outside or planned.failed[shape][1]
     return cost
 
 
 def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether what a job waits for may come free outside its VC's cells."""
     wanted = job.spec.resources
-    if job.released or wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
+    if wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
         return True
     port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
     return port or any(chain.bad for chain in machine.cells.chains.values())

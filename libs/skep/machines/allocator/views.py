@@ -64,8 +64,9 @@ class Planned:
         """Suspended jobs for which others leave the GPUs that they had."""
         self.fits: dict[Any, bool] = {}
         """By what was asked for: whether its cells would hold it."""
-        self.failed: dict[Any, int] = {}
-        """By what was asked for: `Soft.changes` when it could not be had."""
+        self.failed: dict[Any, tuple[int, bool]] = {}
+        """By what was asked for: `Soft.changes` when it could not be had, and whether what it waits
+        for may be in others' hands."""
         self.seats = Seats()
 
     def show(self, machine: AllocatorMachine, job: JobState) -> None:

@@ -44,7 +44,7 @@ FOR_EVER = Duration(2**62)
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
-WATCHED_EVERY = 256
+WATCHED_EVERY = 16
 """Instants between two words to whoever watches a run."""
 QUIET = ("fifo", "backfill")
 """Policies that do nothing to jobs that run."""
