@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench_introspector import measure as measure_introspector
+from scripts.bench_sim import measure as measure_simulation
 from skep.wire import codec, subjects
 from skep.wire.facts import EpochBegan, JobBound, JobEnded, JobQueued, JobRan
 from skep_services.adapters.nats_bus import NatsBus
@@ -362,6 +363,11 @@ async def main(quick: bool) -> Figures:
     figures["introspector"] = {
         **measure_introspector(8_000, 12),
         "aim": ">= 20000 reports/s and core",
+    }
+    say("simulation")
+    figures["simulation"] = {
+        **measure_simulation(quick=True),
+        "aim": ">= 10000 events/s of processor time; 65,536 GPUs within 3 times of 512",
     }
     return figures
 

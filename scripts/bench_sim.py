@@ -144,16 +144,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.profile:
             pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
         return 0
-    names = CASES if options.quick or not DATA.is_dir() else (*CASES, *WITH_DATA)
-    told: dict[str, Any] = {"python": sys.version.split()[0], "load": os.getloadavg()}
+    print(json.dumps(measure(quick=options.quick), indent=1))
+    return 0
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of all cases, each from a process of its own."""
+    names = CASES if quick or not DATA.is_dir() else (*CASES, *WITH_DATA)
+    told: dict[str, Any] = {"load": os.getloadavg()}
     if not DATA.is_dir():
         told["absent"] = f"{DATA}: the whole Philly trace is not played"
     for name in names:
         command = [sys.executable, "-m", "scripts.bench_sim", "--only", name]
-        command += ["--quick"] if options.quick else []
+        command += ["--quick"] if quick else []
         told[name] = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
-    print(json.dumps(told, indent=1))
-    return 0
+    return told
 
 
 if __name__ == "__main__":

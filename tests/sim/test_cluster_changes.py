@@ -136,6 +136,17 @@ def test_the_same_seed_gives_the_same_noise() -> None:
     assert all(seconds(50) < end < seconds(200) for end in ends if end is not None)
 
 
+def test_a_policy_that_preempts_ends_every_job_and_loses_no_stored_work() -> None:
+    jobs = [job("a", 0, 500, 8), job("b", 10, 50, 8), job("c", 20, 30, 16), job("d", 30, 5, 4)]
+    for can in (("checkpoint",), EVERYTHING):
+        settings = Settings(can=can, policies={"all": ("srtf", {})})
+        result = play(jobs, settings=settings)
+        assert all(each.ended is not None for each in result.jobs)
+        assert all(each.lost == 0 for each in result.jobs)
+        assert result.jobs[0].preempted + result.jobs[0].suspended > 0
+        assert result == play(jobs, settings=settings)
+
+
 class Linear(Steady):
     """Each worker adds as much speed as the first."""
 

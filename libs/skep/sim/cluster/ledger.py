@@ -14,6 +14,7 @@ from skep.units import Duration, Instant
 from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging, Result
 from skep.wire.commands import Share
 from skep.wire.facts import (
+    CellsAlarm,
     CellsReserved,
     JobBound,
     JobDemoted,
@@ -42,6 +43,10 @@ STOPPED = {
     Reason.NODE_LOST: "node-lost",
 }
 """What a stretch is said to be ended by, by why its attempt was stopped; else preempted."""
+
+
+class AlarmError(RuntimeError):
+    """The allocator found its own cells broken, or a policy failed: no figure would mean much."""
 
 
 class Entry(msgspec.Struct):
@@ -121,7 +126,11 @@ class Ledger:
     def note(self, fact: Any, now: Instant) -> None:
         """Note one fact of the allocator."""
         handle = self._notes.get(type(fact))
-        if handle is not None:
+        if handle is None:
+            if type(fact) is CellsAlarm and not fact.over:
+                text = f"{fact.rule}: {fact.text}"
+                raise AlarmError(text)
+        else:
             handle(fact, self.entries[fact.job], now)
             self.changed = True
 
