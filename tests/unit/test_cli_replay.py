@@ -71,8 +71,8 @@ def test_a_log_is_a_trace(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     out, copy = tmp_path / "trace.jsonl", tmp_path / "copy.jsonl"
     code, told = run(capsys, "--from", str(log), "--trace", str(out), "--export", str(copy))
     assert code == exits.OK
-    written = load(str(out), form=None, seed=0, lenient=False)
-    straight = load(str(copy), form=None, seed=0, lenient=False)
+    written = load(str(out), form=None, seed=0, lenient=False, home=None)
+    straight = load(str(copy), form=None, seed=0, lenient=False, home=None)
     assert len(written.jobs) == told["trace"]["jobs"] > 0
     assert written.jobs == straight.jobs
     assert exported.read(copy) == exported.read(log)

@@ -146,7 +146,7 @@ def _safety(outcomes: Sequence[Outcome], label: str = "") -> list[Line]:
 
 
 def _part(outcome: Outcome, arm: str) -> float:
-    worse = sum(getattr(each, f"{arm}_windows") for each in outcome.tenants.values())
+    worse: int = sum(getattr(each, f"{arm}_windows") for each in outcome.tenants.values())
     return worse / max(1, sum(each.windows for each in outcome.tenants.values()))
 
 
@@ -261,7 +261,8 @@ def _lines_fig11(results: Results) -> list[Line]:
     pairs = list(zip(results["nodes only"], results["all levels"], strict=True))
 
     def level(outcome: Outcome) -> float:
-        return 100 * fmean(level for at, level in outcome.fragmentation["cells"] if at <= DAYS)
+        levels = [level for at, level in outcome.fragmentation["cells"] if at <= DAYS]
+        return 100 * fmean(levels)
 
     gaps = [[100 * (one - two) for (_, one), (_, two) in
              zip(a.fragmentation["cells"], b.fragmentation["cells"], strict=False)]
