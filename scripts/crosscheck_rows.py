@@ -81,8 +81,14 @@ def muri(data: Path) -> Trace:
         trace = read(lines, "muri trace3", "muri")
     with gzip.open(path, "rt", newline="") as lines:
         steps = {row["job_id"]: _steps_s(row) for row in csv.DictReader(lines)}
-    return _jobs(trace, lambda job: msgspec.structs.replace(
-        job, workers=job.gpus, priority=0, mini_batches=0, run_time=seconds(steps[job.id])))  # fmt: skip
+
+    def like_theirs(job: TraceJob) -> TraceJob:
+        run_time = seconds(steps[job.id])
+        return msgspec.structs.replace(
+            job, workers=job.gpus, priority=0, mini_batches=0, run_time=run_time
+        )
+
+    return _jobs(trace, like_theirs)
 
 
 def _steps_s(row: dict[str, str]) -> float:
@@ -93,7 +99,7 @@ def _jobs(trace: Trace, change: Callable[[TraceJob], TraceJob]) -> Trace:
     return msgspec.structs.replace(trace, jobs=tuple(change(job) for job in trace.jobs))
 
 
-# --- the bare loop ---------------------------------------------------------------------------------
+# --- the bare loop --------------------------------------------------------------------------------
 
 
 def _bare_philly(data: Path) -> list[bare.Job]:
@@ -142,7 +148,7 @@ def _bare_muri_las(data: Path) -> dict[str, float]:
     return _sum(jobs)
 
 
-# --- the rows --------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 def _eighty() -> Cluster:

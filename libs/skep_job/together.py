@@ -72,7 +72,7 @@ class Together:
         self._group = None
 
     def left_over(self) -> Message | None:
-        """Return the order that came while there were others, who have left the gang since; once."""
+        """Return, once, the order that came while there were others, who have left since."""
         held = self._control.held
         if held is None or self._many:
             return None
