@@ -89,7 +89,7 @@ class State:
     def __init__(self) -> None:
         """Begin with nothing."""
         self.began = Instant(0)
-        self.reset_at: int | None = None
+        self.reset_at: float | None = None
         self.stale = True
         self.runs: dict[str, str] = {}
         self.share: dict[str, dict[str, float]] = {}
