@@ -61,7 +61,7 @@ def inputs(row: Row, data: Path, *, switched: bool) -> tuple[Trace, Cluster, Set
     return trace, row.cluster(), settings
 
 
-# --- traces --------------------------------------------------------------------------------------
+# --- traces -------------------------------------------------------------------------------------
 
 
 def philly(data: Path, *, spread: bool) -> Trace:
@@ -81,14 +81,9 @@ def muri(data: Path) -> Trace:
         trace = read(lines, "muri trace3", "muri")
     with gzip.open(path, "rt", newline="") as lines:
         steps = {row["job_id"]: _steps_s(row) for row in csv.DictReader(lines)}
-
-    def like_theirs(job: TraceJob) -> TraceJob:
-        run_time = seconds(steps[job.id])
-        return msgspec.structs.replace(
-            job, workers=job.gpus, priority=0, mini_batches=0, run_time=run_time
-        )
-
-    return _jobs(trace, like_theirs)
+    return _jobs(trace, lambda job: msgspec.structs.replace(
+        job, workers=job.gpus, priority=0, mini_batches=0,
+        run_time=seconds(steps[job.id])))  # fmt: skip
 
 
 def _steps_s(row: dict[str, str]) -> float:
@@ -99,7 +94,7 @@ def _jobs(trace: Trace, change: Callable[[TraceJob], TraceJob]) -> Trace:
     return msgspec.structs.replace(trace, jobs=tuple(change(job) for job in trace.jobs))
 
 
-# --- the bare loop --------------------------------------------------------------------------------
+# --- the bare loop ------------------------------------------------------------------------------
 
 
 def _bare_philly(data: Path) -> list[bare.Job]:
@@ -148,7 +143,7 @@ def _bare_muri_las(data: Path) -> dict[str, float]:
     return _sum(jobs)
 
 
-# --- the rows -------------------------------------------------------------------------------------
+# --- the rows -----------------------------------------------------------------------------------
 
 
 def _eighty() -> Cluster:
@@ -254,7 +249,7 @@ ROWS += (
         within=0.02,
         why="Which type a job is on decides how fast it is: Gavel moves everybody from type to"
         " type, the cells keep a job where it is. Of the many optimal shares theirs are those that"
-        " a solver happens to return, so this agrees within 2 %, and not to the digit.",
+        " a solver happens to return, which no rule gives to the digit.",
     ),
 )
 assert all(len(list(rows)) == 1 for _, rows in groupby(sorted(row.name for row in ROWS)))

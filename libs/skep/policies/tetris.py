@@ -87,7 +87,7 @@ class Tetris(Policy, frozen=True):
 
 
 def alignment(job: JobView, nodes: tuple[NodeView, ...]) -> float:
-    """Return the highest product of a worker's demand and what a node has free; 0.0: none fits."""
+    """Return the highest product of one worker's demand and what a node has free; 0.0: none."""
     workers = max(job.workers, 1)
     gpus, cpus, memory = (amount / workers for amount in amounts(job))
     return max(
