@@ -136,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=(*CASES, *WITH_DATA), help="one case, in this process")
     parser.add_argument("--profile", action="store_true", help="with --only: where the time goes")
     options = parser.parse_args(arguments)
+    if options.only in WITH_DATA and not DATA.is_dir():
+        parser.error(f"{DATA} is absent: SKEP_SHARED_DATA names where the data is")
     if options.only:
         profile = cProfile.Profile()
         found = (profile.runcall(case, options.only, quick=options.quick)
