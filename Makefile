@@ -52,6 +52,7 @@ check: format-check lint types imports tidy proto-check ## Everything but the te
 
 bench: $(READY) ## Measure latency, throughput, recovery and memory; prints JSON
 	@$(BIN)/python -m scripts.bench $(ARGS)
+	@$(BIN)/python -m scripts.bench_sim --quick
 
 chaos: $(READY) ## Attack a cluster with random faults, check every promise (ARGS="--seed 2")
 	@$(BIN)/python -m scripts.chaos $(ARGS)

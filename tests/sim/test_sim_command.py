@@ -243,7 +243,7 @@ def test_an_interrupted_run_leaves_a_valid_report(tmp_path: Path, processes: str
     assert tree["interrupted"]
     assert tree["not_run"] == (["3x8"] if processes == "2" else ["2x8", "3x8"])
     assert {each["cut"] for each in tree["runs"]} == {"interrupted"}
-    assert all(0 < each["measures"]["all"]["unfinished"] < 8_000 for each in tree["runs"])
+    assert all(each["measures"]["all"]["unfinished"] > 0 for each in tree["runs"])
     assert json.loads((tmp_path / "out/results.json").read_text())["interrupted"]
     assert "<b>Interrupted.</b>" in (tmp_path / "out/report.html").read_text()
 

@@ -114,8 +114,10 @@ def test_who_has_not_run_to_an_end_is_a_problem_and_not_dropped_in_silence() -> 
 
 
 def test_only_jobs_submitted_in_the_window_are_in_the_trace() -> None:
-    facts = [fact for n in (0, 100)
-             for fact in (queued(f"j{n}", n), *bound(f"j{n}", 1, n), ended(f"j{n}", n + 9))]  # fmt: skip
+    facts: list[Any] = []
+    for begin in (0, 100):
+        job = f"j{begin}"
+        facts += [queued(job, begin), *bound(job, 1, begin), ended(job, begin + 9)]
     live = lived(told(*facts), (at(50), at(200)))
     assert [job.id for job in live.trace.jobs] == ["j100"]
     assert live.trace.jobs[0].at == 0

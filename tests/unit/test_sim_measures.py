@@ -29,7 +29,10 @@ def ran(
         for begin, end in stretches
     )
     fields = {name: more.pop(name) for name in list(more) if name in TraceJob.__struct_fields__}
-    told = TraceJob(id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, vc=vc, **fields)  # type: ignore[arg-type]
+    told = TraceJob(
+        id=name, at=seconds(at), run_time=seconds(run_time), gpus=gpus, vc=vc,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
     gaps = zip([at, *(end for _, end in stretches)], [begin for begin, _ in stretches],
                strict=False)  # fmt: skip
     outcome = {
@@ -44,7 +47,10 @@ def ran(
 
 def result(*jobs: JobOutcome, **more: object) -> RunResult:
     fields = {"gpus": 4, "node_gpus": 2, **more}
-    return RunResult(trace="t", cluster="2 x 2", policy="fifo", seed=0, jobs=jobs, **fields)  # type: ignore[arg-type]
+    return RunResult(
+        trace="t", cluster="2 x 2", policy="fifo", seed=0, jobs=jobs,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 # --- numbers --------------------------------------------------------------------------------------

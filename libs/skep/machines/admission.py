@@ -131,7 +131,7 @@ class AdmissionMachine:
         self._judged: dict[Request, Refusal | None] = {}
         """What cells in force can never serve, and what they can, as far as it was asked."""
         self._owns: dict[str, int] = {}
-        """GPUs that a VC owns of them, as far as it was asked."""
+        """GPUs that each VC owns of them."""
         self.active: dict[str, ActiveJob] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.refused: dict[str, None] = {}
@@ -216,7 +216,8 @@ class AdmissionMachine:
                 self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
             case CellsSeen():
                 self.cells = fact.cluster
-                self._judged, self._owns = {}, {}
+                self._judged = {}
+                self._owns = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
             case NodeSeen():
                 self.nodes[fact.node] = fact
                 self._alike = {}
@@ -347,7 +348,7 @@ class AdmissionMachine:
         """
         cells, vc = self.cells, spec.vc
         settled = vc in cells.vcs and not any(each.gpus for each in cells.vcs.values())
-        if not cells.chains or not settled or self._owned(vc) < self.vcs[vc].gpus:
+        if not cells.chains or not settled or self._owns[vc] < self.vcs[vc].gpus:
             return spec
         refusal = self._never(Request.of(spec, "", guaranteed=not spec.opportunistic))
         if refusal is None:
@@ -366,12 +367,6 @@ class AdmissionMachine:
                 known.clear()
             known[request] = impossible(self.cells, request)
         return known[request]
-
-    def _owned(self, vc: str) -> int:
-        """Return the GPUs that a VC owns of the cells in force."""
-        if vc not in self._owns:
-            self._owns[vc] = owned(self.cells, vc)
-        return self._owns[vc]
 
     def _too_many(self, spec: JobSpec) -> Problem | None:
         config = self.vcs[spec.vc]

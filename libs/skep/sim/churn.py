@@ -54,8 +54,8 @@ class Churn(Policy, frozen=True):
                 if job.phase is Phase.WAITING and embargoed(job.sequence, job.submitted_at, view.now)
                 ]  # fmt: skip
         names = {job.job for job in held}
-        waiting = [job for job in view.jobs
-                   if job.phase in (Phase.WAITING, Phase.AWAY) and job.job not in names]  # fmt: skip
+        ready = (Phase.WAITING, Phase.AWAY)
+        waiting = [job for job in view.jobs if job.phase in ready and job.job not in names]
         turns = [Turn(job.job, Reason.BY_POLICY, self._nodes(view, job, beat))
                  for job in sorted(waiting, key=_latest)]  # fmt: skip
         if self.wild and beat % 7 == 0:

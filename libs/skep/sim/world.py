@@ -84,7 +84,8 @@ class World:
         self.habits = Habits(batch_max=rng.choice((1, 4, 256)), compacts=rng.random() < 0.5,
                              record_facts_max=rng.choice((1, 3, 100)),
                              check_every=settings.check_every,
-                             keep_every=rng.choice((0, 2, 7, 30)), notes=settings.notes)  # fmt: skip
+                             keep_every=rng.choice((0, 2, 7, 30)),
+                             notes=settings.notes)  # fmt: skip
         self.on_start: Callable[[Role], None] = _ignore
         """Sees every process before it begins."""
         self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),

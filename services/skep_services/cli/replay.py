@@ -154,7 +154,8 @@ def _what_if(
     told["starts"] = {"jobs": len(live.trace.jobs), "moved": len(moved),
                       "first": [_plain(one) for one in moved[: arguments.differences]]}  # fmt: skip
     told["costs"] = {"start_s": live.costs.start_s, "stop_s": live.costs.stop_s}
-    told["left_out"] = [one.text for one in (*live.trace.problems, *live.trace.notes)]
+    told["jobs_left_out"] = [one.text for one in live.trace.problems]
+    told["left_out"] = [one.text for one in live.trace.notes]
     return told
 
 
@@ -318,6 +319,9 @@ def _show_what_if(told: dict[str, Any]) -> None:
               for title, key in (("START_S", "before"), ("CHANGED", "after"),
                                  ("JCT_S", "jct_before"), ("CHANGED", "jct_after"))),
         ])  # fmt: skip
+    if told["jobs_left_out"]:
+        count = render.plural(len(told["jobs_left_out"]), "job")
+        print(f"note: {count} not in the trace: {told['jobs_left_out'][0]}, ...")
     for text in told["left_out"]:
         print(f"note: {text}")
 

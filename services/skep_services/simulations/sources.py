@@ -25,10 +25,13 @@ def by_seed(text: str) -> bool:
     return text != LIVE and trace_files.is_generated(text)
 
 
-def load(text: str, *, form: str | None, seed: int, lenient: bool, home: str | None) -> Trace:
+def load(
+    text: str, *, form: str | None, seed: int, lenient: bool, home: str | None = None
+) -> Trace:
     """Return the trace of a file or generator, or of the jobs that ran here (`live`).
 
-    A file may also be what `skep replay --export` wrote. Of live jobs those that have not ended are among the problems, and never an error.
+    A file may also be what `skep replay --export` wrote. Of live jobs those that have not ended
+    are among the problems, and never an error.
 
     Raises WrongError, BadTraceError, OSError, LiveError, UnreachableError.
     """

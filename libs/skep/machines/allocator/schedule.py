@@ -54,7 +54,8 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             changing.come_back(machine, now)
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
-                 if kind is opportunistic and queue.entries and (kind or not views.rules(machine, vc))
+                 if kind is opportunistic and queue.entries
+                 and (kind or not views.rules(machine, vc))
                  and (head := queue.head()) is not None]  # fmt: skip
         heapq.heapify(turns)
         while turns:

@@ -12,7 +12,6 @@ import msgspec
 from skep.ids import job_id
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.dispatch import NODE_CHECK_EVERY
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.sim.cluster.agents import Agents, Later
 from skep.sim.cluster.ledger import BEGIN, Ledger
@@ -45,7 +44,7 @@ FOR_EVER = Duration(2**62)
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
-WATCHED_EVERY = 256
+WATCHED_EVERY = 16
 """Instants between two words to whoever watches a run."""
 QUIET = ("fifo", "backfill")
 """Policies that do nothing to jobs that run."""
@@ -89,19 +88,14 @@ class World:
         self._next = 0
         """The job of the trace that is submitted next."""
         self.allocator.node_lost_after = FOR_EVER
-        self.allocator.node_check_every = self._pace()
+        self.allocator.node_check_every = FOR_EVER
+        self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
         self._facts: list[AllocatorFact] = []
         """What was decided so far where a decision goes on in a further one at this instant."""
-
-    def _pace(self) -> Duration:
-        """Return how often the allocator's watch goes on: once in LOOK_AT events, about."""
-        jobs = self.trace.jobs
-        span = jobs[-1].at - jobs[0].at if jobs else 0
-        return Duration(max(NODE_CHECK_EVERY, span * LOOK_AT // (2 * len(jobs) or 1)))
 
     def _begin(self) -> None:
         for machine in (self.admission, self.allocator):
@@ -142,6 +136,9 @@ class World:
             self.allocator.defers = self._at_once
             self._happens(at)
             self.allocator.defers = False
+            if self.ledger.events >= self._look_at:
+                self._look_at += LOOK_AT
+                self.allocator.soft.check_at = at
             wake = self.allocator.wake_at()
             if self._at_once or (wake is not None and wake <= at):
                 self._inbox.append(Tick())
