@@ -50,9 +50,8 @@ class Churn(Policy, frozen=True):
         beat = int(in_seconds(view.now))
         if self.wild and beat % 11 == 0:
             raise ZeroDivisionError
-        held = [job for job in view.jobs
-                if job.phase is Phase.WAITING and embargoed(job.sequence, job.submitted_at, view.now)
-                ]  # fmt: skip
+        held = [job for job in view.jobs if job.phase is Phase.WAITING
+                and embargoed(job.sequence, job.submitted_at, view.now)]  # fmt: skip
         names = {job.job for job in held}
         ready = (Phase.WAITING, Phase.AWAY)
         waiting = [job for job in view.jobs if job.phase in ready and job.job not in names]

@@ -50,7 +50,7 @@ def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
     live = [job.members[name] for name in job.live]
     found = [machine.cells.find(member.node, device) for member in live
              for devices in member.devices for device in devices]  # fmt: skip
-    chains = {leaf[0] if leaf is not None else "" for leaf in found}
+    chains = dict.fromkeys(leaf[0] if leaf is not None else "" for leaf in found)
     if len(chains) != 1 or "" in chains:
         return []
     name = next(iter(chains))
