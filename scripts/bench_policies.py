@@ -113,13 +113,8 @@ def measure(policy: str, nodes: int, waiting: int, events: int) -> dict[str, Any
     told: dict[str, Any] = {"policy": policy, "event_us": round(shallow, 1),
                             "deep_us": round(statistics.mean(bench.spent), 1),
                             "deep_max_us": round(max(bench.spent), 1),
-<<<<<<< HEAD
-                            "waiting": len(bench.machine.jobs)
-                            - len(bench.machine.placed)}  # fmt: skip
-=======
                             "waiting": len(bench.machine.jobs) - len(bench.machine.placed),
                             }  # fmt: skip
->>>>>>> a03f3c320b7aab2216e292f4694bfa66a7d4e324
     planned = getattr(bench.machine.soft, "planned", {}).get("nlp")
     if planned is not None:
         began = time.thread_time()

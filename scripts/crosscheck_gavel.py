@@ -126,11 +126,12 @@ class Rounds(Policy, frozen=True):
                 self._count(name, gpu, view.now)
             state.began = view.now
             self._next_round(jobs, view.now)
+        types = {node.node: node.gpu_type for node in view.nodes}
         nodes = {gpu: tuple(n.node for n in view.nodes if n.gpu_type == gpu) for gpu in TYPES}
         stopped = [
             job.job
             for job in view.jobs
-            if job.phase in STOPPABLE and state.runs.get(job.job) != job.chain
+            if job.phase in STOPPABLE and types[job.nodes[0][0]] != state.runs.get(job.job)
         ]
         turns = sorted(
             (name for name in state.runs if name in jobs and jobs[name].phase in QUEUED),

@@ -35,13 +35,8 @@ CELL = {
     ],
 }  # fmt: skip
 VC = {
-<<<<<<< HEAD
-    "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100, "policy": "fifo",
-    "options": {}, "used": 2, "borrowed": 4,
-=======
     "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100,
     "policy": "fifo", "options": {}, "used": 2, "borrowed": 4,
->>>>>>> a03f3c320b7aab2216e292f4694bfa66a7d4e324
     "running": 2, "queued": 3, "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
     "bound": [CELL, {**CELL, "pin": "mine", "doomed": True, "jobs": [], "bad": 0}],
     "borrowers": [{"job": "j9", "gpus": 4, "nodes": ["a-2", "b-1"]}],

@@ -50,19 +50,11 @@ class Churn(Policy, frozen=True):
         beat = int(in_seconds(view.now))
         if self.wild and beat % 11 == 0:
             raise ZeroDivisionError
-        held = [
-            job
-            for job in view.jobs
-            if job.phase is Phase.WAITING and embargoed(job.sequence, job.submitted_at, view.now)
-        ]
+        held = [job for job in view.jobs if job.phase is Phase.WAITING
+                and embargoed(job.sequence, job.submitted_at, view.now)]  # fmt: skip
         names = {job.job for job in held}
-<<<<<<< HEAD
-        waits = Phase.WAITING, Phase.AWAY
-        waiting = [job for job in view.jobs if job.phase in waits and job.job not in names]
-=======
         ready = (Phase.WAITING, Phase.AWAY)
         waiting = [job for job in view.jobs if job.phase in ready and job.job not in names]
->>>>>>> a03f3c320b7aab2216e292f4694bfa66a7d4e324
         turns = [Turn(job.job, Reason.BY_POLICY, self._nodes(view, job, beat))
                  for job in sorted(waiting, key=_latest)]  # fmt: skip
         if self.wild and beat % 7 == 0:

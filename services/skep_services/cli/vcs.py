@@ -124,13 +124,8 @@ def _show(arguments: Namespace) -> int:
     owned = plural(vc["gpus"], "GPU")
     missing = f" ({vc['asked']} asked for)" if vc["asked"] > vc["gpus"] else ""
     print(f"{vc['vc']}: {owned}{missing}, weight {vc['weight']:g}{_policy(vc)}; "
-<<<<<<< HEAD
-          f"{vc['used']} used in its cells, "
-          f"{vc['borrowed']} borrowed; {plural(vc['running'], 'job')} placed, "
-=======
-          f"{vc['used']} used in its cells, {vc['borrowed']} borrowed; {plural(vc['running'], 'job')} placed, "
->>>>>>> a03f3c320b7aab2216e292f4694bfa66a7d4e324
-          f"{vc['queued']} queued")  # fmt: skip
+          f"{vc['used']} used in its cells, {vc['borrowed']} borrowed; "
+          f"{plural(vc['running'], 'job')} placed, {vc['queued']} queued")  # fmt: skip
     kinds = vc["cells"]
     if kinds:
         print()
