@@ -159,7 +159,7 @@ def test_an_experiment_tells_and_writes_a_report_that_loads_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [(["hived-fig77"], "hived-fig7"), (["hived-fig7", "--days", "0"], "above 0"),
      (["hived-fig7", "--seeds", "x"], "x")],
 )  # fmt: skip
