@@ -170,12 +170,14 @@ def _lines_fig5(results: Results) -> list[Line]:
     yarn = results["yarn-cs"]
     found = [Line("yarn-cs, quota: worst window of prod-a over private", "1000 min",
                   _excess(yarn, "prod-a", "quota"), " min")]  # fmt: skip
+    found.append(Line("yarn-cs: mean completion, cells over quota", "at most 1.03",
+                      [each.completion_s["cells"] / each.completion_s["quota"]
+                       for each in yarn]))  # fmt: skip
     for label, outcomes in results.items():
         found += _safety(outcomes, label)
-        found.append(Line(
-            f"{label}: mean completion, cells over private", "at most 1 (its Figure 5b: 0.88-1.03 "
-            "of quota)", [each.completion_s["cells"] / each.completion_s["private"]
-                          for each in outcomes]))  # fmt: skip
+        found.append(Line(f"{label}: mean completion, cells over private", "",
+                          [each.completion_s["cells"] / each.completion_s["private"]
+                           for each in outcomes]))  # fmt: skip
     return found
 
 
