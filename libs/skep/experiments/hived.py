@@ -47,7 +47,7 @@ class Arm(msgspec.Struct):
     """Seconds from submission to end, by job."""
     preempted_gpus: int = 0
     fragmentation: list[tuple[float, float]] = []
-    """Days, and the part of the nodes that cannot serve 8 GPUs at high priority."""
+    """Days, as long as jobs come, and the part of nodes without 8 GPUs for high priority."""
     utilisation: float = 0.0
 
 
@@ -101,17 +101,20 @@ def compare(
     policy: tuple[str, dict[str, Any]] = ("fifo", {}),
     arms: Iterable[str] = ("private", "quota", "cells"),
     cluster: Cluster | None = None,
+    beside: Mapping[str, dict[str, int]] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
 
     The policy is that inside the VCs, and inside private clusters; quotas are served in order.
-    `cluster` has those cells in another way (`static`).
+    `cluster` has those cells in another way (`static`). What cells `beside` these cannot hold is
+    left out as well, so that both are compared with one workload.
     """
     owned = cells if cells is not None else hived.assign(nodes)
     owned = {vc: each for vc, each in owned.items() if vc not in options.without}
     drawn = hived.generate(seed, options)
-    fits = tuple(job for job in drawn.jobs if _fits(job, owned[job.vc]))
+    fits = tuple(job for job in drawn.jobs if _fits(job, owned[job.vc])
+                 and (beside is None or _fits(job, beside[job.vc])))  # fmt: skip
     trace = Trace(name=drawn.name, jobs=fits)
     found: dict[str, Arm] = {}
     if "private" in arms:
@@ -149,10 +152,11 @@ def shared(
     result = _run(trace, cluster, seed, policy, "opportunistic")
     arm = _arm(result)
     seen = series(result)
+    last = in_seconds(trace.jobs[-1].at - trace.jobs[0].at) if trace.jobs else 0.0
     arm.fragmentation = [(at / 86400, level) for at, level in
-                         zip(seen.at, seen.no_affinity, strict=True)]  # fmt: skip
+                         zip(seen.at, seen.no_affinity, strict=False) if at <= last]  # fmt: skip
     taken = [allocated for at, allocated in zip(seen.at, seen.allocated, strict=True)
-             if at <= in_seconds(trace.jobs[-1].at)]  # fmt: skip
+             if at <= last]  # fmt: skip
     arm.utilisation = sum(taken) / max(1, len(taken)) / result.gpus
     return arm
 
@@ -166,10 +170,10 @@ def quota(trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int) -> Arm:
               zip(trace.jobs, played.waited, strict=True)}  # fmt: skip
     completion = {job.id: in_seconds(end - job.at) for job, end in
                   zip(trace.jobs, played.ended, strict=True) if end is not None}  # fmt: skip
-    last = trace.jobs[-1].at
+    last = trace.jobs[-1].at if trace.jobs else 0
     taken = [gpus for at, _, gpus in played.samples if at <= last]
     return Arm(waited, completion, played.preempted_gpus,
-               [(in_seconds(at) / 86400, level) for at, level, _ in played.samples],
+               [(in_seconds(at) / 86400, level) for at, level, _ in played.samples if at <= last],
                sum(taken) / max(1, len(taken)) / (nodes * hived.NODE_GPUS))  # fmt: skip
 
 
@@ -200,7 +204,7 @@ def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Clu
 def _fits(job: TraceJob, cells: dict[str, int]) -> bool:
     """Return whether a tenant's own cells hold a job when nobody else is there."""
     if job.gpus <= hived.NODE_GPUS:
-        return max(dict(hived.LEVELS)[level] for level in cells) * 1 >= job.gpus
+        return max(dict(hived.LEVELS)[level] for level in cells) >= job.gpus
     return cells.get("node", 0) * hived.NODE_GPUS >= job.gpus
 
 
@@ -215,6 +219,10 @@ def _run(
 
 
 def _arm(result: RunResult) -> Arm:
+    lost = [each.job.id for each in result.jobs if each.ended is None]
+    if lost:
+        reason = f"{len(lost)} jobs never ended, {lost[0]} first: means would be of the others only"
+        raise ValueError(reason)
     waited = {each.job.id: in_seconds(each.waited) for each in result.jobs}
     completion = {each.job.id: in_seconds(each.ended - each.job.at) for each in result.jobs
                   if each.ended is not None}  # fmt: skip

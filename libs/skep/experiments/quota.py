@@ -82,20 +82,19 @@ class QuotaRun:
         self._now = at
 
     def _schedule(self) -> None:
-        """Serve the first of every queue by arrival, high priority before low."""
-        for high in (True, False):
-            heads = [(queue[0], tenant) for tenant, queue in self._queues.items()
-                     if queue and tenant in self._dirty]  # fmt: skip
-            heapq.heapify(heads)
-            while heads:
-                number, tenant = heapq.heappop(heads)
-                if not self._serve(number, high=high):
-                    continue
-                queue = self._queues[tenant]
-                if queue:
-                    heapq.heappush(heads, (queue[0], tenant))
-        self._promote()
-        self._dirty = {}
+        """Serve the first of every queue by arrival, high priority before low, until all wait."""
+        while self._dirty:
+            changed, self._dirty = self._dirty, {}
+            for high in (True, False):
+                heads = [(queue[0], tenant) for tenant, queue in self._queues.items()
+                         if queue and tenant in changed]  # fmt: skip
+                heapq.heapify(heads)
+                while heads:
+                    _, tenant = heapq.heappop(heads)
+                    queue = self._queues[tenant]
+                    if self._serve(queue[0], high=high) and queue:
+                        heapq.heappush(heads, (queue[0], tenant))
+            self._promote(changed)
 
     def _serve(self, number: int, *, high: bool) -> bool:
         job = self.jobs[number]
@@ -111,24 +110,39 @@ class QuotaRun:
         return True
 
     def _fit(self, job: TraceJob, *, high: bool) -> list[int] | None:
-        """Return a node for each worker: the fullest without preemption, else the cheapest."""
+        """Return a node for each worker: the fullest without preemption, else the cheapest.
+
+        A gang that prefers one node has it where that costs nobody anything.
+        """
         workers = max(job.workers, 1)
         each = job.gpus // workers
-        found: list[int] = []
-        room = [(soft + firm, firm, soft) for firm, soft in self._nodes if firm + soft + each <= 8]
-        for _, firm, soft in sorted(room, reverse=True):
-            found += self._of(firm, soft, each, workers - len(found), 8 - firm - soft)
-            if len(found) == workers:
-                return found
-        if not high:
-            return None
-        full = [(firm + soft + each - 8, -firm, firm, soft) for firm, soft in self._nodes
-                if firm + each <= 8 < firm + soft + each]  # fmt: skip
-        for _, _, firm, soft in sorted(full):
-            found += self._of(firm, soft, each, workers - len(found), 8 - firm)
+        if job.within == "node" and workers > 1:
+            whole = self._free(job.gpus, 1)
+            if whole:
+                return whole * workers
+        found = self._free(each, workers)
+        if len(found) == workers or not high:
+            return found if len(found) == workers else None
+        more = [(max(firm + soft + each - NODE_GPUS, 1), -firm, firm, soft, extra)
+                for firm, soft in self._nodes
+                if (extra := (NODE_GPUS - firm) // each
+                    - (NODE_GPUS - firm - soft) // each)]  # fmt: skip
+        for _, _, firm, soft, extra in sorted(more):
+            found += self._of(firm, soft, each, workers - len(found), extra * each)
             if len(found) == workers:
                 return found
         return None
+
+    def _free(self, each: int, workers: int) -> list[int]:
+        """Return a node for as many workers as there is room for now, the fullest nodes first."""
+        found: list[int] = []
+        kinds = [(firm + soft, firm, soft) for firm, soft in self._nodes
+                 if firm + soft + each <= NODE_GPUS]  # fmt: skip
+        for taken, firm, soft in sorted(kinds, reverse=True):
+            found += self._of(firm, soft, each, workers - len(found), NODE_GPUS - taken)
+            if len(found) == workers:
+                break
+        return found
 
     def _of(self, firm: int, soft: int, each: int, wanted: int, room: int) -> list[int]:
         """Return nodes of one kind, as often as their room serves workers, at most `wanted`."""
@@ -169,7 +183,7 @@ class QuotaRun:
             self.preempted_gpus += job.gpus
             self._since[victim] = self._now
             insort(self._queues[job.vc], victim)
-            self._dirty[job.vc] = None
+            self._dirty = dict.fromkeys(self.quota)  # It may have left more than was needed.
 
     def _leave(self, number: int) -> None:
         job = self.jobs[number]
@@ -197,10 +211,10 @@ class QuotaRun:
         self._soft[node] += soft
         insort(self._nodes.setdefault((self._firm[node], self._soft[node]), []), node)
 
-    def _promote(self) -> None:
-        """Give what runs at low priority a high one where the quota has room, nobody being first."""
+    def _promote(self, changed: Mapping[str, None]) -> None:
+        """Give what runs at low priority a high one where the quota has room for the earliest."""
         for tenant, low in self._low.items():
-            if tenant not in self._dirty:
+            if tenant not in changed:
                 continue
             queue = self._queues[tenant]
             for number in list(low):

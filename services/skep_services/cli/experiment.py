@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
         raise CommandError(exits.USAGE, str(error)) from None
     results, interrupted = _play(experiment, seeds, days, arguments.processes)
     whole = len(next(iter(results.values())))
-    told = f"{whole} seeds ({arguments.seeds}), {days:g} days of submissions."
+    told = f"{render.plural(whole, 'seed')}, {days:g} days of submissions."
     if interrupted:
         told += f" Interrupted: {whole} of {len(seeds)} seeds are whole."
     lines = experiment.lines(results) if whole else []

@@ -59,7 +59,8 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
                                          for arm in first.fragmentation]))  # fmt: skip
     if experiment.name in ("hived-fig10", "hived-fig11"):
         found.append(_fragmentation([(label, outcomes[0].fragmentation["cells"])
-                                     for label, outcomes in results.items() if outcomes]))  # fmt: skip
+                                     for label, outcomes in results.items()
+                                     if outcomes]))  # fmt: skip
     if experiment.name == "hived-fig10":
         values = [float(sum(each.preempted_gpus["cells"] for each in outcomes) / len(outcomes))
                   for outcomes in results.values() if outcomes]  # fmt: skip

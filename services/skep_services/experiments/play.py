@@ -34,7 +34,7 @@ def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Tas
 def run_all(
     todo: Sequence[Task], processes: int, tell: Callable[[int], None], stop: Stop
 ) -> dict[Task, Outcome]:
-    """Return what came of each task; those that were not done when `stop` was asked are left out."""
+    """Return what came of each task; what was not done when `stop` was asked is left out."""
     done: dict[Task, Outcome] = {}
     with multiprocessing.get_context("spawn").Pool(processes, _deaf) as pool:
         waiting = {task: pool.apply_async(one, (task,)) for task in todo}

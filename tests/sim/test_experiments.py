@@ -1,0 +1,204 @@
+"""HiveD's experiments: quotas by hand, one small comparison, and the command around them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from skep.experiments import catalogue, hived
+from skep.experiments.quota import QuotaRun
+from skep.traces.generators import hived as workload
+from skep.traces.job import TraceJob
+from skep.units import Duration, in_seconds, seconds
+from skep_services.cli import exits
+from skep_services.cli.main import main
+from skep_services.experiments import page, play
+from skep_services.simulations.pool import Stop
+
+DRAWN = cache(workload.generate)
+SMALL = workload.Options(days=2, part=0.02)
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw each workload once: that a seed draws the same is tested with the generators."""
+    monkeypatch.setattr(workload, "generate", DRAWN)
+
+
+def job(
+    vc: str, at: float, length: float, gpus: int, workers: int = 1, within: str = ""
+) -> TraceJob:
+    return TraceJob(id=f"{vc}@{at:g}", at=seconds(at), run_time=seconds(length), gpus=gpus,
+                    workers=workers, vc=vc, within=within)  # fmt: skip
+
+
+def played(*jobs: TraceJob, nodes: int = 2, **quota: int) -> QuotaRun:
+    run = QuotaRun(jobs, quota, nodes, Duration(0))
+    run.run()
+    assert all(end is not None for end in run.ended)
+    return run
+
+
+def waits(run: QuotaRun) -> list[float]:
+    return [in_seconds(Duration(each)) for each in run.waited]
+
+
+def test_eight_gpus_are_waited_for_though_they_are_free_on_two_nodes() -> None:
+    jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 10, 10, 6)]
+    assert waits(played(*jobs, a=10, b=6)) == [0, 0, 40]
+
+
+def test_a_soft_gang_takes_what_is_free_and_one_node_if_one_is() -> None:
+    jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 10, 10, 6, 6, "node")]
+    assert waits(played(*jobs, a=10, b=6)) == [0, 0, 0]
+    jobs = [job("a", 0, 100, 4), job("b", 1, 10, 8, 8, "node"), job("a", 2, 10, 4)]
+    assert waits(played(*jobs, a=8, b=8)) == [0, 0, 0]
+
+
+def test_who_is_within_the_quota_preempts_where_the_fewest_gpus_go() -> None:
+    jobs = [job("b", 0, 100, 8), job("b", 1, 100, 2), job("a", 10, 50, 8)]
+    run = played(*jobs, a=16, b=0)
+    assert run.preempted_gpus == 2
+    assert waits(run) == [0, 50, 0], "the 8 GPUs of the first stay, the 2 wait for the third's"
+
+
+def test_what_was_preempted_goes_on_where_it_was_and_before_later_jobs() -> None:
+    jobs = [job("b", 0, 100, 8), job("a", 60, 50, 8), job("b", 70, 10, 8)]
+    run = played(*jobs, nodes=1, a=8, b=0)
+    assert waits(run) == [50, 0, 80]
+    assert [in_seconds(Duration(end or 0)) for end in run.ended] == [150, 110, 160]
+
+
+def test_a_low_job_is_promoted_when_the_quota_has_room_and_is_safe_then() -> None:
+    jobs = [job("a", 0, 20, 8), job("a", 0, 100, 8), job("b", 10, 10, 8), job("b", 30, 10, 8)]
+    run = played(*jobs, a=8, b=8)
+    assert waits(run) == [0, 10, 0, 0], "the second gives way at 10, and comes back at 20"
+    jobs = [job("a", 0, 20, 8), job("a", 0, 100, 8), job("b", 30, 10, 8), job("b", 30, 10, 8)]
+    run = played(*jobs, a=8, b=16)
+    assert run.preempted_gpus == 0
+    assert waits(run) == [0, 0, 0, 10], "at 20 it is promoted: nobody clears its node at 30"
+
+
+def test_the_first_of_a_queue_holds_up_its_own_tenant_only() -> None:
+    jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 1, 10, 8), job("b", 2, 10, 1),
+            job("c", 3, 10, 1)]  # fmt: skip
+    assert waits(played(*jobs, a=10, b=9, c=1))[2:] == [49, 48, 0]
+
+
+def test_a_small_comparison_has_every_arm_and_is_the_same_again() -> None:
+    told: list[str] = []
+    first = hived.compare(3, 12, SMALL, tell=told.append)
+    assert told == ["private", "quota", "cells"]
+    assert first == hived.compare(3, 12, SMALL)
+    assert first != hived.compare(4, 12, SMALL, arms=("quota",))
+    assert list(first.tenants) == list(workload.TENANTS)
+    assert first.left_out > 0, "res-a has one GPU here, and larger jobs"
+    assert first.anomalies["cells"] == 0
+    assert set(first.completion_s) == {"private", "quota", "cells"}
+    assert all(0 <= level <= 1 for arm in first.fragmentation.values() for _, level in arm)
+
+
+def test_tenants_without_jobs_and_tenants_that_left_are_no_trouble() -> None:
+    gone = tuple(vc for vc in workload.TENANTS if vc not in ("res-d", "prod-b"))
+    found = hived.compare(0, 12, workload.Options(days=2, part=0.02, without=gone))
+    assert list(found.tenants) == ["res-d", "prod-b"]
+    assert not any(found.anomalies.values())
+
+
+def test_static_cells_are_as_many_gpus_in_chains_of_their_own() -> None:
+    fixed = hived.static(12)
+    assert sum(len(chain.nodes) for chain in fixed.chains.values()) <= 12 + 4
+    assert {quota.chain for vc in fixed.vcs.values() for quota in vc.cells} == set(fixed.vcs)
+
+
+def test_every_experiment_has_settings_with_labels_of_their_own() -> None:
+    for each in catalogue.EXPERIMENTS.values():
+        labels = [setting.label for setting in each.settings(1.0)]
+        assert len(set(labels)) == len(labels), each.name
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Make an experiment small, and run it in this process."""
+    monkeypatch.chdir(tmp_path)
+    small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(
+        settings=lambda days: [catalogue.Setting("12 nodes", 12, workload.Options(
+            days=days, part=0.02))])  # fmt: skip
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)
+    monkeypatch.setattr(
+        play, "run_all", lambda todo, processes, tell, stop: {task: play.one(task) for task in todo}
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_experiment_tells_and_writes_a_report_that_loads_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["experiment", "hived-fig6a", "--seeds", "3-3", "--days", "2", "--out", "report"]
+    assert main([*words, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["experiment"] == "hived-fig6a"
+    worse = [line for line in tree["figures"] if "worse off than alone, cells" in line["what"]]
+    assert [line["ours"] for line in worse] == [[0]]
+    assert json.loads(Path("report/hived-fig6a.json").read_text()) == tree
+    html = Path("report/hived-fig6a.html").read_text()
+    assert "200 min" in html
+    assert "<svg" in html
+    assert not re.search(r'(?:src|href)="(?!#|data:)|url\((?!#)|@import|<script', html)
+    ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", html))
+    ET.fromstring(Path("report/hived-fig6a.svg").read_text())
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "FIGURE" in out
+    assert "1 seed" in out
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [(["hived-fig77"], "hived-fig7"), (["hived-fig7", "--days", "0"], "above 0"),
+     (["hived-fig7", "--seeds", "x"], "x")],
+)  # fmt: skip
+def test_wrong_words_are_refused_with_a_hint(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", *words]) == exits.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "list", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [
+        *catalogue.EXPERIMENTS
+    ]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(todo: list[play.Task], _processes: int, _tell: object, stop: Stop) -> dict[
+        play.Task, hived.Outcome
+    ]:  # fmt: skip
+        stop.asked = True
+        return {todo[0]: play.one(todo[0])}
+
+    monkeypatch.setattr(play, "run_all", some)
+    code = main(["experiment", "hived-fig6a", "--seeds", "3-5", "--days", "2"])
+    assert code == exits.INTERRUPTED
+    assert "Interrupted: 1 of 3 seeds" in capsys.readouterr().out
+
+
+def test_a_seed_counts_if_all_its_settings_were_run() -> None:
+    one = hived.compare(3, 12, SMALL, arms=("cells",))
+    settings = catalogue.EXPERIMENTS["hived-fig10"].settings(1.0)
+    todo = play.tasks(catalogue.EXPERIMENTS["hived-fig10"], [0, 1], 1.0)
+    found = play.results(settings, dict.fromkeys(todo[:3], one))
+    assert {label: len(outcomes) for label, outcomes in found.items()} == {
+        "dynamic": 1, "static": 1,
+    }  # fmt: skip
+    assert page.page(catalogue.EXPERIMENTS["hived-fig10"], found, [], "").startswith("<!DOCTYPE")
