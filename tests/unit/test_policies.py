@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from skep.policies import registry
-from skep.policies.registry import make
+from skep.policies.registry import POLICIES, make
 from skep.policies.tiresias import Gittins
 from skep.units import Instant, seconds
 from skep.view.view import Phase, VcView
@@ -349,3 +349,12 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(registry.NoPolicy, match=text):
         make(name, options)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in POLICIES.items()
+                                  if kind.__module__.startswith("skep.policies.")])  # fmt: skip
+def test_a_job_on_a_node_that_nobody_can_use_is_no_obstacle(name: str) -> None:
+    """As where a node has gone bad, or others own it since, while the job still runs there."""
+    there = job("j1", on=[("n9", 1)], since=10, ran=10)
+    plan = make(name).plan(view([there, job("j2"), job("j3", 2)]))
+    assert {turn.job for turn in plan.turns} <= {"j2", "j3"}

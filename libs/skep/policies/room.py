@@ -88,7 +88,9 @@ class Room:
         wants = job.spec.resources
         slots = {}
         for name in self._nodes if only is None else only:
-            node = self._nodes[name]
+            node = self._nodes.get(name)
+            if node is None:
+                continue  # Its hardware is bad, or others have it: there is no room for anybody.
             if wants.gpu_type is not None and wants.gpu_type != node.gpu_type:
                 continue
             count = self._gpus[name] // per_worker
