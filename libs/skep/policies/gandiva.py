@@ -119,7 +119,8 @@ class _Nodes:
         self._sizes: dict[str, dict[int, None]] = {node.node: {} for node in view.nodes}
         for job in holding:
             for node, _ in job.nodes:
-                self._sizes.setdefault(node, {})[job.gpus] = None
+                if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
+                    self._sizes[node][job.gpus] = None
 
     def get(self, job: JobView) -> Place | None:
         """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free."""
