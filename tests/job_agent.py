@@ -33,6 +33,8 @@ class JobAgent:
         self.received: list[Message] = []
         self.open_connections = 0
         self.accepted = 0
+        self.greetings: list[str] = []
+        """The type of the first message of every connection that had one."""
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
         self._peers: list[socket.socket] = []
@@ -65,15 +67,17 @@ class JobAgent:
 
     def stop(self) -> None:
         """Go away as a crash does: every connection ends, the socket file stays."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that is accepting.
         with self._changed:
+            listener, self._listener = self._listener, None
+            if listener is not None:
+                listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that is accepting.
             for peer in self._peers:
                 with contextlib.suppress(OSError):
                     peer.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(DEADLINE_S)
+            assert not thread.is_alive(), thread
         if listener is not None:
             listener.close()
         self._threads.clear()
@@ -126,19 +130,26 @@ class JobAgent:
             except OSError:
                 return
             with self._changed:
+                if self._listener is not listener:  # It came while the agent went away.
+                    peer.close()
+                    return
                 self._peers.append(peer)
                 self.open_connections += 1
                 self.accepted += 1
                 self._changed.notify_all()
-            self._start(self._read, peer)
+                self._start(self._read, peer)
 
     def _read(self, peer: socket.socket) -> None:
+        begun = False
         with peer, peer.makefile("rb") as stream, contextlib.suppress(OSError):
             while len(head := stream.read(4)) == 4:
                 length = int.from_bytes(head, "big")
                 assert length <= 64 * 1024, length
                 message = json.loads(stream.read(length))
                 with self._changed:
+                    if not begun:
+                        self.greetings.append(message["type"])
+                    begun = True
                     self.received.append(message)
                     self._changed.notify_all()
         with self._changed:
