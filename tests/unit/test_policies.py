@@ -299,6 +299,11 @@ def test_gandiva_keeps_sizes_apart() -> None:
     assert plan("gandiva", view([pair, single, job("j3", 3)], nodes=2)) == "+j3@n2"
 
 
+def test_gandiva_places_a_job_while_another_is_on_a_node_that_is_not_shown() -> None:
+    """A VC sees the nodes where it can have something: not one where others have it all."""
+    assert plan("gandiva", view([job("j1", 1, on=[("n9", 1)]), job("j2")], nodes=1)) == "+j2@n1"
+
+
 def test_gandiva_takes_turns_when_there_are_too_many() -> None:
     there = [
         job("j1", on=[("n1", 1)], ran=100, since=100),

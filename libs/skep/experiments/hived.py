@@ -84,11 +84,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def anomalies(self) -> dict[str, int]:
-        """Return how many tenants are worse off than alone, over the whole time, by arm."""
+        """Return how many tenants are worse off than alone, over the whole time, by arm.
+
+        Nothing where nobody was alone.
+        """
+        if "private" not in self.completion_s:
+            return {}
         return {
             arm: sum(getattr(each, f"{arm}_s") > each.private_s + SLACK_S
                      for each in self.tenants.values())
-            for arm in ("quota", "cells")
+            for arm in ("quota", "cells") if arm in self.completion_s
         }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class _Nodes:
         self._sizes: dict[str, dict[int, None]] = {node.node: {} for node in view.nodes}
         for job in holding:
             for node, _ in job.nodes:
-                if node in self._sizes:  # Else nobody can be placed there.
+                if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
                     self._sizes[node][job.gpus] = None
 
     def get(self, job: JobView) -> Place | None:
