@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 
 import pytest
 
+from skep_job.ps import launch
 from skep_job.ps.launch import Children
 
 LASTS_S = 60.0
@@ -42,6 +44,40 @@ def test_a_signal_that_does_not_wake_a_waiting_rank_is_handled_all_the_same() ->
         signal.signal(signal.SIGUSR1, before)
         over.set()
         telling.join()
+
+
+def test_a_process_whose_start_a_signal_comes_into_is_ended_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handler runs before anybody knows of the process, and nobody lives on to end it later."""
+    story: list[str] = []
+
+    class Started:
+        def __init__(self, argv: list[str], **_: object) -> None:
+            if not story:
+                story.append("signal")
+                signal.raise_signal(signal.SIGUSR1)
+                story.append("started")
+
+        def terminate(self) -> None:
+            story.append("terminated")
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(os, "kill", lambda *_: story.append("killed"))
+    children = Children()
+    before = signal.signal(signal.SIGUSR1, lambda number, _: launch._stop(children, number))
+    try:
+        children.start()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert story == ["signal", "started", "terminated", "killed"]
+    over = Children()
+    over.end()
+    over.start()
+    assert story[4:] == ["terminated"], "it came after the end"
 
 
 class Watched(threading.Thread):

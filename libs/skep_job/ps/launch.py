@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from skep_job.control import SIGNALS_S
 from skep_job.launch import main as run_script
@@ -48,6 +49,8 @@ class Children(scaling.Servers):
         # ends them, and may run on the main thread while that starts one.
         self._changing = threading.RLock()
         self._ending = False
+        self._starting = False
+        self._afterwards: Callable[[], None] | None = None
         self._servers: list[str] = []
 
     def start(self) -> None:
@@ -83,12 +86,20 @@ class Children(scaling.Servers):
             return 1
         return next((abs(code) for code in self._codes.values() if code), 0)
 
-    def end(self) -> None:
-        """End all of them."""
+    def end(self, afterwards: Callable[[], None] | None = None) -> None:
+        """End all of them, and do `afterwards`.
+
+        A signal's handler may come into the start of a process that nobody knows of yet. Then that
+        one is ended, and `afterwards` done, as soon as it is known.
+        """
         with self._changing:
             self._ending = True
             for process in list(self._processes.values()):
                 process.terminate()
+            if self._starting:
+                self._afterwards = afterwards
+            elif afterwards is not None:
+                afterwards()
 
     def _keep(self, name: str, command: list[str], *, again: str | None) -> None:
         with self._changing:
@@ -102,7 +113,14 @@ class Children(scaling.Servers):
         # Without the agent's socket: what these do is not the training that is observed.
         environ = {key: text for key, text in os.environ.items() if key != "SKEP_SOCK"}
         argv = [sys.executable, "-m", module, *command[1:]]
-        self._processes[name] = subprocess.Popen(argv, env=environ)
+        self._starting = True
+        try:
+            self._processes[name] = subprocess.Popen(argv, env=environ)
+        finally:
+            self._starting = False
+            if self._ending:
+                afterwards, self._afterwards = self._afterwards, None
+                self.end(afterwards)
 
     def _watch(self, name: str, command: list[str], again: str | None) -> None:
         for _ in range(RESTARTS_MAX):
@@ -188,9 +206,11 @@ def _scaling(
 
 
 def _stop(children: Children, number: int) -> None:
-    children.end()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    def follow() -> None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    children.end(follow)
 
 
 def _leave_optimizers() -> None:
