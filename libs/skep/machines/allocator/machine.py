@@ -560,6 +560,7 @@ class AllocatorMachine:
             del self.placed[job.job]
             self.borrowed.pop(job.job, None)
             self.away.pop(job.job, None)
+        self.soft.uncovered.pop(job.job, None)
 
     # --- for decisions -----------------------------------------------------------------------
 
