@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policies.parts import arrived, in_turn, queued
+from skep.policies.parts import arrived, in_turn, queued, span
 from skep.policies.policy import Policy
 from skep.units import NS_PER_SECOND, Instant
 from skep.view.plan import Plan, Resize
@@ -30,10 +30,8 @@ class Optimus(Policy, frozen=True):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse an interval that is not positive."""
-        if self.every_s <= 0:
-            reason = f"every_s is seconds, more than 0: not {self.every_s}"
-            raise ValueError(reason)
+        """Refuse an interval that is too short."""
+        span("every_s", self.every_s, "seconds")
 
     def plan(self, view: VcView) -> Plan:
         """Return turns in order of arrival, and at the beginning of a round new sizes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from skep.policies.policy import Policy
+from skep.policies.policy import NUMBER_MAX, Policy
 from skep.policies.preempt import QUEUED, preempt_for
 from skep.units import Instant
 from skep.view.plan import Plan, Turn
@@ -43,6 +43,16 @@ def known(value: int | None) -> tuple[bool, int]:
 def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
     """Return a turn for each job."""
     return tuple(Turn(job.job, why) for job in jobs)
+
+
+def span(option: str, value: float, unit: str) -> None:
+    """Refuse a span of less than 1 `unit`, after each of which a plan is made. Raises ValueError.
+
+    Less is no time at all, once it is rounded, or a plan every millisecond.
+    """
+    if not 1 <= value <= NUMBER_MAX:
+        reason = f"{option} is {unit}, 1 or more: not {value}"
+        raise ValueError(reason)
 
 
 class Queued(Policy, frozen=True, kw_only=True):

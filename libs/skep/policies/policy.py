@@ -9,12 +9,16 @@ import msgspec
 from skep.view.plan import Plan
 from skep.view.view import VcView
 
+NUMBER_MAX = 1e12
+"""The largest number that an option may be, and its negative the least: 30,000 years in seconds."""
+
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy of a VC. Its fields are its options, with their defaults.
 
     Options are numbers, text, truth values and tuples of them, so that they can stand in the
-    cluster file. `__post_init__` may raise ValueError for a value that makes no sense.
+    cluster file; whoever makes a policy from one refuses what is not finite or beyond NUMBER_MAX.
+    `__post_init__` may raise ValueError for another value that makes no sense.
     """
 
     name: ClassVar[str]

@@ -15,7 +15,7 @@ from skep.policies.gandiva import Gandiva
 from skep.policies.las import Las
 from skep.policies.optimus import Optimus
 from skep.policies.packing import Packing
-from skep.policies.policy import Policy
+from skep.policies.policy import NUMBER_MAX, Policy
 from skep.policies.remaining import Srsf, Srtf
 from skep.policies.shortest import Dsif, Lrf, Saf, Sif, Spf
 from skep.policies.tetris import Tetris
@@ -76,11 +76,21 @@ def make(name: str, options: Mapping[str, Any] = {}) -> Policy:
         except msgspec.ValidationError as error:
             text = f"policy {name}: `{option}`: {error}"
             raise NoPolicy(text, option) from None
+        if not _moderate(value):
+            text = f"policy {name}: `{option}`: numbers are finite, {NUMBER_MAX:.0e} at most"
+            raise NoPolicy(text, option)
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
         text = f"policy {name}: {error}"
         raise NoPolicy(text, next(iter(options), "")) from None
+
+
+def _moderate(value: Any) -> bool:
+    """Return whether all numbers in a value are ones that can be reckoned with."""
+    if isinstance(value, list | tuple):
+        return all(_moderate(each) for each in value)
+    return not isinstance(value, int | float) or -NUMBER_MAX <= value <= NUMBER_MAX
 
 
 def _like(wrong: str, known: Mapping[str, Any]) -> str:

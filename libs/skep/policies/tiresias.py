@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from skep.policies.parts import Key, Preemptive, own
+from skep.policies.parts import Key, Preemptive, own, span
 from skep.policies.preempt import QUEUED
 from skep.units import NS_PER_SECOND, Instant
 from skep.view.view import JobView, Phase, VcView
@@ -37,6 +37,9 @@ class TiresiasL(Preemptive, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse thresholds that are not in order, and a negative knob."""
+        if not self.thresholds:
+            reason = "thresholds are GPU-seconds, at least one: without, all are in one queue"
+            raise ValueError(reason)
         if list(self.thresholds) != sorted(set(self.thresholds)) or min(self.thresholds) <= 0:
             reason = f"thresholds are GPU-seconds, each more than the one before: {self.thresholds}"
             raise ValueError(reason)
@@ -106,10 +109,8 @@ class TiresiasG(Preemptive, frozen=True):
     quantum: float = 3250
 
     def __post_init__(self) -> None:
-        """Refuse a quantum that is not positive."""
-        if self.quantum <= 0:
-            reason = f"quantum is GPU-seconds, more than 0: not {self.quantum}"
-            raise ValueError(reason)
+        """Refuse a quantum that is too short."""
+        span("quantum", self.quantum, "GPU-seconds")
 
     def key(self, view: VcView) -> Key:
         """Return the negative index, then when the job began."""
