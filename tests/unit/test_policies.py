@@ -200,6 +200,21 @@ def test_packing_as_in_figure_2() -> None:
     assert plan("packing", view([*there, job("j3", 6)], nodes=3)) == "+j3@n3,n2"
 
 
+def test_packing_passes_over_servers_without_processors_or_memory() -> None:
+    full, other = view([job("j1", on=[("n1", 1)])]).nodes
+    used_up = msgspec.structs.replace(full, cpus_free=1, memory=64, memory_free=1)
+    seen = view([job("j1", on=[("n1", 1)]), job("j2", 2, cpus=1)], nodes=2)
+    seen = msgspec.structs.replace(seen, nodes=(used_up, other))
+    assert plan("packing", seen) == "+j2@n2"
+
+
+def test_packing_puts_a_gang_that_wants_one_server_on_no_two() -> None:
+    there = [job("j1", 3, on=[("n1", 3)]), job("j2", 3, on=[("n2", 3)])]
+    seen = view([*there, job("j3", 2, hard=True), job("j4")])
+    assert plan("packing", seen) == "+j3"
+    assert plan("packing", seen, strict=False) == "+j3 +j4@n1"
+
+
 def test_drf_serves_whoever_has_the_least() -> None:
     """One has GPUs, the other processors: what counts is the larger part of each."""
     seen = view(
