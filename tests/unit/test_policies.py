@@ -184,6 +184,13 @@ def test_dsif_holds_for_locality_three_times() -> None:
     assert plan("dsif", tired) == "+j3 +j4"
 
 
+def test_dsif_holds_for_what_its_own_jobs_may_leave_only() -> None:
+    """The VC has two GPUs on each node and nobody runs: nothing will ever come free."""
+    seen = view([job("j1", 4, needs=10)], nodes=2, size=4)
+    nodes = tuple(msgspec.structs.replace(node, free=2) for node in seen.nodes)
+    assert plan("dsif", msgspec.structs.replace(seen, nodes=nodes, free=4)) == "+j1"
+
+
 def test_saf_knows_what_the_placement_costs() -> None:
     """Ideally the pair is shorter, but on two nodes it takes three times as long."""
     others = [job("j1", 3, on=[("n1", 3)]), job("j2", 3, on=[("n2", 3)])]

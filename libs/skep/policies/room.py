@@ -190,10 +190,17 @@ def _gpus(jobs: Iterable[JobView]) -> int:
     return sum(job.gpus for job in jobs)
 
 
-def best_locality(job: JobView, nodes: Iterable[NodeView]) -> bool:
-    """Return whether a gang would be on as few nodes as possible now."""
-    free = sorted((node.free for node in nodes if _may(job, node)), reverse=True)
-    size = max((node.gpus for node in nodes if _may(job, node)), default=1)
+def best_locality(job: JobView, nodes: Iterable[NodeView], *, emptied: bool = False) -> bool:
+    """Return whether a gang would be on as few nodes as possible now.
+
+    `emptied`: once the VC's jobs that are there have left.
+    """
+    able = [node for node in nodes if _may(job, node)]
+    free = [node.free for node in able]
+    if emptied:
+        free = [node.free + sum(gpus for _, gpus in node.jobs) for node in able]
+    free.sort(reverse=True)
+    size = max((node.gpus for node in able), default=1)
     fewest = -(-job.gpus // max(size, 1))
     return sum(free[:fewest]) >= job.gpus
 

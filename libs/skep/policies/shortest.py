@@ -32,7 +32,9 @@ class Sif(Queued, frozen=True):
 class Dsif(Sif, frozen=True):
     """The same, but a job that would not be on as few nodes as possible is held up to `delays`.
 
-    A delay is one chance that it let pass: something has come free since the last one.
+    A delay is one chance that it let pass: something has come free since the last one. The rule
+    has no clock, so a job is held only for what the VC's own jobs can leave: where that would not
+    bring it closer together either, it goes at once.
     """
 
     name: ClassVar[str] = "dsif"
@@ -60,6 +62,7 @@ class Dsif(Sif, frozen=True):
                 and job.gpus <= view.free
                 and view.nodes
                 and not best_locality(job, view.nodes)
+                and best_locality(job, view.nodes, emptied=True)
             ):
                 holds.append(Hold(job.job, Reason.HELD_FOR_LOCALITY))
             else:
@@ -68,7 +71,11 @@ class Dsif(Sif, frozen=True):
 
 
 class Saf(Queued, frozen=True):
-    """Shortest actual time job first: how long it would run where there is room for it now."""
+    """Shortest actual time job first: how long it would run where there is room for it now.
+
+    A job of which no slowdown is predicted counts as if it were as fast on any nodes. Nothing in
+    Skep predicts slowdowns yet (`JobView.slowdown`), and until then this is `sif`.
+    """
 
     name: ClassVar[str] = "saf"
     source: ClassVar[str] = "SCHED², section IV-A (an oracle tells the placement and its speed)"
