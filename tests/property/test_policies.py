@@ -39,8 +39,8 @@ def views(draw: st.DrawFn) -> VcView:
     size, count = draw(st.sampled_from([(2, 3), (4, 2), (8, 1)]))
     free = {f"n{number + 1}": size for number in range(count)}
     jobs = [_draw_job(draw, f"j{number + 1}", free) for number in range(draw(st.integers(1, 7)))]
-    begins = draw(st.booleans())
-    now = Instant(NOW // seconds(3600) * seconds(3600)) if begins else NOW
+    into = draw(st.sampled_from([None, 0, 3]))  # Seconds; None: a round began long ago.
+    now = NOW if into is None else Instant(NOW // seconds(3600) * seconds(3600) + seconds(into))
     return view(jobs, nodes=count, size=size, now=now)
 
 

@@ -212,6 +212,24 @@ def test_another_policy_takes_effect_at_once_and_none_does_too() -> None:
     assert of(decide(exited("j2", outcome=Outcome.STOPPED), 8), JobBound) == ["j1"]
 
 
+def test_las_tells_a_deep_queue_nothing_new_from_round_to_round() -> None:
+    """Who waits hears the same at the beginning of a round and after it, until his turn comes."""
+    decide = under("las", joined(gpus=1), round_s=10)
+    for number in range(1, 10):
+        decide(job(number), 1)
+    runs, heard = "j1", list[str]()
+    for number in range(1, 5):
+        decide(started(runs, at=at(10 * number - 8)))
+        assert of(decide.tick(10 * number), JobStopping) == [runs]
+        effects = decide(exited(runs, outcome=Outcome.STOPPED), 10 * number + 0.1)
+        (runs,) = of(effects, JobBound)
+        heard += of(effects, JobWaits) if number > 1 else []
+        later = decide(job(20 + number), 10 * number + 1)
+        heard += of(later, JobWaits) if number > 1 else []
+    assert runs == "j5"
+    assert not {"j7", "j8", "j9"} & set(heard), heard
+
+
 def test_what_a_restart_forgets_of_plans_is_made_again() -> None:
     decide = under("shortest")
     decide(job(1, 1000, gpus=4), 1)

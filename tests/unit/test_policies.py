@@ -10,6 +10,7 @@ from skep.policies.registry import POLICIES, make
 from skep.policies.tiresias import Gittins
 from skep.units import Instant, seconds
 from skep.view.view import Phase, VcView
+from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, shown, told, view
 
 
@@ -166,6 +167,36 @@ def test_las_changes_at_rounds_only() -> None:
     begins = view(jobs, nodes=1, size=1, now=Instant(NOW // seconds(360) * seconds(360)))
     assert plan("las", begins) == "-j1 +j2@n1"
     assert shown(make("las"), begins).look_at == begins.now + seconds(360)
+
+
+def test_las_weighs_what_jobs_ran_until_their_round_began() -> None:
+    """Else whoever runs passes the other within the window, and a plan in it undoes the last."""
+    begins = Instant(NOW // seconds(360) * seconds(360))
+    waits = job("j1", ran=360)
+    runs = job("j2", on=[("n1", 1)], since=0, served=seconds(0))
+    for late in (0, 3, 6):
+        ran = msgspec.structs.replace(runs, since=Instant(begins - seconds(358)))
+        seen = view([waits, ran], nodes=1, size=1, now=Instant(begins + seconds(late)))
+        assert plan("las", seen) == "?j1", late
+        leaves = msgspec.structs.replace(
+            ran, since=Instant(begins - seconds(500)), phase=Phase.STOPPING
+        )
+        assert plan("las", msgspec.structs.replace(seen, jobs=(waits, leaves))) == "+j1@n1", late
+        never = msgspec.structs.replace(leaves, since=Instant(0))
+        assert plan("las", msgspec.structs.replace(seen, jobs=(waits, never))) == "?j1", late
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_las_tells_those_whose_turn_it_is_not_that_others_come_first(fill: bool) -> None:
+    """At a round's beginning too: a job that is held there and not afterwards is news each time."""
+    jobs = [job("j1", on=[("n1", 1)], since=10, ran=10), job("j2", ran=100), job("j3", ran=200)]
+    begins = Instant(NOW // seconds(360) * seconds(360))
+    at_first = shown(make("las", {"fill": fill}), view(jobs, nodes=1, size=1, now=begins))
+    assert {hold.job: hold.why for hold in at_first.holds} == dict.fromkeys(
+        ("j2", "j3"), Reason.WAITS_BEHIND
+    )
+    later = shown(make("las", {"fill": fill}), view(jobs, nodes=1, size=1))
+    assert told(later) == "+j2 +j3" if fill else later.holds == at_first.holds
 
 
 def test_orders_of_sched2() -> None:
