@@ -22,6 +22,9 @@ class Optimus(Policy, frozen=True):
     the most for it, per GPU, until the GPUs are used up or nobody gains. Jobs that wait come first,
     in order of arrival, with the workers of their spec; nobody is stopped. Parameter servers stay
     as they are: their predicted speeds are not in the view.
+
+    Only jobs whose rates are predicted are resized. Nothing in Skep predicts them yet
+    (`JobView.rates`), and until then this is an order of arrival in which nobody is resized.
     """
 
     name: ClassVar[str] = "optimus"

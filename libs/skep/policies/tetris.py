@@ -21,6 +21,7 @@ class Tetris(Policy, frozen=True):
     With `size`, a job that is elastic is given the number of workers with the highest predicted
     rate (`performance`), or with the highest ratio of rate to cost (`cost`, GENIE's equations 10
     and 11 with weight `theta`), once it runs: an attempt begins with the workers of its spec.
+    Nothing in Skep predicts rates yet (`JobView.rates`), and until then every `size` is `spec`.
     """
 
     name: ClassVar[str] = "tetris"

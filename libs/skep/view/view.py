@@ -37,7 +37,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unfinished job. Times are nanoseconds.
 
     `served` is how long it has run in all attempts until `since`; while it is RUNNING it has run
-    from `since` on too.
+    from `since` on too. The allocator does not fill `steps`, `rate_milli`, `utilisation`, `rates`
+    and `slowdown` yet: in a cluster, real or simulated, nobody knows them.
     """
 
     job: str
@@ -72,16 +73,17 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     can: tuple[str, ...] = ()
     """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
     steps: int = 0
+    """Mini-batches done; 0 as well if nobody knows, as always for now."""
     rate_milli: int = 0
-    """Thousandths of a mini-batch per second, measured; 0: not known."""
+    """Thousandths of a mini-batch per second, measured; 0: not known, as always for now."""
     utilisation: int = -1
-    """Thousandths of its GPUs' time that were busy; -1: not known."""
+    """Thousandths of its GPUs' time that were busy; -1: not known, as always for now."""
     rates: tuple[tuple[int, int], ...] = ()
     """Thousandths of a mini-batch per second with each number of workers that it may have, fewest
-    first, as predicted; empty: nobody knows."""
+    first, as predicted; empty: nobody knows, as always for now."""
     slowdown: tuple[tuple[int, int], ...] = ()
     """Thousandths of its time on as few nodes as possible that it takes on so many nodes, fewest
-    first, as predicted; empty: nobody knows."""
+    first, as predicted; empty: nobody knows, as always for now."""
     held: int = 0
     """How often a plan has held it back, each time after something had come free."""
 
@@ -136,7 +138,8 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node_gpus: int = 8
     """GPUs of a whole node (the largest kind it has)."""
     free_cells: dict[str, tuple[int, ...]] = {}
-    """By chain: its free cells of each level, from one GPU up (HiveD's free list)."""
+    """By chain: its free cells of each level, from one GPU up (HiveD's free list). The allocator
+    does not fill it yet: it is empty."""
     nodes: tuple[NodeView, ...] = ()
     """Only for a policy that asks for them (`Policy.sees_nodes`)."""
     changed: int = 0
