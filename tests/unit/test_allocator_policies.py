@@ -7,10 +7,13 @@ import pytest
 
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
+from skep.machines.allocator.keep import JobKept
+from skep.machines.allocator.plans import HOLDS_TOLD
+from skep.machines.allocator.views import Planned
 from skep.machines.base import Effect, Send
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
-from skep.units import after, seconds
+from skep.units import Instant, after, seconds
 from skep.view.plan import Hold, Plan, Preempt, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
@@ -32,7 +35,7 @@ from tests.kit import (
     spec,
     started,
 )
-from tests.unit.test_allocator_changes import changed
+from tests.unit.test_allocator_changes import changed, told
 
 
 class Shortest(Policy, frozen=True):
@@ -243,3 +246,94 @@ def test_what_a_restart_forgets_of_plans_is_made_again() -> None:
     view = decide.machine.soft.planned["nlp"].views["j1"]
     assert view is not None
     assert view.ran(after(at(5), seconds(3))) == seconds(3)
+
+
+def test_who_is_being_suspended_keeps_the_service_it_had() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    decide(known("j1"))
+    decide(job(2, 10, gpus=4), 105)
+    view = decide.machine.soft.planned["nlp"].views["j1"]
+    assert view is not None
+    assert (view.phase, view.served) == (Phase.STOPPING, seconds(100))
+    assert view.ran(at(110)) == seconds(100)
+
+
+def test_nobody_is_stopped_while_he_goes_on_again() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    decide(known("j1"))
+    (command,) = told(decide(job(2, 10, gpus=4), 105))
+    decide(changed(command, released=True), 106)
+    decide(started("j2"))
+    (resume,) = told(decide(exited("j2"), 120))
+    assert decide.machine.jobs["j1"].state is State.SUSPENDED
+    effects = decide(job(3, 10, gpus=4), 121)
+    assert of(effects, JobStopping) == []
+    assert told(decide(changed(resume), 122)) != [], "it runs, and makes room alive"
+
+
+def test_a_deep_queue_is_told_why_it_waits_bit_by_bit() -> None:
+    decide = under("later")
+    decide(job(1, gpus=4), 1)
+    for number in range(2, 140):
+        decide(job(number, gpus=4), 1)
+    decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy="srtf")}), 2)
+    while decide.machine.wake_at() == at(2):
+        decide.tick(2)
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy="backfill")}), 3)
+    said = [len(why(effects))]
+    while decide.machine.wake_at() == at(3):
+        said.append(len(why(decide.tick(3))))
+    assert max(said) <= HOLDS_TOLD + 1
+    waiting = [each for each in decide.machine.jobs.values() if each.state is State.QUEUED]
+    held = [each for each in waiting if each.waits and each.waits[0] is Reason.HELD_BY_POLICY]
+    assert held == []
+
+
+def test_a_snapshot_of_jobs_whose_service_was_not_counted_begins_to_count() -> None:
+    decide = under("shortest")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    old = AllocatorMachine()
+    for piece in decide.machine.snapshot():
+        if isinstance(piece, JobKept):
+            bare = msgspec.structs.replace(
+                piece.job, since=Instant(0), began_at=Instant(0), waiting_since=Instant(0)
+            )
+            old.apply(JobKept(job=bare))
+        else:
+            old.apply(piece)
+    kept = old.jobs["j1"]
+    assert (kept.since, kept.began_at, kept.served) == (kept.ran_at, kept.ran_at, 0)
+
+
+def test_a_policy_that_cannot_be_made_any_more_is_told_and_its_queue_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide = under("shortest")
+    monkeypatch.delitem(POLICIES, "shortest")
+    decide.restart(2)
+    assert of(decide(job(1), 3), JobBound) == ["j1"]
+    ((rule, _, where),) = decide.machine.alarms
+    assert (rule, where) == (Reason.POLICY_FAILED, "nlp")
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=1000)}), 4)
+    assert [fact.over for fact in facts_of(effects) if isinstance(fact, CellsAlarm)] == [True]
+
+
+def known(name: str) -> MemberKnown:
+    """Return the word that a job can be suspended and give its GPUs back."""
+    return MemberKnown(node="node-1", identity="id-node-1", job=name, attempt=1, at=at(5),
+                       can=("suspend", "release"), tier=Tier.OBSERVED)  # fmt: skip
+
+
+def test_a_move_that_comes_to_nothing_is_tried_again_later_and_later() -> None:
+    planned = Planned("nlp", Shortest())
+    assert planned.try_elsewhere("j1", at(0))
+    assert not planned.try_elsewhere("j1", at(29))
+    assert planned.look_at == at(30)
+    assert planned.try_elsewhere("j1", at(30))
+    assert not planned.try_elsewhere("j1", at(89))
+    assert planned.try_elsewhere("j2", at(89))

@@ -72,8 +72,17 @@ def _elsewhere(
         return 0
     if not job.known or changing.refusal(machine, job, AskMigrate(job=job.job, to=to)) is not None:
         return 0
+    planned = machine.soft.planned[job.spec.vc]
+    before = planned.tried.get(job.job)
+    if not planned.try_elsewhere(job.job, now):
+        return 0
     begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
-    return 2 * len(job.live) if begun is Reason.REQUESTED else 0
+    if begun is Reason.REQUESTED:
+        return 2 * len(job.live)
+    planned.tried.pop(job.job)  # There was no place: that costs nothing, and may be asked again.
+    if before is not None:
+        planned.tried[job.job] = before
+    return 0
 
 
 def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
@@ -81,8 +90,9 @@ def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant
     if job.state is State.RESERVED:
         machine.record(ReservationDropped(job=job.job, attempt=job.following, why=WHY))
         return 1
-    if job.released or changing.awaits_size(job):
-        return 0  # It has none; or the plan after the change of size says it again.
+    resumes = job.state is State.SUSPENDED and job.change is not None
+    if job.released or resumes or changing.awaits_size(job):
+        return 0  # It has none; or the plan after the change says it again.
     return len(job.live) * changing.give_way(machine, job, now, detail, memory=False, why=WHY)
 
 

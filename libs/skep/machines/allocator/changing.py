@@ -517,7 +517,7 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     looked = soft.changes, machine.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
-    room = RETURNS_MAX
+    room, kept = RETURNS_MAX, returns.kept(machine)
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):
             continue
@@ -531,6 +531,8 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
             room -= len(job.live)
             if _goes_away(machine, job, now) or ruled or not views.goes_on(job):
                 continue
+        if kept and any(name in kept for name in job.live):
+            continue
         cost = returns_now(machine, job, now)
         room -= cost or _wait(machine, job)
     soft.looked = looked

@@ -118,6 +118,8 @@ class Soft:
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
         self.planned: dict[str, Planned] = {}
         """By VC whose policy is another than first come, first served: what is kept of its view."""
+        self.unmade: dict[str, str] = {}
+        """VCs whose policy cannot be made, and why: another version took its options."""
         self.planned_for: Cluster | None = None
         """The cluster that `planned` was made for."""
         self.touched: dict[str, None] = {}

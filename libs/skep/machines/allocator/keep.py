@@ -128,6 +128,9 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.nodes[kept.joined.node] = _restored(kept)
         case JobKept():
             job = kept.job
+            if not job.since:  # Kept by a program that did not count service.
+                job.since = job.ran_at or job.submitted_at
+                job.waiting_since, job.began_at = job.submitted_at, job.ran_at
             machine.jobs[job.job] = job
             if job.state is State.QUEUED:
                 machine.queue(job).add(job.entry)

@@ -14,7 +14,7 @@ from skep.cells.fair import place_yielding
 from skep.cells.holds import Hold, Placement, Request, Spot
 from skep.cells.nodes import NodeState
 from skep.cells.place import Limit
-from skep.machines.allocator import cellwork, changing, servers, suspects
+from skep.machines.allocator import cellwork, changing, returns, servers, suspects
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.units import Instant
@@ -88,6 +88,8 @@ def _place(
     limit = _limit(machine, job, asked.priority)
     if only:
         limit = _within(only, limit, job.size)
+    if not asked.guaranteed and (kept := returns.kept(machine)):
+        limit = _without(kept, limit, job.size)
     where = suspects.place(machine, job, asked, limit, now)
     if where is None and not asked.guaranteed:
         where = _yielding(machine, job, asked, limit, now)
@@ -104,6 +106,17 @@ def _within(only: tuple[str, ...], limit: Limit, workers: int) -> Limit:
         return workers if limit is None else limit(name)
 
     return within
+
+
+def _without(names: dict[str, None], limit: Limit, workers: int) -> Limit:
+    """Return a limit that leaves out some nodes."""
+
+    def without(name: str) -> int:
+        if name in names:
+            return 0
+        return workers if limit is None else limit(name)
+
+    return without
 
 
 def _yielding(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import acting, changing, placing, views, watch
+from skep.machines.allocator import acting, changing, placing, returns, views, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
 from skep.units import Instant, after, seconds
@@ -29,7 +29,7 @@ FAILED_MAX = 1000
 """Shapes of jobs that could not be placed and are kept, so that a deep queue of like jobs costs one
 attempt: more than a queue has, and few to keep."""
 HOLDS_TOLD = 50
-"""Held jobs that are told why in one decision: 200 bytes of its record each. The others follow."""
+"""Jobs that are told in one decision why they wait: 200 bytes of its record each."""
 
 
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
@@ -59,8 +59,12 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
                 cost = changing.returns_now(machine, job, now)
                 placing.promote(machine, job)
                 taken, waits = taken + cost, not cost
+                # Others may have them for good by now, or they are bad: then there is no hope here.
+                waits = waits and bool(returns.lent(machine, job))
             if not waits:
                 del planned.returning[name]
+                planned.due = planned.due or (job is not None and job.released)
+                machine.soft.changes += 1  # Nobody keeps others off those GPUs any more.
     return taken
 
 
@@ -160,7 +164,7 @@ def _take_turns(
     wrong: list[str],
 ) -> int:  # fmt: skip
     """Place jobs in the order of a plan; return what it took."""
-    taken, stuck = 0, False
+    taken, stuck, told = 0, False, 0
     planned.open = planned.outside = False
     for turn in plan.turns:
         job = _job(machine, planned, turn.job)
@@ -171,6 +175,10 @@ def _take_turns(
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
             return taken
+        if told >= HOLDS_TOLD:
+            planned.due, machine.soft.check_at = True, now
+            return taken  # It goes on in the next decision, which remembers who was told.
+        said = len(machine.effects)
         cost = 0 if stuck else _take_turn(machine, planned, job, turn, now, room - taken)
         if cost < 0:
             return room  # It comes first in the next decision.
@@ -181,6 +189,7 @@ def _take_turns(
         stuck = stuck or (plan.strict and not job.released)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
+        told += len(machine.effects) > said
     return taken
 
 

@@ -66,6 +66,19 @@ def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
     return machine.cells.users(name, spots)
 
 
+def kept(machine: AllocatorMachine) -> dict[str, None]:
+    """Return the nodes that opportunistic jobs leave for suspended jobs of a VC with a policy.
+
+    Nothing claims those GPUs one by one, so nobody else may borrow any there until it is over.
+    """
+    found: dict[str, None] = {}
+    for planned in machine.soft.planned.values():
+        for name in planned.returning:
+            job = machine.jobs.get(name)
+            found |= dict.fromkeys(job.live if job is not None else ())
+    return found
+
+
 def moves(job: JobState) -> bool:
     """Return whether an attempt can return to other GPUs of its nodes than it had."""
     return ABILITY in job.can and not job.tied

@@ -16,8 +16,8 @@ from skep.machines.allocator import cellwork, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
-from skep.policies.registry import make
-from skep.units import Duration, Instant, seconds
+from skep.policies.registry import NoPolicy, make
+from skep.units import Duration, Instant, after, seconds
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 ENDED_KEPT = 500
 """Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
+
+TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
+"""How long a move that came to nothing is not tried again: twice as long each time, up to the most.
+A successor that cannot start costs GPUs and facts every time."""
 
 
 class Planned:
@@ -62,6 +66,9 @@ class Planned:
         """By job: how often a plan held it, and `Soft.changes` when it last did."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
+        self.tried: dict[str, tuple[int, Instant]] = {}
+        """Suspended jobs that were to go on elsewhere: how often, and when that may be tried again
+        if it comes to nothing."""
         self.fits: dict[Any, bool] = {}
         """By what was asked for: whether its cells would hold it."""
         self.failed: dict[Any, tuple[int, bool]] = {}
@@ -81,8 +88,20 @@ class Planned:
                 self.misfits[name], view = None, None
         if view is not None and name in self.held:
             view = replace(view, held=self.held[name][0])
+        if view is None or view.phase is Phase.RUNNING:
+            self.tried.pop(name, None)
         self.seats.move(name, self.views.get(name), view)
         self.views[name] = view
+
+    def try_elsewhere(self, name: str, now: Instant) -> bool:
+        """Return whether a job may be moved now; says when to ask again if it may not."""
+        count, soonest = self.tried.get(name, (0, now))
+        if soonest > now:
+            self.look_at = min(self.look_at or soonest, soonest)
+            return False
+        delay = min(TRY_AGAIN << min(count, TRIES_DOUBLED), TRY_AGAIN_MAX)
+        self.tried[name] = count + 1, after(now, Duration(delay))
+        return True
 
     def hold(self, name: str, changes: int) -> None:
         """Count that a job is held, once for each time that something had come free."""
@@ -96,6 +115,7 @@ class Planned:
         """Take over that a job is over."""
         self.misfits.pop(name, None)
         self.held.pop(name, None)
+        self.tried.pop(name, None)
         self.seats.move(name, self.views.pop(name), None)
 
 
@@ -170,11 +190,16 @@ def _take_up(machine: AllocatorMachine) -> None:
     """Follow the cluster: a VC whose policy is another than before begins anew."""
     soft, cluster = machine.soft, machine.cells.cluster
     soft.planned_for = cluster
-    before, soft.planned = soft.planned, {}
+    before, soft.planned, soft.unmade = soft.planned, {}, {}
     for name, vc in cluster.vcs.items():
         if vc.policy == FIFO:
             continue
-        policy = make(vc.policy, vc.options)
+        try:
+            policy = make(vc.policy, vc.options)
+        except NoPolicy as error:
+            # What another version took: its queue is served, and everybody is told.
+            soft.unmade[name] = str(error)
+            continue
         known = before.get(name)
         if known is None or known.policy != policy:
             soft.planned[name] = Planned(name, policy)
@@ -200,6 +225,12 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     expected = spec.size.run_time
     attempt = job.job, job.attempt
     partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
+    since, served = job.since, job.served
+    if job.state is State.RUNNING and phase is not Phase.RUNNING:
+        # It runs until its change is done; what it had when that began counts.
+        assert job.change is not None, job.job
+        since = max(since, job.change.begun_at)
+        served += since - job.since
     return JobView(
         job=job.job,
         sequence=job.sequence,
@@ -208,13 +239,13 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         phase=phase,
         gpus=job.size * gpus,
         workers=job.size,
-        since=job.since,
-        served=Duration(job.served),
+        since=since,
+        served=Duration(served),
         began_at=job.began_at,
         waiting_since=job.waiting_since,
         starts=job.starts,
         expected=seconds(expected) if isinstance(expected, float | int) else None,
-        left=_left(machine, job),
+        left=_left(machine, job, served),
         nodes=() if phase is Phase.WAITING else _nodes(machine, job),
         chain=job.chain,
         borrows=job.job in machine.borrowed,
@@ -262,9 +293,9 @@ def _leaves(job: JobState) -> bool:
     return change.why in GIVES_WAY or (isinstance(change.change, Suspend) and change.change.release)
 
 
-def _left(machine: AllocatorMachine, job: JobState) -> Duration | None:
+def _left(machine: AllocatorMachine, job: JobState, served: int) -> Duration | None:
     told = machine.soft.left.get(job.job)
-    return None if told is None else Duration(max(0, told[0] - (job.served - told[1])))
+    return None if told is None else Duration(max(0, told[0] - (served - told[1])))
 
 
 def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], ...]:

@@ -105,10 +105,14 @@ def policy_wrong(machine: AllocatorMachine, vc: str, rule: Reason, text: str, no
 
 
 def no_policy(machine: AllocatorMachine, now: Instant) -> None:
-    """Take back what was said of policies that no VC has any more."""
+    """Say which policies cannot be made, and take back what was said of those no VC has now."""
     for place in list(machine.alarms):
-        if place[0] in OF_POLICIES and place[2] not in machine.soft.planned:
+        soft = machine.soft
+        gone = place[2] not in soft.planned and place[2] not in soft.unmade
+        if place[0] in OF_POLICIES and gone:
             _over(machine, place, now)
+    for vc, text in machine.soft.unmade.items():
+        policy_wrong(machine, vc, Reason.POLICY_FAILED, text, now)
 
 
 def policy_right(machine: AllocatorMachine, vc: str, rule: Reason, now: Instant) -> None:
