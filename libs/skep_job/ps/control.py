@@ -12,6 +12,8 @@ from skep_job.ps.errors import Broken, Refused
 from skep_job.ps.wire import Channel, Late, Message, Patience, Settings, dial
 
 AGAIN_S_MIN, AGAIN_S_MAX = 0.01, 1.0
+HEARD_S = 10.0
+"""How long the last words to a coordinator that may be frozen are worth."""
 
 
 class Control(threading.Thread):
@@ -48,11 +50,19 @@ class Control(threading.Thread):
             except Broken:
                 channel.close()  # The thread that reads it notices.
 
-    def close(self) -> None:
-        """End the connection for good."""
+    def close(self, *, heard: bool = False) -> None:
+        """End the connection for good; with `heard` not before the coordinator has read all.
+
+        To close a connection to which the other side still sends takes back what it has not read.
+        """
         self._over.set()
-        if self._channel is not None:
-            self._channel.close()
+        channel = self._channel
+        if channel is None:
+            return
+        if heard and threading.current_thread() is not self:
+            channel.finish()
+            self.join(HEARD_S)  # It receives until the coordinator, which has read all, ends it.
+        channel.close()
 
     def run(self) -> None:
         """Keep the connection up until `close`, a refusal, or the end of patience."""

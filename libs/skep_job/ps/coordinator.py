@@ -99,7 +99,7 @@ class Process:
             try:
                 channel.send(message, wait_s=SEND_S)
             except Broken:
-                channel.close()  # Its reader notices, and says so.
+                channel.hang_up()  # Its reader takes what is there, notices, and says so.
 
     def _accept(self) -> None:
         number = 0

@@ -174,12 +174,23 @@ class Channel:
         """Return the address by which the other side sees this machine."""
         return str(self._socket.getsockname()[0])
 
-    def close(self) -> None:
-        """End it; a thread that waits on it wakes up with Broken."""
+    def finish(self) -> None:
+        """Say that nothing more is sent; what the other side sends is received as before."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # The other side has ended it already.
+
+    def hang_up(self) -> None:
+        """Send and wait for nothing more: who reads gets what has come, and then Broken."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # The other side has ended it already.
+
+    def close(self) -> None:
+        """End it; a thread that waits on it wakes up with Broken."""
+        self.hang_up()
         self._socket.close()
 
     def _send_all(self, parts: Sequence[memoryview], wait_s: float) -> None:

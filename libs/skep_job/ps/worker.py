@@ -235,9 +235,10 @@ class Worker:
 
     def close(self) -> None:
         """Be done."""
-        if not self.left and not self._failed:
+        says_bye = not self.left and not self._failed
+        if says_bye:
             self._control.say("bye")
-        self._control.close()
+        self._control.close(heard=says_bye)
         for lane in self._lanes.values():
             lane.close()
 
