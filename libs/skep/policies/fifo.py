@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from skep.policies.parts import arrived, queued
 from skep.policies.policy import Policy
 from skep.view.plan import Plan, Turn
-from skep.view.view import JobView, Phase, VcView
+from skep.view.view import VcView
 from skep.wire.reasons import Reason
 
 
@@ -41,10 +42,4 @@ class Backfill(Policy, frozen=True):
 
 def in_order(view: VcView) -> tuple[Turn, ...]:
     """Return a turn for each waiting job: priority, then arrival."""
-    waiting = [job for job in view.jobs if job.phase in (Phase.WAITING, Phase.AWAY)]
-    waiting.sort(key=_arrival)
-    return tuple(Turn(job.job, Reason.ARRIVAL) for job in waiting)
-
-
-def _arrival(job: JobView) -> tuple[int, int]:
-    return -job.spec.priority, job.sequence
+    return tuple(Turn(job.job, Reason.ARRIVAL) for job in arrived(queued(view)))

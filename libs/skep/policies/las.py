@@ -7,16 +7,13 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from skep.policies.parts import by, in_turn, own, span
+from skep.policies.parts import LATE_DIVISOR, by, in_turn, own, span
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, preempt_for
 from skep.units import NS_PER_SECOND, Instant
 from skep.view.plan import Hold, Plan
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
-
-LATE_DIVISOR = 60
-"""A round may be this part of itself late: people's clocks and messages take their time."""
 
 
 class Las(Policy, frozen=True):

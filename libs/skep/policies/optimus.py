@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policies.parts import arrived, in_turn, queued, span
+from skep.policies.parts import LATE_DIVISOR, arrived, in_turn, queued, span
 from skep.policies.policy import Policy
 from skep.units import NS_PER_SECOND, Instant
 from skep.view.plan import Plan, Resize
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
-
-LATE_DIVISOR = 60
-"""A round may be this part of itself late."""
 
 
 class Optimus(Policy, frozen=True):

@@ -12,6 +12,9 @@ from skep.view.plan import Plan, Turn
 from skep.view.view import JobView, VcView
 from skep.wire.reasons import Reason
 
+LATE_DIVISOR = 60
+"""A round may be this part of itself late: people's clocks and messages take their time."""
+
 Key = Callable[[JobView], Any]
 
 

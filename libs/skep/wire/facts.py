@@ -269,7 +269,7 @@ class JobQueued(Message, frozen=True, tag="job-queued"):
 
 
 class JobWaits(Message, frozen=True, tag="job-waits"):
-    """Why the job at the head of its queue does not start. `needs` names what it waits for.
+    """Why a job that waits does not start. `needs` names what it waits for.
 
     `aside`: no cell could hold it even if nothing else ran. Until the cells change it is not tried
     again, and whoever is behind it comes first.
