@@ -109,7 +109,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node on which the VC has cells, or could have: GPUs, CPUs and memory there.
 
-    `free` counts GPUs that the VC's cells could cover now; `jobs` are the VC's, in order of
+    `free` counts GPUs that the VC's cells could cover now, those of its pinned cells among them,
+    which serve only jobs that name the pin; `jobs` are the VC's, in order of
     arrival, each with its GPUs there.
     """
 
