@@ -15,7 +15,8 @@ def reach(chain: ChainState, vc: str) -> dict[int, int] | None:
 
     Those of the cells that it has bound, and of as many more as it may bind together; what
     opportunistic jobs use counts as free. None: it has no cells in this chain. To whom the whole
-    chain belongs, all of it is within reach.
+    chain belongs, all of it is within reach. They come in the order in which the VC bound them,
+    then those it has not bound: so it sees them in the same order whatever others do.
     """
     pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
     if not pools:
@@ -23,10 +24,17 @@ def reach(chain: ChainState, vc: str) -> dict[int, int] | None:
     shape, node = chain.topology, chain.topology.node_level
     owned = sum(count * shape.size[level]
                 for pool in pools for level, count in enumerate(pool.total))  # fmt: skip
-    if owned == shape.leaves:
-        size = shape.node_size
-        return {index: size - taken for index, taken in enumerate(chain.forest.firm[node])}
     found: dict[int, int] = {}
+    if owned == shape.leaves:
+        size, firm = shape.node_size, chain.forest.firm[node]
+        for pool in pools:
+            for level, index in pool.bound:
+                first = shape.span(level, index).start // size
+                for each in range(first, first + max(1, shape.size[level] // size)):
+                    found[each] = size - firm[each]
+        for index, taken in enumerate(firm):
+            found.setdefault(index, size - taken)
+        return found
     for pool in pools:
         for level, index in pool.bound:
             _add(chain, found, level, index)

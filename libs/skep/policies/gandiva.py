@@ -136,7 +136,7 @@ class _Nodes:
             self._sizes[node][job.gpus] = None
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        for node in sorted(nodes, key=lambda node: (-self._room.free(node), node)):
+        for node in sorted(nodes, key=lambda node: -self._room.free(node)):
             place = self._room.fit(job, (node,))
             if place is not None:
                 return place

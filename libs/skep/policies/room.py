@@ -20,6 +20,8 @@ class Room:
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
         """Begin with all that the VC could have, less what `staying` jobs hold."""
         self._nodes = {node.node: node for node in view.nodes}
+        self._order = {node.node: place for place, node in enumerate(view.nodes)}
+        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
         self._gpus = {node.node: node.free for node in view.nodes}
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
@@ -53,9 +55,10 @@ class Room:
         """
         per_worker = max(job.gpus // max(job.workers, 1), 1)
         slots = self._slots(job, per_worker, only)
-        whole = [(self._gpus[node], node) for node, count in slots.items() if count >= job.workers]
+        whole = [node for node, count in slots.items() if count >= job.workers]
         if whole:
-            return ((min(whole)[1], job.gpus),)
+            tightest = min(whole, key=lambda node: (self._gpus[node], self._order[node]))
+            return ((tightest, job.gpus),)
         topology = job.spec.resources.topology
         if topology is not None and topology.hard and topology.within == "node":
             return None
@@ -69,14 +72,13 @@ class Room:
         self, job: JobView, per_worker: int, slots: dict[str, int], chain: str
     ) -> Place | None:
         there = [node for node in slots if self._nodes[node].chain == chain]
-        there.sort(key=lambda node: (-slots[node], node))
+        there.sort(key=lambda node: (-slots[node], self._order[node]))
         place: list[tuple[str, int]] = []
         left = job.workers
         for node in there:
             if slots[node] >= left:
-                last = min(
-                    (slots[each], each) for each in there[len(place) :] if slots[each] >= left
-                )[1]
+                able = [each for each in there[len(place) :] if slots[each] >= left]
+                last = min(able, key=lambda each: (slots[each], self._order[each]))
                 place.append((last, left * per_worker))
                 return tuple(place)
             place.append((node, slots[node] * per_worker))

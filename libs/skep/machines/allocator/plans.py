@@ -234,6 +234,7 @@ def _hold(
     """Say of jobs without a turn why they wait."""
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
+    freed = views.freed(machine, planned.vc)
     for name, view in planned.views.items():
         if view is None or name in turns or name in machine.parked:
             continue
@@ -241,7 +242,7 @@ def _hold(
         if job.state is not State.QUEUED and not (job.released and job.change is None):
             continue
         if planned.policy.counts_holds:
-            planned.hold(name, machine.soft.changes)
+            planned.hold(name, freed)
         why = said.get(name, usual)
         if job.waits == why:
             continue

@@ -63,7 +63,7 @@ class Planned:
         """Its jobs that its cells would not hold if nothing else ran: they are no policy's
         business, and have what they may borrow."""
         self.held: dict[str, tuple[int, int]] = {}
-        """By job: how often a plan held it, and `Soft.changes` when it last did."""
+        """By job: how often a plan held it, and `freed` when it last did."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
         self.tried: dict[str, tuple[int, Instant]] = {}
@@ -103,12 +103,12 @@ class Planned:
         self.tried[name] = count + 1, after(now, Duration(delay))
         return True
 
-    def hold(self, name: str, changes: int) -> None:
-        """Count that a job is held, once for each time that something had come free."""
+    def hold(self, name: str, freed: int) -> None:
+        """Count that a job is held, once for each time that something of the VC had come free."""
         count, last = self.held.get(name, (0, -1))
         view = self.views[name]
-        if view is not None and last != changes:
-            self.held[name] = count + 1, changes
+        if view is not None and last != freed:
+            self.held[name] = count + 1, freed
             self.views[name] = replace(view, held=count + 1)
 
     def forget(self, name: str) -> None:
@@ -312,6 +312,12 @@ def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], .
 # --- a VC ----------------------------------------------------------------------------------------
 
 
+def freed(machine: AllocatorMachine, vc: str) -> int:
+    """Return how often something of a VC's cells came free, whatever others did."""
+    return sum(pool.freed for chain in machine.cells.chains.values()
+               for (owner, _), pool in chain.pools.items() if owner == vc)  # fmt: skip
+
+
 def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
     gpus = free = whole = 0
@@ -336,6 +342,6 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         free=free,
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
-        changed=machine.soft.changes,
+        changed=freed(machine, planned.vc),
         ended=tuple(machine.served.get(planned.vc, ())),
     )
