@@ -64,6 +64,10 @@ class Planned:
         business, and have what they may borrow."""
         self.held: dict[str, tuple[int, int]] = {}
         """By job: how often a plan held it, and `freed` when it last did."""
+        self.line: tuple[str, ...] = ()
+        """The jobs that had a turn in the last plan."""
+        self.lent_at = -1
+        """`Soft.changes` when nothing idle was left for its waiting jobs."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
         self.tried: dict[str, tuple[int, Instant]] = {}
@@ -123,6 +127,19 @@ def rules(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether a VC's guaranteed jobs are placed by its policy alone."""
     planned = machine.soft.planned.get(vc)
     return planned is not None and not planned.fallen
+
+
+def borrowing(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether a guaranteed job has GPUs for now, and yet waits for its VC's cells.
+
+    Its policy decides about it as about any that waits, so borrowing changes nobody's order. What
+    its tenant has suspended, or is sharing or moving, is left as it is.
+    """
+    if job.state is State.RESERVED:
+        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
+        return not hold.guaranteed and not job.spec.opportunistic
+    runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
+    return runs and job.job in machine.borrowed and job.successor is None and not job.mixed
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:
@@ -218,7 +235,8 @@ def _take_up(machine: AllocatorMachine) -> None:
 
 def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     """Return what a policy sees of a job; None if there is nothing to be decided about it."""
-    phase = _phase(job)
+    waits = borrowing(machine, job)
+    phase = Phase.WAITING if waits else _phase(job)
     if phase is None or job.job in machine.parked:
         return None
     spec, gpus = job.spec, job.spec.resources.gpus
@@ -226,7 +244,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     attempt = job.job, job.attempt
     partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
     since, served = job.since, job.served
-    if job.state is State.RUNNING and phase is not Phase.RUNNING:
+    if job.state is State.RUNNING and phase is not Phase.RUNNING and not waits:
         # It runs until its change is done; what it had when that began counts.
         assert job.change is not None, job.job
         since = max(since, job.change.begun_at)
@@ -248,7 +266,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         left=_left(machine, job, served),
         nodes=() if phase is Phase.WAITING else _nodes(machine, job),
         chain=job.chain,
-        borrows=job.job in machine.borrowed,
+        borrows=job.job in machine.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=job.can,
     )

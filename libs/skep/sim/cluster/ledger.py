@@ -41,6 +41,7 @@ DIGESTED = 512
 STOPPED = {
     Reason.UNPACKED: "unpacked",
     Reason.NODE_LOST: "node-lost",
+    Reason.TO_OWN_CELLS: "own-cells",
 }
 """What a stretch is said to be ended by, by why its attempt was stopped; else preempted."""
 
