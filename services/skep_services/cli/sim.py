@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import badtraces, exits, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, say
 from skep_services.cli.progress import Progress, time_text
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from skep.traces.job import Trace
     from skep_services.simulations.order import Played
     from skep_services.simulations.report import Report, Row
-
-PROBLEMS_SHOWN = 20
 
 ABOUT = """\
 verbs:
@@ -102,21 +100,12 @@ def run(arguments: Namespace) -> int:
     except DiedError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except BadTraceError as error:
-        raise CommandError(exits.FAILED, _bad_trace(error), "bad-trace",
-                           rows=len(error.problems), jobs=error.jobs) from None  # fmt: skip
+        raise badtraces.refused(error) from None
     if arguments.json:
         sys.stdout.write(_json(report, curves=False))
     else:
         _tell(report)
     return exits.INTERRUPTED if report.interrupted else exits.OK
-
-
-def _bad_trace(error: Any) -> str:
-    lines = str(error).splitlines()
-    more = f"{error.jobs:,} jobs could run: --lenient leaves the rest out" if error.jobs else ""
-    left = len(lines) - 1 - PROBLEMS_SHOWN
-    shown = [*lines[: PROBLEMS_SHOWN + 1], *([f"  and {left} more kinds"] if left > 0 else [])]
-    return "\n".join([*shown, *([more] if more else [])])
 
 
 def _simulate(arguments: Namespace, stop: Any) -> Report:
@@ -215,7 +204,7 @@ def _warn(trace: Trace) -> None:
     if trace.problems:
         say(f"{trace.name}: {render.plural(len(trace.problems), 'row')} left out, "
             f"{len(trace.jobs):,} jobs remain:")  # fmt: skip
-        for line in told(trace.problems)[:PROBLEMS_SHOWN]:
+        for line in badtraces.shown(trace.problems):
             say(f"  {line}")
     for line in told(trace.notes):
         say(f"{trace.name}: {line}")
