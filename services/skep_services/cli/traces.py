@@ -119,8 +119,8 @@ def _check(arguments: Namespace) -> int:
         for line in told(trace.problems):
             print(f"problem: {line}")
         if trace.problems:
-            print(badtraces.rows_told(trace) + ("" if arguments.lenient else
-                  "; --lenient leaves those out (rows count from 1, after the header)"))  # fmt: skip
+            hint = "; --lenient leaves those out (rows count from 1, after the header)"
+            print(badtraces.rows_told(trace) + ("" if arguments.lenient else hint))
     return exits.OK if arguments.lenient or not trace.problems else exits.FAILED
 
 
