@@ -56,7 +56,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
     for planned in machine.soft.planned.values():
         for name in list(planned.returning):
             job = _job(machine, planned, name)
-            waits = job is not None and job.released and job.change is None
+            waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
                 cost = changing.returns_now(machine, job, now)
                 placing.promote(machine, job)
@@ -65,7 +65,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
                 waits = waits and bool(returns.lent(machine, job))
             if not waits:
                 del planned.returning[name]
-                planned.due = planned.due or (job is not None and job.released)
+                planned.due = planned.due or (job is not None and job.away)
                 machine.soft.changes += 1  # Nobody keeps others off those GPUs any more.
     return taken
 
@@ -116,7 +116,7 @@ def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) 
     taken = 0
     for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
         job = machine.jobs[name]
-        if taken < room and job.released:
+        if taken < room and job.away:
             taken += acting.go_on(machine, job, (), now)
         elif taken < room and job.state is State.QUEUED and name not in machine.parked:
             taken += max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
@@ -173,7 +173,7 @@ def _take_turns(
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
-        if job.state is not State.QUEUED and not job.released:
+        if job.state is not State.QUEUED and not job.away:
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
             return taken
@@ -188,7 +188,7 @@ def _take_turns(
         if cost:
             continue
         planned.open = True
-        stuck = stuck or (plan.strict and not job.released)
+        stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
         told += len(machine.effects) > said
@@ -200,7 +200,7 @@ def _take_turn(
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
     changes = machine.soft.changes
-    if job.released:
+    if job.away:
         cost = acting.go_on(machine, job, turn.nodes, now)
         if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
             cost = acting.go_on(machine, job, (), now)
@@ -268,7 +268,7 @@ def _hold(
         if view is None or name in turns or name in machine.parked:
             continue
         job = machine.jobs[name]
-        if job.state is not State.QUEUED and not (job.released and job.change is None):
+        if job.state is not State.QUEUED and not (job.away and job.change is None):
             continue
         if planned.policy.counts_holds:
             planned.hold(name, machine.soft.changes)
