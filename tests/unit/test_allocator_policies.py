@@ -1,5 +1,6 @@
 """VCs with a policy: who is placed by a plan, who is preempted or held by it, and wrong plans."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -9,7 +10,7 @@ from skep.machines.allocator import AllocatorMachine, views
 from skep.machines.allocator.jobs import State
 from skep.machines.allocator.keep import JobKept
 from skep.machines.allocator.plans import HOLDS_TOLD
-from skep.machines.allocator.views import Planned
+from skep.machines.allocator.views import Planned, of_vc
 from skep.machines.base import Effect, Send
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
@@ -18,7 +19,7 @@ from skep.view.plan import Hold, Plan, Preempt, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
 from skep.wire.changes import GpusRegained
-from skep.wire.cluster import Chain, Level, NodeCell, Quota, VirtualCluster
+from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.commands import ChangeJob
 from skep.wire.facts import CellsAlarm, JobBound, JobRequeued, JobStopping, JobWaits
 from skep.wire.node import MemberKnown, NodeJoined, Outcome, Tier
@@ -80,6 +81,24 @@ class Broken(Policy, frozen=True):
         )
 
 
+class Stubborn(Policy, frozen=True):
+    """In order of arrival, everybody on the same nodes."""
+
+    name: ClassVar[str] = "stubborn"
+    source: ClassVar[str] = "a test"
+    sees_nodes: ClassVar[bool] = True
+    nodes: tuple[str, ...] = ()
+    strict: bool = True
+
+    def plan(self, view: VcView) -> Plan:
+        turns = tuple(
+            Turn(job.job, Reason.ARRIVAL, self.nodes)
+            for job in view.jobs
+            if job.phase not in HOLDING
+        )
+        return Plan(turns=turns, strict=self.strict)
+
+
 class Later(Policy, frozen=True):
     """Nobody runs before ten seconds after the epoch of tests."""
 
@@ -95,7 +114,7 @@ class Later(Policy, frozen=True):
 
 @pytest.fixture(autouse=True)
 def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (Shortest, Broken, Later):
+    for each in (Shortest, Broken, Stubborn, Later):
         monkeypatch.setitem(POLICIES, each.name, each)
 
 
@@ -375,3 +394,68 @@ def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
     assert seen("cpu", 2) == [("cpu", 2)]
     assert seen("gpu", 2) == [("gpu", 2)]
     assert seen("tpu", 2) == [("tpu", 2)], "no GPU of it is free here or there"
+
+
+PAIRS = Chain(
+    gpu="cpu",
+    levels=(Level("socket", 2), Level("node", 2)),
+    node_level="node",
+    nodes=(NodeCell("node-1"), NodeCell("node-2")),
+)
+"""Two nodes of two sockets with two GPUs each."""
+
+
+def within(policy: str, *cells: Quota, pinned: Mapping[str, Pin] = {}, **options: Any
+           ) -> Driver[AllocatorMachine]:  # fmt: skip
+    """Return an allocator of two nodes, in which `nlp` has these cells."""
+    decide = allocator(joined("node-1"), joined("node-2"))
+    nlp = VirtualCluster(cells=cells, pinned=tuple(pinned), policy=policy, options=options)
+    vcs = {"nlp": nlp, "cv": VirtualCluster()}
+    decide(SetVcs(vcs=vcs, chains={"x": PAIRS}, pins=dict(pinned)))
+    return decide
+
+
+def test_a_pinned_cell_is_seen_apart_and_serves_who_names_it() -> None:
+    """The policy would wait for ever for a node on which all that is free is pinned."""
+    decide = within("packing", Quota("x", "socket", 1), pinned={"big": Pin("x", "socket", 0)})
+    view = of_vc(decide.machine, decide.machine.soft.planned["nlp"], at(0))
+    assert (view.gpus, view.free, view.free_for()) == (4, 4, {"": 2, "big": 2})
+    assert {node.node: (node.free, node.pins) for node in view.nodes} == {
+        "node-1": (2, (("big", 2),))
+    }
+    assert of(decide(job(1, gpus=2)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=1)), JobBound) == []
+    assert of(decide(job(3, gpus=2, pinned="big")), JobBound) == []  # Strictly after j2.
+    bound = facts_of(decide(exited("j1")))
+    assert [fact.job for fact in bound if isinstance(fact, JobBound)] == ["j2", "j3"]
+
+
+def test_who_is_sent_where_the_cells_have_no_room_goes_where_they_have() -> None:
+    """Free on node-1 are one GPU of one socket and two of the other, and no worker is on both.
+
+    By what the view shows, three GPUs fit there: the job would wait until the first is over.
+    """
+    decide = within("packing", Quota("x", "socket", 2), Quota("x", "node", 1))
+    assert of(decide(job(1, gpus=1)), JobBound) == ["j1"]
+    bound = [fact for fact in facts_of(decide(job(2, gpus=3))) if isinstance(fact, JobBound)]
+    assert [(fact.job, fact.members[0].node) for fact in bound] == [("j2", "node-2")]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_node_that_is_not_there_holds_up_nobody(strict: bool) -> None:
+    decide = under("stubborn", nodes=("node-9",), strict=strict)
+    assert of(decide(job(1, gpus=3)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=3)), JobBound) == []
+    assert of(decide(exited("j1")), JobBound) == ["j2"]
+
+
+def test_a_turn_waits_for_its_nodes_while_a_job_is_there_whose_end_makes_room() -> None:
+    decide = under("stubborn", joined("node-1"), joined("node-2"), nodes=("node-1",))
+    assert of(decide(job(1, gpus=3)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=3)), JobBound) == []
+    assert of(decide(job(3, gpus=1)), JobBound) == []
+    bound = [fact for fact in facts_of(decide(exited("j1"))) if isinstance(fact, JobBound)]
+    assert [(fact.job, fact.members[0].node) for fact in bound] == [
+        ("j2", "node-1"),
+        ("j3", "node-1"),
+    ]

@@ -253,6 +253,21 @@ def test_packing_puts_a_gang_that_wants_one_server_on_no_two() -> None:
     assert plan("packing", seen, strict=False) == "+j3 +j4@n1"
 
 
+def test_a_pinned_cell_is_for_the_jobs_that_name_it() -> None:
+    """Three GPUs of n1 are a pinned cell: nobody else is sent there, or makes room in it."""
+    big = {"big": {"n1": 3}}
+    seen = view([job("j1", 2), job("j2", 2, pin="big"), job("j3", 1, pin="big")], pins=big)
+    assert plan("packing", seen) == "+j1@n2 +j2@n1 +j3@n1"
+    there = [job("j1", 2, on=[("n1", 2)], pin="big", needs=900), job("j2", 4, on=[("n2", 4)])]
+    assert plan("srtf", view([*there, job("j3", 2, needs=5)], pins=big)) == "-j2 +j3@n2"
+    assert plan("srtf", view([*there, job("j3", 2, needs=5)], pins=big), places=False) == "-j2 +j3"
+    assert plan("srtf", view([*there, job("j3", 2, needs=5, pin="big")], pins=big)) == "-j1 +j3@n1"
+    assert plan("gandiva", view([*there, job("j3", 2)], pins=big)) == ""
+    assert plan("gandiva", view([*there, job("j3", pin="big")], pins=big)) == "+j3@n1"
+    seen = view([*there, job("j3", 2, pin="big")], pins=big)
+    assert plan("dsif", seen) == "+j3"  # Who is in the other cells cannot bring it closer.
+
+
 def test_drf_serves_whoever_has_the_least() -> None:
     """One has GPUs, the other processors: what counts is the larger part of each."""
     seen = view(

@@ -44,14 +44,12 @@ class Gandiva(Policy, frozen=True):
         """Return a turn for each job with nodes, and who is suspended for those without."""
         nodes = _Nodes(view)
         turns, without = [], []
-        left = view.free
         for job in by(queued(view), lambda job: job.waiting_since):
-            place = nodes.get(job) if job.gpus <= left else None
+            place = nodes.get(job)
             if place is None:
                 without.append(job)
                 continue
             nodes.put(job, place)
-            left -= job.gpus
             turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
         return self._in_turns(view, without, turns)
 
@@ -60,17 +58,16 @@ class Gandiva(Policy, frozen=True):
         slice_ns = round(self.slice_s * NS_PER_SECOND)
         actions: list[Suspend] = []
         looks: list[Instant] = []
-        for size in sorted({job.gpus for job in without}):
-            waiting = [
-                job for job in without if job.gpus == size and _is_due(job, view.now, slice_ns)
-            ]
+        for kind in sorted({_kind(job) for job in without}):
+            equals = [job for job in without if _kind(job) == kind]
+            waiting = [job for job in equals if _is_due(job, view.now, slice_ns)]
             looks.extend(
                 Instant(job.waiting_since + slice_ns)
-                for job in without
-                if job.gpus == size and not _is_due(job, view.now, slice_ns)
+                for job in equals
+                if not _is_due(job, view.now, slice_ns)
             )
-            coming = [j for j in view.jobs if j.gpus == size and j.phase is Phase.STOPPING]
-            there = [job for job in view.jobs if job.gpus == size and _may_yield(job)]
+            coming = [j for j in view.jobs if _kind(j) == kind and j.phase is Phase.STOPPING]
+            there = [job for job in view.jobs if _kind(job) == kind and _may_yield(job)]
             there.sort(key=lambda job: (job.since, job.sequence))
             swaps = len(waiting) - len(coming)
             for job in there[: max(swaps, 0)]:
@@ -101,6 +98,11 @@ class Gandiva(Policy, frozen=True):
 def _is_due(job: JobView, now: Instant, slice_ns: int) -> bool:
     """Return whether it is a job's turn: it is new, or it has stood back for a slice."""
     return not job.served or now - job.waiting_since >= slice_ns
+
+
+def _kind(job: JobView) -> tuple[int, str]:
+    """Return by what jobs take turns: their size, and the pinned cell that they are tied to."""
+    return job.gpus, job.pin
 
 
 def _may_yield(job: JobView) -> bool:
@@ -136,7 +138,7 @@ class _Nodes:
             self._sizes[node][job.gpus] = None
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        for node in sorted(nodes, key=lambda node: (-self._room.free(node), node)):
+        for node in sorted(nodes, key=lambda node: (-self._room.free(node, job.pin), node)):
             place = self._room.fit(job, (node,))
             if place is not None:
                 return place

@@ -86,7 +86,6 @@ class _Queues:
         for job in staying:
             self._count(job, job.gpus)
         self._room = Room(view, staying)
-        self._left = view.gpus - sum(job.gpus for job in staying)
         self._running = [job for job in arrived(staying) if job.phase in STOPPABLE]
 
     def rank(self, job: JobView) -> tuple[int, bool, int]:
@@ -100,12 +99,11 @@ class _Queues:
 
     def place(self, job: JobView) -> Place | None:
         """Return where a job fits, those that are being stopped being gone."""
-        return self._room.fit(job) if job.gpus <= self._left else None
+        return self._room.fit(job)
 
     def take(self, job: JobView, place: Place) -> None:
         """Count a job as placed."""
         self._room.take(job, place)
-        self._left -= job.gpus
         self._count(job, job.gpus)
 
     def make_room(self, job: JobView) -> list[JobView]:
@@ -125,10 +123,9 @@ class _Queues:
                 self._has[other] - gpus >= self._part.get(other, 0) for other, gpus in gone.items()
             )
 
-        leaving = make_room(job, self._room, self._running[::-1], self._left, {}, may_leave) or []
+        leaving = make_room(job, self._room, self._running[::-1], {}, may_leave) or []
         for each in leaving:
             self._room.release(each)
-            self._left += each.gpus
             self._count(each, -each.gpus)
             self._running.remove(each)
         return leaving

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from skep.machines.allocator import acting, changing, placing, returns, views, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
+from skep.policies.room import room_on
 from skep.units import Instant, after, seconds
 from skep.view.plan import Action, Plan, Turn
+from skep.view.view import Phase
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -207,6 +209,8 @@ def _take_turn(
     changes = machine.soft.changes
     if job.released:
         cost = acting.go_on(machine, job, turn.nodes, now)
+        if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
+            cost = acting.go_on(machine, job, (), now)
         planned.outside = planned.outside or not cost
         return cost
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
@@ -215,12 +219,38 @@ def _take_turn(
         planned.outside = planned.outside or known[1]
         return 0
     cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
+    if cost == 0 and _misled(machine, planned, job, turn, now):
+        cost = placing.serve(machine, job, turn.why, now, room, ())
     if cost == 0:
         if known is None and len(planned.failed) >= FAILED_MAX:
             planned.failed.clear()
         planned.failed[shape] = machine.soft.changes, _others_matter(machine, job)
         planned.outside = planned.outside or planned.failed[shape][1]
     return cost
+
+
+def _misled(
+    machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant
+) -> bool:
+    """Return whether the nodes of a turn were refused, though no job of the VC is in the way.
+
+    The view shows room there and the cells have none, or nobody is there whose end would make room.
+    To wait for such nodes may be to wait for ever: the cells' own rule says where the job goes.
+    """
+    if not turn.nodes:
+        return False
+    views.bring_up(machine, due=False)  # This plan's earlier turns are in the way, too.
+    mine = planned.views.get(job.job)
+    if mine is None:
+        return False
+    there = {name: None for node in turn.nodes for name in planned.seats.on(node)}
+    ahead = [view for name in there if (view := planned.views.get(name)) is not None]
+    ahead = [view for view in ahead if view.pin == mine.pin and not view.borrows]
+    if any(view.phase is Phase.STOPPING for view in ahead):
+        return False
+    if not ahead:
+        return True
+    return room_on(mine, views.of_vc(machine, planned, now), turn.nodes)
 
 
 def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
