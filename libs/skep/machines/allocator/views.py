@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 ENDED_KEPT = 500
 """Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
 
+FITS_MAX = 1000
+"""Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
+queue has. To find out again costs one attempt."""
+
 TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
 A successor that cannot start costs GPUs and facts every time."""
@@ -85,6 +89,8 @@ class Planned:
         if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
             shape = job.spec.resources, job.size
             if shape not in self.fits:
+                if len(self.fits) >= FITS_MAX:
+                    self.fits.clear()
                 self.fits[shape] = cellwork.fits_own(machine, job)
             if not self.fits[shape]:
                 self.misfits[name], view = None, None
