@@ -96,7 +96,7 @@ def test_one_report_for_each_change_leads_to_the_findings_of_one_every_second(fi
         assert once.findings == every.findings, seed
         for now, rate in once.rates.items():
             assert rate == every.rates[now], (seed, now)
-        known = JobRate(job="j1", attempt=1, steps=0, rate_milli=0)
+        known = JobRate(job="j1", attempt=1, steps=0, rate_milli=0, workers=1)
         for now, rate in every.rates.items():
             known = once.rates.get(now, known)
             assert rate.rate_milli == known.rate_milli, (seed, now)

@@ -53,11 +53,14 @@ CLOCK_STEP = seconds(60.0)
 """A report older than the node's latest by less is a duplicate; by more, its clock was set."""
 
 RATES_BYTES_MAX = 256 * KIB
-RATES_JOBS_MAX = 1_600
+RATES_JOBS_MAX = 1_400
 """Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
 
 RANKS_MAX = 100_000
 """Ranks followed, at about 3 KiB each where every job has one: 300 MB at the very most."""
+
+WORLD_MAX = RANKS_MAX
+"""The largest gang that is told as such."""
 
 ATTEMPTS_MAX = RANKS_MAX
 """Attempts followed: one without any rank is known too."""
@@ -81,7 +84,7 @@ ATTEMPT_MAX = 10**9
 INSTANT_MAX = 2**62
 """Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
 
-JOB_RATE_BYTES_MAX = 158
+JOB_RATE_BYTES_MAX = 180
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
 ALL_ATTEMPTS = ATTEMPT_MAX
@@ -117,6 +120,7 @@ class _Attempt:
         "values",
         "values_step",
         "watch",
+        "world",
     )
 
     def __init__(self, progress: JobProgress) -> None:
@@ -124,6 +128,7 @@ class _Attempt:
         self.attempt = progress.attempt
         self.trace = progress.trace if is_trace(progress.trace) else ""
         self.ranks: dict[int, RankWindow] = {}
+        self.world = 0
         self.heard_at = 0
         self.learned = False
         self.stalled: int | None = None
@@ -224,6 +229,7 @@ class IntrospectorMachine:
             if progress.lasts or progress.job in self._lasting:
                 self._lasts(attempt, progress, at, now)
             windows = attempt.ranks
+            attempt.world = min(max(0, progress.world), WORLD_MAX)
             if len(windows) > progress.world:
                 self._leave(attempt, progress.world)
             for rank in progress.ranks:
@@ -398,6 +404,7 @@ class IntrospectorMachine:
             rate_milli=rate,
             utilisation=utilisation // len(attempt.ranks),
             memory=memory,
+            workers=attempt.world,
         )
 
 
