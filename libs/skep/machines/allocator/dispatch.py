@@ -19,6 +19,7 @@ from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.advice import JobPace, ScalePoint
 from skep.wire.changes import Goal
 from skep.wire.cluster import Cluster
 from skep.wire.commands import (
@@ -127,6 +128,10 @@ class Soft:
         to date."""
         self.left: dict[str, tuple[Duration, int]] = {}
         """By job: how long it still had to run, as predicted, when it had been served so long."""
+        self.paces: dict[str, tuple[JobPace, Instant]] = {}
+        """By job that runs or is suspended: how it went when that was last told, and when."""
+        self.scales: dict[tuple[str, str], tuple[ScalePoint, ...]] = {}
+        """By family and type of GPU: how it scales, as it was last told."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
