@@ -37,7 +37,10 @@ HOLDS_TOLD = 50
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
-    watch.no_policy(machine, now)
+    if machine.soft.unmade or machine.alarms:
+        watch.no_policy(machine, now)
+    if not machine.soft.planned:
+        return 0
     taken = _return(machine, now, room)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
