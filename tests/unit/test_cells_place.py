@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from skep.cells.check import check
@@ -94,9 +96,7 @@ def test_the_one_node_that_a_limit_leaves_is_found_among_many_alike(used: bool) 
         request = idle(f"j{number}", (1, 1)) if used else Request("j0", "a", 0, ((1, 1),))
         cells.carry_out(request, _placed(cells, request))
     for last in ("n58", "n59"):
-        found = cells.place(
-            Request(last, "a", 0, ((1, 2),)), limit=lambda node, only=last: int(node == only)
-        )
+        found = cells.place(Request(last, "a", 0, ((1, 2),)), limit=Counter({last: 1}).__getitem__)
         assert leaves_of(found) == [(2 * int(last[1:]), 2 * int(last[1:]) + 1)]
 
 
