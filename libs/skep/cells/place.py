@@ -59,6 +59,8 @@ class Search:
         self.chain, self.pool, self.below = chain, pool, below
         self.shape = chain.topology
         self.loss, self.limit = loss, limit
+        # Which of many nodes a limit leaves is known only once each has been asked.
+        self.look = LOOK if limit is None else self.shape.count[self.shape.node_level]
         self.sizes = sorted(request.sizes, reverse=True)
         self.need = sum(self.sizes)
         within = self.shape.level(request.within) if request.within else None
@@ -125,7 +127,7 @@ class Search:
                 whole = [index for index in self.shape.within(bound, cell, level)
                          if index in group] if bound >= level else []  # fmt: skip
                 whole.sort(key=busy.__getitem__)
-                yield [(level, index) for index in whole[:LOOK]]
+                yield [(level, index) for index in whole[: self.look]]
 
     def _in_unit(self, units: Iterable[tuple[int, int]], within: int) -> Iterator[Found]:
         for level, index in units:
@@ -227,7 +229,7 @@ class Search:
 
     def _in_new(self, level: int, within: int) -> Iterator[Found]:
         """Yield placements in one more cell of a level that the VC binds for it."""
-        for cell in new_cells(self.chain, level):
+        for cell in new_cells(self.chain, level, most=self.look):
             node = self.shape.node_level
             if level <= node:
                 for found in self._inside(level, cell, within, level):
@@ -384,7 +386,9 @@ class Search:
         return taken
 
 
-def new_cells(chain: ChainState, level: int, draft: Draft | None = None) -> Iterator[int]:
+def new_cells(
+    chain: ChainState, level: int, draft: Draft | None = None, most: int = LOOK
+) -> Iterator[int]:
     """Yield cells that may be bound: safe to take out of the free cells, one after another.
 
     The clean ones first, then those that opportunistic jobs use. A caller that wants one of several
@@ -409,7 +413,7 @@ def new_cells(chain: ChainState, level: int, draft: Draft | None = None) -> Iter
             plan = Draft(forest)
         yield cell
         looked += draft is None and forest.busy[level][cell] > 0
-        if looked == LOOK:
+        if looked == most:
             return
 
 

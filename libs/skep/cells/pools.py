@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 from skep.cells.forest import Forest, Index
 
@@ -77,12 +78,16 @@ class VCell:
     because the VC has to bear bad hardware: it is shown what it can still use.
     """
 
-    __slots__ = ("doomed", "index", "level", "pool", "used")
+    __slots__ = ("doomed", "index", "level", "number", "pool", "used")
 
     def __init__(self, pool: Pool, level: int, index: int, *, doomed: bool = False) -> None:
         """Describe a binding."""
         self.pool, self.level, self.index = pool, level, index
         self.used, self.doomed = 0, doomed
+        taken = {cell.number for (at, _), cell in pool.bound.items() if at == level}
+        self.number: int = next(each for each in count() if each not in taken)
+        """Which of the VC's cells of its level it is: the same one for whoever looks at the VC,
+        whatever hardware it is bound to."""
 
 
 def _drop(buckets: dict[int, Index], key: int, index: int) -> None:

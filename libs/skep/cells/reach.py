@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from skep.cells.chain import ChainState
@@ -9,14 +10,17 @@ from skep.cells.forest import Draft
 from skep.cells.place import new_cells
 from skep.cells.pools import Pool
 
+Reach = dict[int, dict[str, int]]
+"""GPUs by index of a node, and there by pin: under "" those for jobs without one."""
 
-def reach(chain: ChainState, vc: str) -> dict[int, int] | None:
-    """Return by index of a node how many more GPUs there the VC's cells could cover now.
+
+def reach(chain: ChainState, vc: str) -> Reach | None:
+    """Return how many more GPUs of each node the VC's cells could cover now.
 
     Those of the cells that it has bound, and of as many more as it may bind together; what
-    opportunistic jobs use counts as free. None: it has no cells in this chain. To whom the whole
-    chain belongs, all of it is within reach. They come in the order in which the VC bound them,
-    then those it has not bound: so it sees them in the same order whatever others do.
+    opportunistic jobs use counts as free. A pinned cell serves jobs that name it, and no others.
+    None: it has no cells in this chain. To whom the whole chain belongs, all of it is within reach.
+    They come in the order of the VC's cells by number, which is the same whatever others do.
     """
     pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
     if not pools:
@@ -24,36 +28,62 @@ def reach(chain: ChainState, vc: str) -> dict[int, int] | None:
     shape, node = chain.topology, chain.topology.node_level
     owned = sum(count * shape.size[level]
                 for pool in pools for level, count in enumerate(pool.total))  # fmt: skip
-    found: dict[int, int] = {}
+    found: Reach = {}
     if owned == shape.leaves:
         size, firm = shape.node_size, chain.forest.firm[node]
-        for pool in pools:
-            for level, index in pool.bound:
-                first = shape.span(level, index).start // size
-                for each in range(first, first + max(1, shape.size[level] // size)):
-                    found[each] = size - firm[each]
-        for index, taken in enumerate(firm):
-            found.setdefault(index, size - taken)
-        return found
+        for index in (*_all_nodes(chain, pools), *range(len(firm))):
+            found[index] = {"": size - firm[index]}
     for pool in pools:
-        for level, index in pool.bound:
-            _add(chain, found, level, index)
-        if not pool.pin:
-            _unbound(chain, pool, found)
+        if pool.pin or owned < shape.leaves:
+            for cell in [*pool.bound] if pool.pin else _own(chain, pool):
+                _add(chain, found, pool.pin, cell)
+    if owned == shape.leaves:
+        for there in found.values():
+            there[""] -= sum(there.values()) - there[""]
     return found
 
 
-def _unbound(chain: ChainState, pool: Pool, found: dict[int, int]) -> None:
+def _own(chain: ChainState, pool: Pool) -> Iterator[tuple[int, int]]:
+    """Yield a VC's cells by their numbers, and hardware that those not bound could have now."""
     draft = Draft(chain.forest)
     for level in range(chain.topology.top, 0, -1):
-        if pool.left[level]:
-            for cell in islice(new_cells(chain, level, draft), pool.left[level]):
-                _add(chain, found, level, cell)
+        if pool.total[level]:
+            new = islice(new_cells(chain, level, draft), pool.left[level])
+            yield from _numbered(pool, level, new)
 
 
-def _add(chain: ChainState, found: dict[int, int], level: int, index: int) -> None:
+def _numbered(pool: Pool, level: int, new: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Yield the cells of a level by their numbers; of those that are not bound, `new` ones."""
+    bound = {cell.number: index for (at, index), cell in pool.bound.items() if at == level}
+    for number in range(pool.total[level]):
+        index = bound[number] if number in bound else next(new, None)
+        if index is not None:
+            yield level, index
+
+
+def _all_nodes(chain: ChainState, pools: list[Pool]) -> Iterator[int]:
+    """Yield the nodes of whoever owns the whole chain by the numbers of his cells."""
+    shape, node = chain.topology, chain.topology.node_level
+    for pool in pools:
+        for level in range(shape.top, 0, -1) if not pool.pin else ():
+            taken = {index for at, index in pool.bound if at == level}
+            free = (index for index in range(shape.count[level])
+                    if index not in taken and not chain.forest.firm[level][index])  # fmt: skip
+            for _, index in _numbered(pool, level, free if level >= node else iter(())):
+                yield from _nodes(chain, level, index)
+
+
+def _nodes(chain: ChainState, level: int, index: int) -> range:
+    """Return the nodes that a cell is on."""
+    span, size = chain.topology.span(level, index), chain.topology.node_size
+    return range(span.start // size, -(-span.stop // size))
+
+
+def _add(chain: ChainState, found: Reach, pin: str, cell: tuple[int, int]) -> None:
     shape, firm = chain.topology, chain.forest.firm
+    level, index = cell
     lower = min(level, shape.node_level)
     for unit in shape.within(level, index, lower):
         node = unit * shape.size[lower] // shape.node_size
-        found[node] = found.get(node, 0) + shape.size[lower] - firm[lower][unit]
+        there = found.setdefault(node, {"": 0})
+        there[pin] = there.get(pin, 0) + shape.size[lower] - firm[lower][unit]

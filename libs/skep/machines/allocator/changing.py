@@ -460,25 +460,6 @@ def give_way(
     return True
 
 
-def to_own_cells(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
-    """Have a job leave what it borrows, its state stored; return whether it does, or is about to.
-
-    One that cannot store its state would lose its work: it goes on borrowing.
-    """
-    if job.state is State.BOUND or job.state is State.STOPPING:
-        return True
-    if job.state is not State.RUNNING or job.cancelled:
-        return False
-    if job.change is not None:
-        return job.change.why in MAKES_ROOM
-    if not job.known:
-        return True
-    if "checkpoint" not in job.can:
-        return False
-    begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
-    return True
-
-
 def awaits_size(job: JobState) -> bool:
     """Return whether a gang changes its size, or has, and can make room alive once that is over."""
     if job.state is not State.RUNNING:
@@ -537,6 +518,9 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     looked = soft.changes, machine.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
+    if not machine.away:
+        soft.looked = looked
+        return
     room, kept = RETURNS_MAX, returns.kept(machine)
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):

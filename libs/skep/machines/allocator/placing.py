@@ -18,6 +18,8 @@ from skep.machines.allocator import cellwork, changing, returns, servers, suspec
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.units import Instant
+from skep.wire.changes import Goal
+from skep.wire.commands import Checkpoint
 from skep.wire.facts import (
     CellsReserved,
     JobBound,
@@ -100,7 +102,26 @@ def take_up(
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
     if hold is not None and job.state is not State.STOPPING and promote(machine, job):
         return 1
-    return -1 if changing.to_own_cells(machine, job, now) else 0
+    return -1 if _leaves(machine, job, now) else 0
+
+
+def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Have a job leave what it borrows, its state stored; return whether it does, or is about to.
+
+    One that cannot store its state would lose its work: it goes on borrowing.
+    """
+    if job.state is State.BOUND or job.state is State.STOPPING:
+        return True
+    if job.state is not State.RUNNING or job.cancelled:
+        return False
+    if job.change is not None:
+        return job.change.why in changing.MAKES_ROOM
+    if not job.known:
+        return True
+    if "checkpoint" not in job.can:
+        return False
+    changing.begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
+    return True
 
 
 def _give(
