@@ -173,7 +173,9 @@ def _lend(
     unlent = machine.soft.unlent
     for job in line:
         shape = job.spec.vc, job.spec.resources
-        if unlent.get(shape) == machine.soft.changes and job.waits is not None:
+        known = unlent.get(shape)
+        told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
+        if known is not None and known[0] == machine.soft.changes and told:
             continue
         if job.away:
             cost = acting.go_on(machine, job, (), now)
@@ -189,7 +191,7 @@ def _lend(
         if not job.away:
             if len(unlent) >= FAILED_MAX:
                 unlent.clear()
-            unlent[shape] = machine.soft.changes
+            unlent[shape] = machine.soft.changes, job.waits
     return 0
 
 
