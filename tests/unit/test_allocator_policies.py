@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, views
 from skep.machines.allocator.jobs import State
 from skep.machines.allocator.keep import JobKept
 from skep.machines.allocator.plans import HOLDS_TOLD
@@ -356,6 +356,44 @@ def test_a_move_that_comes_to_nothing_is_tried_again_later_and_later() -> None:
     assert planned.try_elsewhere("j1", at(30))
     assert not planned.try_elsewhere("j1", at(89))
     assert planned.try_elsewhere("j2", at(89))
+
+
+def test_many_who_may_only_borrow_are_told_why_they_wait_bit_by_bit() -> None:
+    decide = under("later", joined(gpus=4), joined("node-2", gpus=4))
+    for number in range(1, 140):
+        decide(job(number, gpus=4, workers=2, over_quota="opportunistic"), 1)
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=4, policy="later"),
+                                 "cv": VirtualCluster(gpus=4)}), 2)  # fmt: skip
+    said = [len(why(effects))]
+    while decide.machine.wake_at() == at(2):
+        said.append(len(why(decide.tick(2))))
+    assert sum(said) >= 138, "everybody is told that he waits for what he may borrow"
+    assert max(said) <= 2 * (HOLDS_TOLD + 1)
+
+
+def test_what_is_known_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "FITS_MAX", 5, raising=False)
+    decide = under("srtf")
+    for number in range(1, 20):
+        decide(job(number, cpus=number), 1)
+    assert len(decide.machine.soft.planned["nlp"].fits) <= 5
+
+
+def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
+    decide = allocator(joined(gpus={"cpu": 4}))
+
+    def seen(gpu: str, gpus: int) -> list[tuple[str, int]]:
+        chain = Chain(gpu=gpu, levels=(Level(name="node", fanout=gpus),), node_level="node",
+                      nodes=(NodeCell(node="node-1"),))  # fmt: skip
+        cells = (Quota(chain="c", level="node", count=1),)
+        decide(SetVcs(chains={"c": chain}, vcs={"nlp": VirtualCluster(cells=cells, policy="srtf")}))
+        nodes = decide.machine.soft.planned["nlp"].seats.views(decide.machine, "nlp")
+        return [(node.gpu_type, node.gpus) for node in nodes]
+
+    assert seen("cpu", 4) == [("cpu", 4)]
+    assert seen("cpu", 2) == [("cpu", 2)]
+    assert seen("gpu", 2) == [("gpu", 2)]
+    assert seen("tpu", 2) == [("tpu", 2)], "no GPU of it is free here or there"
 
 
 PAIRS = Chain(

@@ -42,7 +42,7 @@ class Seats:
 
     def views(self, machine: AllocatorMachine, vc: str) -> tuple[NodeView, ...]:
         """Return the nodes that the VC has cells on, or could have."""
-        made: list[NodeView] = []
+        made: dict[tuple[str, str], NodeView] = {}
         lent = any(machine.cells.borrowed.values())
         for name, chain in machine.cells.chains.items():
             found = reach(chain, vc)
@@ -52,9 +52,11 @@ class Seats:
                 node = chain.topology.nodes[index]
                 state = machine.nodes.get(node)
                 if state is not None:
-                    made.append(self._view(machine, (name, node), state, free, lent=lent))
+                    place = name, node
+                    made[place] = self._view(machine, place, state, free, lent=lent)
         self._stale.clear()
-        return tuple(made)
+        self._made = made
+        return tuple(made.values())
 
     def _view(
         self, machine: AllocatorMachine, place: tuple[str, str], state: NodeState,
@@ -67,13 +69,15 @@ class Seats:
         pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
         known = self._made.get(place)
         chain, node = place
+        shape = machine.cells.chains[chain].topology
         if known is not None and node not in self._stale:
             same = known.free == free[""] and known.pins == pins
             same = same and known.cpus_free == cpus and known.memory_free == memory
+            same = same and (known.gpu_type, known.gpus) == (shape.gpu, shape.node_size)
             if same and known.cpus == state.joined.cpus and known.memory == state.joined.memory:
                 return known
-        shape, there = machine.cells.chains[chain].topology, self._on.get(node, {})
-        view = NodeView(
+        there = self._on.get(node, {})
+        return NodeView(
             node=node,
             chain=chain,
             gpu_type=shape.gpu,
@@ -88,8 +92,6 @@ class Seats:
             memory=state.joined.memory,
             memory_free=memory,
         )
-        self._made[place] = view
-        return view
 
 
 def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:

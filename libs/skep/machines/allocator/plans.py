@@ -37,7 +37,10 @@ HOLDS_TOLD = 50
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
-    watch.no_policy(machine, now)
+    if machine.soft.unmade or machine.alarms:
+        watch.no_policy(machine, now)
+    if not machine.soft.planned:
+        return 0
     taken = _return(machine, now, room)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
@@ -113,13 +116,20 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
 
 def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
     """Let jobs have idle GPUs that the VC's own cells never hold; return what it took."""
-    taken = 0
+    taken = told = 0
     for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
-        job = machine.jobs[name]
-        if taken < room and job.away:
-            taken += acting.go_on(machine, job, (), now)
-        elif taken < room and job.state is State.QUEUED and name not in machine.parked:
-            taken += max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
+        if taken >= room:
+            break
+        if told >= HOLDS_TOLD:
+            planned.due, machine.soft.check_at = True, now
+            break  # It goes on in the next decision, which remembers who was told.
+        job, said, cost = machine.jobs[name], len(machine.effects), 0
+        if job.away:
+            cost = acting.go_on(machine, job, (), now)
+        elif job.state is State.QUEUED and name not in machine.parked:
+            cost = max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
+        taken += cost
+        told += not cost and len(machine.effects) > said
     return taken
 
 

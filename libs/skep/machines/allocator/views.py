@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellwork, packs
+from skep.machines.allocator import cellwork, paces, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 ENDED_KEPT = 500
 """Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
+
+FITS_MAX = 1000
+"""Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
+queue has. To find out again costs one attempt."""
 
 TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
@@ -85,6 +89,8 @@ class Planned:
         if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
             shape = job.spec.resources, job.size
             if shape not in self.fits:
+                if len(self.fits) >= FITS_MAX:
+                    self.fits.clear()
                 self.fits[shape] = cellwork.fits_own(machine, job)
             if not self.fits[shape]:
                 self.misfits[name], view = None, None
@@ -178,12 +184,15 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
         job = machine.jobs.get(name)
         if job is None:
             soft.left.pop(name, None)
+            paces.forget(machine, name)
             for planned in soft.planned.values():
                 if name in planned.views:
                     planned.forget(name)
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
+            if job.state is State.QUEUED:
+                paces.forget(machine, name)
             planned.show(machine, job)
             planned.due = planned.due or due
 
@@ -253,6 +262,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         borrows=job.job in machine.borrowed,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=job.can,
+        **paces.shown(machine, job),
     )
 
 
