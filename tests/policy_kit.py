@@ -160,6 +160,32 @@ def carry_out(plan: Plan, seen: VcView) -> VcView:
         each = jobs[action.job]
         free = {node.node: node.free_for(each.pin) for node in _again(seen, jobs).nodes}
         jobs[action.job] = _changed(each, action, seen.now, free)
+    return _serve(plan, seen, jobs)
+
+
+def begin(plan: Plan, seen: VcView) -> VcView:
+    """Return the view as the allocator decides: who is stopped has his GPUs while turns are taken.
+
+    `leave` then has him be gone.
+    """
+    jobs = {each.job: each for each in seen.jobs}
+    for action in plan.actions:
+        assert isinstance(action, Preempt | Suspend), action
+        ran = Duration(jobs[action.job].ran(seen.now))
+        stopping = {"phase": Phase.STOPPING, "served": ran, "since": seen.now}
+        jobs[action.job] = msgspec.structs.replace(jobs[action.job], **stopping)
+    return _serve(plan, seen, jobs)
+
+
+def leave(seen: VcView, action: Action) -> VcView:
+    """Return the view after who was stopped by an action has left."""
+    jobs = {each.job: each for each in seen.jobs}
+    running = msgspec.structs.replace(jobs[action.job], phase=Phase.RUNNING)
+    jobs[action.job] = _changed(running, action, seen.now, {})
+    return _again(seen, jobs)
+
+
+def _serve(plan: Plan, seen: VcView, jobs: dict[str, JobView]) -> VcView:
     after = _again(seen, jobs)
     for turn in plan.turns:
         job_ = jobs[turn.job]

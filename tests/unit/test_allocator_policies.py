@@ -36,7 +36,7 @@ from tests.kit import (
     spec,
     started,
 )
-from tests.unit.test_allocator_changes import changed, told
+from tests.unit.test_allocator_changes import changed, suspended, told
 
 
 class Shortest(Policy, frozen=True):
@@ -459,3 +459,21 @@ def test_a_turn_waits_for_its_nodes_while_a_job_is_there_whose_end_makes_room() 
         ("j2", "node-1"),
         ("j3", "node-1"),
     ]
+
+
+def test_who_stood_without_gpus_and_is_cancelled_goes_on_no_more() -> None:
+    """Its processes stand still until they are gone: a turn, or a move beside others, is nothing.
+
+    Nor does it wait for anything.
+    """
+    decide = under("later")
+    decide(job(1), 11)
+    decide(started("j1"))
+    decide(known("j1"))
+    suspended(decide, release=True)
+    planned = decide.machine.soft.planned["nlp"]
+    planned.policy = Broken(names=("j1",))
+    effects = decide(cancel_asked(1), 20)
+    assert of(effects, JobStopping) == ["j1"]
+    assert of(effects, GpusRegained) == []
+    assert why(effects) == []

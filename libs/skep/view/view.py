@@ -37,8 +37,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unfinished job. Times are nanoseconds.
 
     `served` is how long it has run in all attempts until `since`; while it is RUNNING it has run
-    from `since` on too. The allocator does not fill `steps`, `rate_milli`, `utilisation`, `rates`
-    and `slowdown` yet: in a cluster, real or simulated, nobody knows them.
+    from `since` on too. What is measured and predicted (from `steps` on) comes from the advisor,
+    seconds after it has become so; where jobs do not report, nobody knows it.
     """
 
     job: str
@@ -73,17 +73,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     can: tuple[str, ...] = ()
     """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
     steps: int = 0
-    """Mini-batches done; 0 as well if nobody knows, as always for now."""
+    """Mini-batches done at `steps_at`; 0 as well if nobody knows."""
+    steps_at: Instant = Instant(0)
     rate_milli: int = 0
-    """Thousandths of a mini-batch per second, measured; 0: not known, as always for now."""
+    """Thousandths of a mini-batch per second where it runs or last ran, measured; 0: not known, or
+    it makes none."""
     utilisation: int = -1
-    """Thousandths of its GPUs' time that were busy; -1: not known, as always for now."""
+    """Thousandths of its GPUs' time that were busy; -1: not known."""
+    memory: int = 0
+    """Bytes that its largest worker has of its GPUs' memory; 0: not known."""
     rates: tuple[tuple[int, int], ...] = ()
     """Thousandths of a mini-batch per second with each number of workers that it may have, fewest
-    first, as predicted; empty: nobody knows, as always for now."""
+    first, as predicted; empty: nobody knows."""
     slowdown: tuple[tuple[int, int], ...] = ()
     """Thousandths of its time on as few nodes as possible that it takes on so many nodes, fewest
-    first, as predicted; empty: nobody knows, as always for now."""
+    first, as predicted; empty: nobody knows."""
     held: int = 0
     """How often a plan has held it back, each time after something had come free."""
 

@@ -22,8 +22,9 @@ record's first event, since the event before it for the others.
 
     [70512,{"type":"too-long"}]     a core message that would take more than NOTE_BYTES_MAX
 
-Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
-is not: it only says that its node was not silent, as does the absence of a NodeLost.
+Core messages are noted if facts followed from them; advice always, as decisions go by it. A
+heartbeat that led to nothing is not: it only says that its node was not silent, as does the absence
+of a NodeLost.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import msgspec
 from skep.ids import job_id, job_sequence
 from skep.units import Duration, Instant
 from skep.wire import subjects
-from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -62,7 +63,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Outlook | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | None = None
+    message: Heartbeat | QueueAdvice | Outlook | None = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False

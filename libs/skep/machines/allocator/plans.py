@@ -37,7 +37,10 @@ HOLDS_TOLD = 50
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
-    watch.no_policy(machine, now)
+    if machine.soft.unmade or machine.alarms:
+        watch.no_policy(machine, now)
+    if not machine.soft.planned:
+        return 0
     taken = _return(machine, now, room)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
@@ -56,7 +59,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
     for planned in machine.soft.planned.values():
         for name in list(planned.returning):
             job = _job(machine, planned, name)
-            waits = job is not None and job.released and job.change is None
+            waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
                 cost = changing.returns_now(machine, job, now)
                 placing.promote(machine, job)
@@ -65,7 +68,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
                 waits = waits and bool(returns.lent(machine, job))
             if not waits:
                 del planned.returning[name]
-                planned.due = planned.due or (job is not None and job.released)
+                planned.due = planned.due or (job is not None and job.away)
                 machine.soft.changes += 1  # Nobody keeps others off those GPUs any more.
     return taken
 
@@ -121,7 +124,7 @@ def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) 
             planned.due, machine.soft.check_at = True, now
             break  # It goes on in the next decision, which remembers who was told.
         job, said, cost = machine.jobs[name], len(machine.effects), 0
-        if job.released:
+        if job.away:
             cost = acting.go_on(machine, job, (), now)
         elif job.state is State.QUEUED and name not in machine.parked:
             cost = max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
@@ -180,7 +183,7 @@ def _take_turns(
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
-        if job.state is not State.QUEUED and not job.released:
+        if job.state is not State.QUEUED and not job.away:
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
             return taken
@@ -195,7 +198,7 @@ def _take_turns(
         if cost:
             continue
         planned.open = True
-        stuck = stuck or (plan.strict and not job.released)
+        stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
         told += len(machine.effects) > said
@@ -207,7 +210,7 @@ def _take_turn(
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
     changes = machine.soft.changes
-    if job.released:
+    if job.away:
         cost = acting.go_on(machine, job, turn.nodes, now)
         if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
             cost = acting.go_on(machine, job, (), now)
@@ -275,7 +278,7 @@ def _hold(
         if view is None or name in turns or name in machine.parked:
             continue
         job = machine.jobs[name]
-        if job.state is not State.QUEUED and not (job.released and job.change is None):
+        if job.state is not State.QUEUED and not (job.away and job.change is None):
             continue
         if planned.policy.counts_holds:
             planned.hold(name, machine.soft.changes)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellwork, packs
+from skep.machines.allocator import cellwork, paces, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
@@ -184,12 +184,15 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
         job = machine.jobs.get(name)
         if job is None:
             soft.left.pop(name, None)
+            paces.forget(machine, name)
             for planned in soft.planned.values():
                 if name in planned.views:
                     planned.forget(name)
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
+            if job.state is State.QUEUED:
+                paces.forget(machine, name)
             planned.show(machine, job)
             planned.due = planned.due or due
 
@@ -259,6 +262,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         borrows=job.job in machine.borrowed,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=job.can,
+        **paces.shown(machine, job),
     )
 
 

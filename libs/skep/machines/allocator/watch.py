@@ -45,8 +45,10 @@ ALARMS_AT_ONCE = 5
 ALARMS_MAX = 100
 """New alarms in one decision, so that their facts fit its record beside a large gang's, and alarms
 at one time: a broken index is found in every cell, and the first hundred tell enough."""
-ASIDE = (JobQueued, JobWaits, MemberRan, JobRan, MemberLearned)
+ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned))
 """Facts that change nothing about cells: they need no look."""
+HOLDS = frozenset((JobBound, JobDemoted, JobPromoted, CellsReserved, GpusRegained))
+"""Facts by which somebody gets GPUs, or holds them in another way."""
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """What a look at broken cells may raise."""
 
@@ -59,18 +61,16 @@ Place = tuple[Reason, str, str]
 
 def look(machine: AllocatorMachine, now: Instant) -> None:
     """Look at what a decision may have broken."""
-    facts = [effect.fact for effect in machine.effects if type(effect) is Record]
-    if all(type(fact) in ASIDE for fact in facts):
+    facts = [effect.fact for effect in machine.effects
+             if type(effect) is Record and type(effect.fact) not in ASIDE]  # fmt: skip
+    if not facts:
         return
     cells = machine.cells
     every = (broken for chain in cells.chains.values() for broken in unsafe(chain))
     found = _collect(every)
     for fact in facts:
-        match fact:
-            case JobBound() | JobDemoted() | JobPromoted() | CellsReserved() | GpusRegained():
-                found += _collect(of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
-            case _:
-                pass
+        if type(fact) in HOLDS:
+            found += _collect(of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
     if machine.alarms:
         broken = {_place(each) for each in found}
         for place in [each for each in machine.alarms if each[0] is Reason.CELLS_UNSAFE]:
