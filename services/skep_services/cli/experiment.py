@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,6 @@ says so, and ends with 130.
 
 def options(parser: ArgumentParser) -> None:
     """Add what `experiment` takes."""
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("name", help="`list`, or the experiment's name")
     parser.add_argument("--seeds", metavar="SEEDS", default="10",
