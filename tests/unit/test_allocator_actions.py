@@ -136,7 +136,7 @@ def test_a_job_that_waits_is_packed_beside_another_and_taken_off_again() -> None
         "j1": ("j2",), "j2": ("j1",)}  # fmt: skip
     (command,) = [each for each in told(do(decide, Unpack("j2", WHY), second=20))
                   if isinstance(each.change, SuspendChange)]  # fmt: skip
-    assert (command.job, command.change.release) == ("j2", True)
+    assert (command.job, command.change) == ("j2", SuspendChange(release=True))
     effects = decide(changed(command, released=True), 21)
     assert decide.machine.jobs["j2"].held is Reason.UNPACKED
     assert not of(effects, GpusShared)

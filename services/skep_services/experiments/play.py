@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
 from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results, Setting, play
 from skep.experiments.hived import Outcome
-from skep_services.simulations.pool import Stop
+from skep_services.simulations.pool import DiedError, Stop, deaf_children
 
 LOOK_S = 0.2
 """Between two looks for the end, or for Ctrl-C."""
@@ -34,15 +35,27 @@ def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Tas
 def run_all(
     todo: Sequence[Task], processes: int, tell: Callable[[int], None], stop: Stop
 ) -> dict[Task, Outcome]:
-    """Return what came of each task; what was not done when `stop` was asked is left out."""
+    """Return what came of each task; what was not done when `stop` was asked is left out.
+
+    Raises DiedError.
+    """
     done: dict[Task, Outcome] = {}
-    with multiprocessing.get_context("spawn").Pool(processes, _deaf) as pool:
-        waiting = {task: pool.apply_async(one, (task,)) for task in todo}
-        while waiting and not stop.asked:
-            next(iter(waiting.values())).wait(LOOK_S)
-            for task in [task for task, answer in waiting.items() if answer.ready()]:
-                done[task] = waiting.pop(task).get()
-            tell(len(done))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        with deaf_children():
+            waiting = {pool.submit(one, task): task for task in todo}
+        try:
+            while waiting and not stop.asked:
+                over, _ = wait(waiting, LOOK_S, FIRST_COMPLETED)
+                done |= {waiting.pop(each): each.result() for each in over}
+                tell(len(done))
+        except BrokenProcessPool:
+            reason = "a run ended without a result: its process was killed, or had no memory left"
+            raise DiedError(reason) from None
+        finally:
+            if waiting:  # What was not done would be done before the pool ends.
+                for process in multiprocessing.active_children():
+                    process.kill()
     return done
 
 
@@ -59,8 +72,3 @@ def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
     by = {(task.setting, task.seed): outcome for task, outcome in done.items()}
     return {setting.label: [by[place, seed] for seed in whole]
             for place, setting in enumerate(settings)}  # fmt: skip
-
-
-def _deaf() -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -139,9 +139,14 @@ class Soft:
         while timers and due.get(timers[0][1]) != timers[0][0]:
             heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
         first = timers[0][0] if timers else None
-        times = (first, self.check_at, self.resolve_at,
-                 *(each.look_at for each in self.planned.values()))  # fmt: skip
-        return min((at for at in times if at is not None), default=None)
+        if self.check_at is not None and (first is None or self.check_at < first):
+            first = self.check_at
+        if self.resolve_at is not None and (first is None or self.resolve_at < first):
+            first = self.resolve_at
+        for each in self.planned.values():
+            if each.look_at is not None and (first is None or each.look_at < first):
+                first = each.look_at
+        return first
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
         """Ask for a reminder, in place of the same one asked for earlier."""

@@ -464,11 +464,14 @@ class AllocatorMachine:
 
     def queue(self, job: JobState) -> JobQueue:
         """Return the queue a job waits in."""
-        return self.queue_of(*job.queue)
+        return self.queue_of(job.spec.vc, job.spec.opportunistic)
 
     def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:
         """Return the queue of a VC and service class."""
-        return self.queues.setdefault((vc, opportunistic), JobQueue())
+        queue = self.queues.get((vc, opportunistic))
+        if queue is None:
+            queue = self.queues[vc, opportunistic] = JobQueue()
+        return queue
 
     def _apply_waits(self, fact: JobWaits) -> None:
         job = self.jobs[fact.job]
