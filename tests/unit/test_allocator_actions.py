@@ -1,4 +1,4 @@
-"""What a policy does to jobs that run is done, by facts and commands; what it may not is refused."""
+"""What a policy does to jobs is done, by facts and commands; what it may not do is refused."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar

@@ -36,9 +36,9 @@ AGAIN_AFTER = seconds(5.0)
 """How long after the allocator began it is told everything: it listens by then."""
 AGAIN_EVERY = seconds(3600.0)
 """How often everything is told: a lost message is made up for. 20,000 jobs are 3 MB of notes."""
-JOBS_MAX = 200
-"""Jobs in one message: it is kept with what was decided on, in a record of 512 KiB."""
-POINTS_TOLD = 400
+JOBS_MAX = 100
+"""Jobs in one message: all of it is noted with what was decided on, 64 KiB at most."""
+POINTS_TOLD = 128
 """Points of families in one message."""
 
 assert POINTS_MAX <= POINTS_TOLD
