@@ -35,16 +35,20 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="SEEDS", default="10",
                         help="10 (that is 0 to 9), 3-12 or 1,5,9; default 10")  # fmt: skip
     parser.add_argument("--days", metavar="N", type=float, default=None,
-                        help="days of submissions; default as in the paper's figure")  # fmt: skip
+                        help="days of submissions; default a week with cells, two months with "
+                             "quotas, ten days on the testbed")  # fmt: skip
     parser.add_argument("--processes", metavar="N", type=int, default=0,
                         help="runs at a time; default as many as processors")  # fmt: skip
+    parser.add_argument("--keep", metavar="DIR", type=Path,
+                        help="keep there what each run came to, and run nothing again that this "
+                             "very program has kept")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", type=Path,
                         help="write NAME.html, NAME.svg and NAME.json there")  # fmt: skip
 
 
 def run(arguments: Namespace) -> int:
     """Run the experiment, tell, and return the exit code."""
-    from skep.experiments.catalogue import DAYS, EXPERIMENTS
+    from skep.experiments.catalogue import EXPERIMENTS
     from skep_services.simulations import inputs
 
     if arguments.name == "list":
@@ -53,16 +57,16 @@ def run(arguments: Namespace) -> int:
     if experiment is None:
         hint = inputs.like(arguments.name, EXPERIMENTS)
         raise CommandError(exits.USAGE, f"no experiment is called {arguments.name}{hint}")
-    days = DAYS if arguments.days is None else arguments.days
-    if days <= 0 or arguments.processes < 0:
+    days: float | None = arguments.days
+    if (days is not None and days <= 0) or arguments.processes < 0:
         raise CommandError(exits.USAGE, "--days is above 0, and --processes 1 or more")
     try:
         seeds = inputs.seeds(arguments.seeds)
     except inputs.WrongError as error:
         raise CommandError(exits.USAGE, str(error)) from None
-    results, interrupted = _play(experiment, seeds, days, arguments.processes)
+    results, interrupted = _play(experiment, seeds, days, arguments.processes, arguments.keep)
     whole = len(next(iter(results.values())))
-    told = f"{render.plural(whole, 'seed')}, {days:g} days of submissions."
+    told = f"{render.plural(whole, 'seed')}{'' if days is None else f', {days:g} days'}."
     if interrupted:
         told += f" Interrupted: {whole} of {len(seeds)} seeds are whole."
     lines = experiment.lines(results) if whole else []
@@ -84,7 +88,11 @@ def _list(arguments: Namespace, experiments: Sequence[Experiment]) -> int:
 
 
 def _play(
-    experiment: Experiment, seeds: Sequence[int], days: float, processes: int
+    experiment: Experiment,
+    seeds: Sequence[int],
+    days: float | None,
+    processes: int,
+    folder: Path | None,
 ) -> tuple[Results, bool]:
     from skep_services.experiments import play
     from skep_services.simulations import pool
@@ -101,7 +109,7 @@ def _play(
             sys.stderr.flush()
 
     with pool.Stop().on_interrupt() as stop:
-        done = play.run_all(todo, processes or pool.processors(), tell, stop)
+        done = play.run_all(todo, processes or pool.processors(), tell, stop, folder)
     if shown:
         sys.stderr.write("\n")
     say(f"{render.plural(len(done), 'run')} in "

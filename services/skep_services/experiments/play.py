@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results, Setting, play
 from skep.experiments.hived import Outcome
+from skep_services.experiments import keep
 from skep_services.simulations.pool import Stop
 
 LOOK_S = 0.2
@@ -21,10 +23,14 @@ class Task(NamedTuple):
     experiment: str
     setting: int
     seed: int
-    days: float
+    days: float | None
+
+    def setting_of(self) -> Setting:
+        """Return what is run."""
+        return EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
 
 
-def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Task]:
+def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
     """Return everything that is to be run, seed by seed: an early stop leaves whole seeds."""
     settings = experiment.settings(days)
     return [Task(experiment.name, place, seed, days)
@@ -32,23 +38,34 @@ def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Tas
 
 
 def run_all(
-    todo: Sequence[Task], processes: int, tell: Callable[[int], None], stop: Stop
+    todo: Sequence[Task],
+    processes: int,
+    tell: Callable[[int], None],
+    stop: Stop,
+    folder: Path | None = None,
 ) -> dict[Task, Outcome]:
-    """Return what came of each task; what was not done when `stop` was asked is left out."""
-    done: dict[Task, Outcome] = {}
+    """Return what came of each task; what was not done when `stop` was asked is left out.
+
+    In a `folder` each outcome is kept, and found again by the same program: also by another
+    experiment with the same setting.
+    """
+    done = _kept(folder, todo) if folder is not None else {}
+    todo = [task for task in todo if task not in done]
     with multiprocessing.get_context("spawn").Pool(processes, _deaf) as pool:
         waiting = {task: pool.apply_async(one, (task,)) for task in todo}
         while waiting and not stop.asked:
             next(iter(waiting.values())).wait(LOOK_S)
             for task in [task for task, answer in waiting.items() if answer.ready()]:
                 done[task] = waiting.pop(task).get()
+                if folder is not None:
+                    keep.put(folder, task.setting_of(), task.seed, done[task])
             tell(len(done))
     return done
 
 
 def one(task: Task) -> Outcome:
     """Run one task."""
-    return play(EXPERIMENTS[task.experiment].settings(task.days)[task.setting], task.seed)
+    return play(task.setting_of(), task.seed)
 
 
 def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
@@ -59,6 +76,11 @@ def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
     by = {(task.setting, task.seed): outcome for task, outcome in done.items()}
     return {setting.label: [by[place, seed] for seed in whole]
             for place, setting in enumerate(settings)}  # fmt: skip
+
+
+def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome]:
+    found = {task: keep.get(folder, task.setting_of(), task.seed) for task in todo}
+    return {task: outcome for task, outcome in found.items() if outcome is not None}
 
 
 def _deaf() -> None:
