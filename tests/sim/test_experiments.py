@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skep.experiments import catalogue, hived
-from skep.experiments.quota import QuotaRun
+from skep.experiments.quota import QuotaRun, Rules
 from skep.traces.generators import hived as workload
 from skep.traces.job import TraceJob
 from skep.units import Duration, in_seconds, seconds
@@ -117,6 +117,21 @@ def test_under_quotas_a_tenant_that_asks_for_little_waits_for_the_others() -> No
     run = played(*jobs, nodes=3, a=8, b=16)
     assert waits(run) == [0] * 24 + [800], "12 jobs are left, 4 on every node, all within the quota"
     assert waits(played(jobs[-1], nodes=1, a=8)) == [0]
+
+
+def test_rules_that_the_paper_leaves_open() -> None:
+    jobs = [job("a", 0, 20, 8), job("a", 0, 100, 8), job("b", 30, 10, 8), job("b", 30, 10, 8)]
+    low = QuotaRun(jobs, {"a": 8, "b": 16}, 2, Duration(0), Rules(promote=False))
+    low.run()
+    assert low.preempted_gpus == 8, "it is as low at 30 as it was"
+    wait = QuotaRun(jobs[:2], {"a": 8, "b": 8}, 2, Duration(0), Rules(beyond=False))
+    wait.run()
+    assert waits(wait) == [0, 20]
+    jobs = [job("a", 0, 200, 8), job("b", 0, 200, 8), job("a", 0, 50, 8), job("b", 1, 10, 8),
+            job("a", 2, 10, 8), job("c", 3, 10, 8)]  # fmt: skip
+    order = QuotaRun(jobs, {"a": 32, "b": 16, "c": 8}, 3, Duration(0), Rules(least_used=True))
+    order.run()
+    assert waits(order)[3:] == [69, 58, 47], "c has nothing, a a quarter, and b half of its quota"
 
 
 def test_what_is_sampled_tells_the_high_from_the_low() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from skep.experiments import hived as arms
 from skep.experiments.hived import Outcome
+from skep.experiments.quota import RULES, Rules
 from skep.traces.generators import hived
 
 WEEK = 7.0
@@ -33,6 +34,7 @@ class Setting(NamedTuple):
     """Cells bound to hardware for good."""
     plain: bool = False
     """Private clusters run by the quotas' scheduler as well, which takes seconds for two months."""
+    rules: Rules = RULES
 
 
 class Line(NamedTuple):
@@ -77,7 +79,8 @@ def play(setting: Setting, seed: int, tell: Callable[[str], None] = lambda _: No
     fixed = arms.static(setting.nodes) if setting.fixed else None
     return arms.compare(
         seed, setting.nodes, setting.options, cells=cells, policy=setting.policy,
-        arms=setting.arms, cluster=fixed, beside=beside, plain=setting.plain, tell=tell,
+        arms=setting.arms, cluster=fixed, beside=beside, plain=setting.plain,
+        rules=setting.rules, tell=tell,
     )  # fmt: skip
 
 
@@ -158,7 +161,13 @@ def _load(days: float | None) -> list[Setting]:
               loads=() if own == load else (f"prod-a:{own:g}",), day_sigma=sigma)
         for load, own, sigma in LOADS
     ]  # fmt: skip
-    return [quotas for _, quotas in found] + [found[LOADS.index(PRESSED)][0]]
+    odd = found[LOADS.index(DOUBTFUL)][1]
+    return [
+        *(quotas for _, quotas in found),
+        odd._replace(label=f"{odd.label}, no promotion", rules=Rules(promote=False)),
+        odd._replace(label=f"{odd.label}, least used first", rules=Rules(least_used=True)),
+        found[LOADS.index(PRESSED)][0],
+    ]
 
 
 CELLS, QUOTAS = ": cells", ": quotas"
@@ -170,9 +179,11 @@ LARGE = ("res-f", "prod-e", "prod-d", "prod-c")
 SOFT = (0.25, 0.5, 0.75)
 STEADY, USUAL = 0.4, hived.DEFAULT.day_sigma
 PRESSED = (1.6, 0.5, USUAL)
+DOUBTFUL = (1.3, 0.5, USUAL)
+"""Run by other rules of the quotas' scheduler as well."""
 LOADS = (
     (0.9, 0.9, USUAL), (1.1, 1.1, USUAL), (1.3, 1.3, USUAL), (1.6, 1.6, USUAL),
-    (0.9, 0.5, USUAL), (1.1, 0.5, USUAL), (1.3, 0.5, USUAL), PRESSED,
+    (0.9, 0.5, USUAL), (1.1, 0.5, USUAL), DOUBTFUL, PRESSED,
     (1.6, 0.7, USUAL), (1.3, 1.3, STEADY), (1.3, 0.5, STEADY),
 )  # fmt: skip
 """Everybody's load, prod-a's, and how much days differ."""

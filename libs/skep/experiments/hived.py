@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from skep.experiments.quota import QuotaRun
+from skep.experiments.quota import RULES, QuotaRun, Rules
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.measures.series import series
@@ -117,6 +117,7 @@ def compare(
     cluster: Cluster | None = None,
     beside: Mapping[str, dict[str, int]] | None = None,
     plain: bool = False,
+    rules: Rules = RULES,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
@@ -124,7 +125,7 @@ def compare(
     The policy is that inside the VCs, and inside private clusters; quotas are served in order.
     `cluster` has those cells in another way (`static`). What cells `beside` these cannot hold is
     left out as well, so that both are compared with one workload. `plain` has private clusters run
-    by the quotas' scheduler too, as the paper has: two months in seconds.
+    by the quotas' scheduler too, as the paper has: two months in seconds. `rules` are the quotas'.
     """
     owned = cells if cells is not None else hived.assign(nodes)
     owned = {vc: each for vc, each in owned.items() if vc not in options.without}
@@ -138,7 +139,7 @@ def compare(
         found["private"] = alone(trace, owned) if plain else private(trace, owned, seed, policy)
     if "quota" in arms:
         tell("quota")
-        found["quota"] = quota(trace, owned, nodes)
+        found["quota"] = quota(trace, owned, nodes, rules)
     if "cells" in arms:
         tell("cells")
         whole = cluster if cluster is not None else hived.cluster(nodes, owned)
@@ -183,18 +184,18 @@ def alone(trace: Trace, owned: Mapping[str, dict[str, int]]) -> Arm:
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
         nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
-        arm = quota(own, {vc: cells}, nodes, beyond=False)
+        arm = quota(own, {vc: cells}, nodes, Rules(beyond=False))
         both.waited |= arm.waited
         both.completion |= arm.completion
     return both
 
 
 def quota(
-    trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int, *, beyond: bool = True
+    trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int, rules: Rules = RULES
 ) -> Arm:
-    """Return all tenants in one cluster, each with a number of GPUs, and jobs beyond it if so."""
+    """Return all tenants in one cluster, each with a number of GPUs."""
     gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
-    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S), beyond=beyond)
+    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
     played.run()
     waited = {job.id: in_seconds(each) for job, each in
               zip(trace.jobs, played.waited, strict=True)}  # fmt: skip

@@ -33,6 +33,20 @@ class Sample(NamedTuple):
     """GPUs with a job of high priority."""
 
 
+class Rules(NamedTuple):
+    """What the paper leaves open, or what a private cluster has otherwise."""
+
+    beyond: bool = True
+    """Jobs beyond the quota run at low priority; or else they wait."""
+    promote: bool = True
+    """Low-priority jobs have a high one when the quota has room; or else they stay as they are."""
+    least_used: bool = False
+    """The tenant that uses least of its quota is first, as with YARN's queues; or the first job."""
+
+
+RULES = Rules()
+
+
 class QuotaRun:
     """One run. Times are nanoseconds from the beginning of the trace."""
 
@@ -42,14 +56,10 @@ class QuotaRun:
         quota: Mapping[str, int],
         nodes: int,
         sample_every: Duration,
-        *,
-        beyond: bool = True,
+        rules: Rules = RULES,
     ) -> None:
-        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant.
-
-        What is `beyond` the quota runs at low priority, or else waits.
-        """
-        self._priorities = (True, False) if beyond else (True,)
+        """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        self._rules = rules
         self.jobs, self.quota = jobs, dict(quota)
         self.waited = [0] * len(jobs)
         self.ended: list[int | None] = [None] * len(jobs)
@@ -108,16 +118,22 @@ class QuotaRun:
         """Serve the first of every queue by arrival, high priority before low, until all wait."""
         while self._dirty:
             changed, self._dirty = self._dirty, {}
-            for high in self._priorities:
-                heads = [(queue[0], tenant) for tenant, queue in self._queues.items()
+            for high in (True, False)[: 1 + self._rules.beyond]:
+                heads = [self._head(tenant) for tenant, queue in self._queues.items()
                          if queue and tenant in changed]  # fmt: skip
                 heapq.heapify(heads)
                 while heads:
-                    _, tenant = heapq.heappop(heads)
+                    *_, tenant = heapq.heappop(heads)
                     queue = self._queues[tenant]
                     if self._serve(queue[0], high=high) and queue:
-                        heapq.heappush(heads, (queue[0], tenant))
-            self._promote(changed)
+                        heapq.heappush(heads, self._head(tenant))
+            if self._rules.promote:
+                self._promote(changed)
+
+    def _head(self, tenant: str) -> tuple[float, int, str]:
+        """Return what the first of a tenant's queue is served by, least first."""
+        used = self._used[tenant] / max(1, self.quota[tenant]) if self._rules.least_used else 0.0
+        return used, self._queues[tenant][0], tenant
 
     def _serve(self, number: int, *, high: bool) -> bool:
         job = self.jobs[number]
