@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from scripts import svg
+from skep_services import svg
 from tests.elastic_gang import ElasticGang, Member, elastic_gang
 from tests.job_agent import environment
 

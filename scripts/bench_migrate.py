@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "libs"), str(ROOT)]
 
-from scripts import svg  # noqa: E402  the path is put right first
 from skep_job.frames import FrameReader, encode  # noqa: E402
+from skep_services import svg  # noqa: E402  the path is put right first
 
 DEADLINE_S = 300.0
 STEPS_BETWEEN = 5

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scripts import svg
 from skep.perf.interference import TABLE_1, Load, by_utilisation, normalised
 from skep.perf.loads import GAVEL
 from skep_job import accelerator
+from skep_services import svg
 
 GIB = 2**30
 STEP_MS = 20.0

@@ -23,9 +23,9 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from scripts import svg
 from scripts.ps.jobs import TRAINER, Job, Zygote
 from scripts.ps.trainer import CLASSES, DATA
+from skep_services import svg
 
 SIZES = (1_000_000, 25_000_000)
 CHANGES = ("+1 server", "+1 server (2nd)", "-1 server", "+1 worker", "-1 worker")

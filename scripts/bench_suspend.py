@@ -37,8 +37,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts import svg
 from scripts.switch_loss import NS, Window, lost_s
+from skep_services import svg
 from tests.job_agent import Message
 from tests.suspend_kit import Driver, driver
 

@@ -16,7 +16,7 @@ from scripts import crosscheck_gavel as gavel
 from scripts import crosscheck_reference as bare
 from scripts.crosscheck_quirks import START_UP_S, STEP_FACTOR
 from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import Settings
+from skep.sim.cluster.settings import AT_ONCE, Settings
 from skep.traces.job import Trace, TraceJob
 from skep.traces.read import read
 from skep.units import seconds
@@ -166,7 +166,8 @@ ROWS: tuple[Row, ...] = (
         cluster=_eighty,
         policy=("fifo", {}),
         switched=("first-fit", {}),
-        switches=("first-fit",),
+        switches=("first-fit", AT_ONCE),
+        compat=frozenset({AT_ONCE}),
         reference=_bare_fifo,
         why="Best fit leaves other holes than first fit, and behind a strict queue that adds up;"
         " best fit is right for gangs that must be on one node.",

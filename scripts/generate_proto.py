@@ -21,7 +21,7 @@ from scripts.proto_examples import ASKS, GROUPS, SPEC
 from skep import __version__
 from skep.wire import facts, subjects, talk
 from skep.wire.admin import Admin
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Advice
 from skep.wire.changes import Ask
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
@@ -37,7 +37,7 @@ UNIONS: dict[str, Any] = {
     "node-events": NodeEvent,
     "reports": Heartbeat | NodeReport,
     "findings": Finding,
-    "advice": QueueAdvice,
+    "advice": Advice,
     "admin": Admin,
     "verdict": Verdict,
     "admission-facts": facts.AdmissionFact,
@@ -96,6 +96,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("heartbeat", subjects.heartbeat("{node}"), "reports", "", "The agent lives, every second."),
     ("finding", subjects.finding("{kind}"), "findings", "", "What the introspector saw."),
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
+    ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),
     ("admission-facts", subjects.ADMISSION_FACTS, "admission-facts", "ADMISSION",
      "Records of admission's decisions."),
     ("allocator-facts", subjects.ALLOC_FACTS, "allocator-facts", "ALLOC",

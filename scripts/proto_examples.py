@@ -210,6 +210,13 @@ ADVICE: tuple[msgspec.Struct, ...] = (
             advice.JobAdvice(job="j18", why=Reason.ARRIVAL),
         ),
     ),
+    advice.Outlook(
+        at=AT,
+        jobs=(advice.JobPace(job="j17", attempt=1, steps=90, rate_milli=90_909, utilisation=830,
+                             memory=300_000_000, remaining=Duration(60_000_000_000)),),
+        families=(advice.FamilyScale(family="resnet", gpu_type="v100", points=(
+            advice.ScalePoint(gpus=1, nodes=1, step_ns=Duration(11_000_000)),)),),
+    ),
 )  # fmt: skip
 ADMIN: tuple[msgspec.Struct, ...] = (
     admin.SetVcs(vcs=CELLS.vcs, chains=CELLS.chains, pins=CELLS.pins),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from skep.policies.policy import Policy
 from skep.policies.room import Room
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Action, Plan, Preempt, Resize, Suspend
-from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.view.view import HOLDING, JobView, NodeView, Phase, PinView, VcView
 from skep.wire.spec import Elastic, JobSpec, Resources, SizeHint, Topology
 
 NOW = Instant(1_000_000 * NS_PER_SECOND)
@@ -34,14 +34,14 @@ def job(
     labels: dict[str, str] | None = None,
     cpus: int = 0,
     elastic: tuple[int, int] | None = None,
+    pin: str = "",
     **more: Any,
 ) -> JobView:
     """Return a job that came in the order of its name's number: `j3` is the third.
 
     `ran` is seconds in all; with `since` it has had its GPUs for so many of them.
     """
-    number = int(name[1:])
-    workers = workers or gpus
+    number, workers = int(name[1:]), workers or gpus
     spec = JobSpec(
         name=name,
         vc="a",
@@ -51,11 +51,12 @@ def job(
             workers=workers,
             cpus=cpus,
             topology=Topology(within="node", hard=True) if hard else None,
+            pinned=pin,
         ),
         priority=priority,
         size=SizeHint(family=family),
         labels=labels or {},
-        elastic=None if elastic is None else Elastic(min=elastic[0], max=elastic[1]),
+        elastic=elastic and Elastic(min=elastic[0], max=elastic[1]),
     )
     submitted = Instant(NOW - seconds(100_000) + number)
     phase = Phase.RUNNING if on and phase is Phase.WAITING else phase
@@ -69,19 +70,22 @@ def job(
         "nodes": tuple(on),
         "can": ("suspend", "release", "resize"),
     }
-    return JobView(
-        job=name,
-        sequence=number,
-        spec=spec,
-        phase=phase,
-        gpus=gpus,
-        workers=workers,
-        **(fields | more),
-    )
+    fields |= {"phase": phase, "gpus": gpus, "workers": workers, **more}
+    return JobView(job=name, sequence=number, spec=spec, **fields)
 
 
-def view(jobs: Sequence[JobView], *, nodes: int = 2, size: int = 4, **more: Any) -> VcView:
-    """Return a VC of `nodes` whole nodes, `n1` and so on, with `size` GPUs each."""
+def view(
+    jobs: Sequence[JobView],
+    *,
+    nodes: int = 2,
+    size: int = 4,
+    pins: Mapping[str, Mapping[str, int]] = {},
+    **more: Any,
+) -> VcView:
+    """Return a VC of `nodes` whole nodes, `n1` and so on, with `size` GPUs each.
+
+    Of those so many are in its pinned cells: by pin, by node.
+    """
     jobs = sorted(jobs, key=lambda each: each.sequence)
     names = [f"n{number + 1}" for number in range(nodes)]
     held = {
@@ -90,15 +94,21 @@ def view(jobs: Sequence[JobView], *, nodes: int = 2, size: int = 4, **more: Any)
         ]
         for name in names
     }
-    free = {name: size - sum(gpus for _, gpus in held[name]) for name in names}
-    assert all(gpus >= 0 for gpus in free.values()), free
+    rest = {name: size - sum(cell.get(name, 0) for cell in pins.values()) for name in names}
+    free = {pin: dict(cell) for pin, cell in {"": rest, **pins}.items()}
+    for j in jobs:
+        for name, gpus in j.nodes if j.phase in HOLDING else ():
+            if name in names:
+                free[j.pin][name] -= gpus
+    assert all(gpus >= 0 for there in free.values() for gpus in there.values()), free
     there = tuple(
         NodeView(
             node=name,
             chain="v100",
             gpu_type="v100",
             gpus=size,
-            free=free[name],
+            free=free[""][name],
+            pins=tuple((pin, free[pin][name]) for pin, cell in pins.items() if name in cell),
             jobs=tuple(held[name]),
             cpus=8 * size,
             cpus_free=8 * size,
@@ -110,7 +120,10 @@ def view(jobs: Sequence[JobView], *, nodes: int = 2, size: int = 4, **more: Any)
         vc="a",
         jobs=tuple(jobs),
         gpus=nodes * size,
-        free=sum(free.values()),
+        free=sum(gpus for cell in free.values() for gpus in cell.values()),
+        pins=tuple(
+            PinView(pin, sum(cell.values()), sum(free[pin].values())) for pin, cell in pins.items()
+        ),
         **(fields | more),
     )
 
@@ -144,13 +157,40 @@ def carry_out(plan: Plan, seen: VcView) -> VcView:
     """Return the view after a plan, everything in it done in no time."""
     jobs = {each.job: each for each in seen.jobs}
     for action in plan.actions:
-        free = {node.node: node.free for node in _again(seen, jobs).nodes}
-        jobs[action.job] = _changed(jobs[action.job], action, seen.now, free)
+        each = jobs[action.job]
+        free = {node.node: node.free_for(each.pin) for node in _again(seen, jobs).nodes}
+        jobs[action.job] = _changed(each, action, seen.now, free)
+    return _serve(plan, seen, jobs)
+
+
+def begin(plan: Plan, seen: VcView) -> VcView:
+    """Return the view as the allocator decides: who is stopped has his GPUs while turns are taken.
+
+    `leave` then has him be gone.
+    """
+    jobs = {each.job: each for each in seen.jobs}
+    for action in plan.actions:
+        assert isinstance(action, Preempt | Suspend), action
+        ran = Duration(jobs[action.job].ran(seen.now))
+        stopping = {"phase": Phase.STOPPING, "served": ran, "since": seen.now}
+        jobs[action.job] = msgspec.structs.replace(jobs[action.job], **stopping)
+    return _serve(plan, seen, jobs)
+
+
+def leave(seen: VcView, action: Action) -> VcView:
+    """Return the view after who was stopped by an action has left."""
+    jobs = {each.job: each for each in seen.jobs}
+    running = msgspec.structs.replace(jobs[action.job], phase=Phase.RUNNING)
+    jobs[action.job] = _changed(running, action, seen.now, {})
+    return _again(seen, jobs)
+
+
+def _serve(plan: Plan, seen: VcView, jobs: dict[str, JobView]) -> VcView:
     after = _again(seen, jobs)
     for turn in plan.turns:
         job_ = jobs[turn.job]
         room = Room(after, [each for each in jobs.values() if each.phase in HOLDING])
-        place = room.fit(job_, turn.nodes or None) if job_.gpus <= after.free else None
+        place = room.fit(job_, turn.nodes or None)
         if place is None:
             if plan.strict:
                 break
@@ -167,10 +207,17 @@ def carry_out(plan: Plan, seen: VcView) -> VcView:
 
 
 def _again(seen: VcView, jobs: dict[str, JobView]) -> VcView:
+    pins: dict[str, dict[str, int]] = {pin.pin: {} for pin in seen.pins}
+    before = {each.job: each for each in seen.jobs}
+    for node in seen.nodes:
+        there = [(before[name], gpus) for name, gpus in node.jobs]
+        for pin, free in node.pins:
+            pins[pin][node.node] = free + sum(gpus for each, gpus in there if each.pin == pin)
     return view(
         list(jobs.values()),
         nodes=len(seen.nodes),
         size=seen.node_gpus,
+        pins=pins,
         now=seen.now,
         ended=seen.ended,
     )

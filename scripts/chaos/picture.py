@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scripts.chaos.evidence import NS, Evidence
 from scripts.chaos.faults import KINDS, Injected
-from scripts.svg import FAINT, Scale, axis, box, legend, page, text
+from skep_services.svg import FAINT, Scale, axis, box, legend, page, text
 
 WIDTH, LEFT, RIGHT, TOP, ROW, PLOT = 1180, 140, 20, 60, 18, 90
 FAULT, NOTHING, ACKS, STARTS, WAITING = "#a02020", "#d9b0b0", "#3f7fbf", "#4f9f5f", "#d9a27a"

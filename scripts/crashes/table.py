@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.crashes.cells import CANCEL, EVERYTHING, MECHANISMS
-from scripts.svg import FAINT, box, page, text
+from skep_services.svg import FAINT, box, page, text
 
 Row = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts.svg import FAINT, Scale, axis, box, legend, page, text
+from skep_services.svg import FAINT, Scale, axis, box, legend, page, text
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 1080, 150, 30, 46, 76
 WAIT, START, RUN, BAD, KILL = "#d9c27a", "#9db8d9", "#3f7fbf", "#c0504d", "#a02020"

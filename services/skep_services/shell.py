@@ -22,7 +22,7 @@ from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, T
 from skep.machines.noting import note
 from skep.units import Instant
 from skep.wire import codec, subjects
-from skep.wire.inputs import InputNotes
+from skep.wire.inputs import NOTE_BYTES_MAX, InputNotes
 from skep_services.ports import (
     Bus,
     Calls,
@@ -50,10 +50,11 @@ KEEP_SHARE = 2
 FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC)
 """Written by one service each, and never by anybody outside."""
 NOTES_BYTES = 32 * 1024
-"""What is noted of inputs that led to nothing before it is stored without facts: about an hour's
-timers of an idle cluster."""
+"""What is noted of inputs before it is stored, without facts if none followed: about an hour's
+timers of an idle cluster. With one more event (NOTE_BYTES_MAX) it fits any record."""
 RECORD_BYTES = codec.RECORD_BYTES_MAX - 16 * 1024
 """What the facts of one record may fill; the rest is for its envelope."""
+assert NOTES_BYTES + NOTE_BYTES_MAX < RECORD_BYTES
 
 
 class Follow(msgspec.Struct, frozen=True):
@@ -271,7 +272,11 @@ class Shell:
                 note(self._notes, item.event, item.stream, item.sequence, now, led=bool(facts))
             if item.sequence and item.last:
                 self.positions[item.stream] = item.sequence
-        if pending or (self._notes is not None and self._notes.size > NOTES_BYTES):
+            if self._notes is not None and self._notes.size > NOTES_BYTES:
+                # A batch may hold more notes than a record: advice of every job, for minutes.
+                await self._append(pending, size)
+                pending, size = [], 0
+        if pending:
             await self._append(pending, size)
         for _, effects in decisions:
             await self._send(effects)

@@ -35,16 +35,26 @@ PLANS_MAX = 4
 
 @st.composite
 def views(draw: st.DrawFn) -> VcView:
-    """Draw a VC with a few nodes, jobs that run on them and jobs that wait."""
+    """Draw a VC with a few nodes, perhaps a pinned cell, jobs that run there and jobs that wait."""
     size, count = draw(st.sampled_from([(2, 3), (4, 2), (8, 1)]))
-    free = {f"n{number + 1}": size for number in range(count)}
+    free = {"": {f"n{number + 1}": size for number in range(count)}}
+    pins = {"big": {"n1": draw(st.sampled_from([size // 2, size]))}} if draw(_RARELY) else {}
+    for pin, cell in pins.items():
+        free[pin] = dict(cell)
+        for node, gpus in cell.items():
+            free[""][node] -= gpus
     jobs = [_draw_job(draw, f"j{number + 1}", free) for number in range(draw(st.integers(1, 7)))]
     into = draw(st.sampled_from([None, 0, 3]))  # Seconds; None: a round began long ago.
     now = NOW if into is None else Instant(NOW // seconds(3600) * seconds(3600) + seconds(into))
-    return view(jobs, nodes=count, size=size, now=now)
+    return view(jobs, nodes=count, size=size, pins=pins, now=now)
 
 
-def _draw_job(draw: st.DrawFn, name: str, free: dict[str, int]) -> JobView:
+_RARELY = st.sampled_from([False, False, True])
+
+
+def _draw_job(draw: st.DrawFn, name: str, parts: dict[str, dict[str, int]]) -> JobView:
+    pin = draw(st.sampled_from(sorted(parts)))
+    free = parts[pin]
     workers = draw(st.sampled_from([1, 1, 2, 3, 4]))
     each = draw(st.sampled_from([1, 1, 2]))
     gpus = workers * each
@@ -63,6 +73,7 @@ def _draw_job(draw: st.DrawFn, name: str, free: dict[str, int]) -> JobView:
         on=on,
         phase=phase,
         hard=draw(st.booleans()),
+        pin=pin,
         needs=draw(st.sampled_from([None, 10, 500, 500, 9000])),
         ran=draw(st.sampled_from([0, 60, 400, 5000])) if on else draw(st.sampled_from([0, 0, 70])),
         since=60 if on else 0,
@@ -116,8 +127,11 @@ def legal(plan: Plan, seen: VcView) -> None:
     assert not {hold.job for hold in plan.holds} & set(turns)
     preempts = [a.job for a in plan.actions if isinstance(a, Preempt)]
     if preempts:
-        gone = sum(jobs[name].gpus for name in preempts)
-        coming = sum(each.gpus for each in seen.jobs if each.phase is Phase.STOPPING)
-        wanted = sum(jobs[turn].gpus for turn in turns)
         assert turns, plan
-        assert wanted <= seen.free + gone + coming, plan
+        for pin, free in seen.free_for().items():
+            like = [each for each in seen.jobs if each.pin == pin]
+            coming = sum(each.gpus for each in like if each.phase is Phase.STOPPING)
+            gone = sum(each.gpus for each in like if each.job in preempts)
+            wanted = sum(each.gpus for each in like if each.job in turns)
+            assert wanted <= free + gone + coming, (pin, plan)
+            assert wanted or not gone, (pin, plan)

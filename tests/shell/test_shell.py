@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire import codec, subjects
+from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.codec import CancelRequest, Facts, Submission
 from skep.wire.facts import End, EpochBegan, JobEnded, JobOver
 from skep.wire.inputs import InputNotes, NotesReader
@@ -543,6 +544,29 @@ async def test_what_was_decided_on_is_noted_with_the_facts() -> None:
         (False, subjects.SUBMIT, 3, True),
     ]
     assert sum(bool(record.noted) for record in records) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_batch_of_long_advice_is_noted_in_several_records() -> None:
+    """A process that was stopped for minutes finds an advice for every half second of them."""
+    place, seen, rounds = Place(), Seen(), 64
+    reader = NotesReader()
+    told = [QueueAdvice(at=Instant(1), expires_at=Instant(2), jobs=tuple(
+                JobAdvice(job=f"j{10**15 + job}", why=Reason.PREDICTED_SHORTEST,
+                          remaining=Duration(10**15 + number))
+                for job in range(ADVISED_MAX)))
+            for number in range(rounds)]  # fmt: skip
+    made = place.shell(Counter(), seen, notes=InputNotes())
+    async with running(made):
+        for advice in told:
+            await made.put(advice)
+        await seen.until(lambda: len(seen.events) > rounds)
+        await place.submit(1)
+        await seen.until(lambda: len(seen.events) > rounds + 1)
+    records = [record async for record in place.log().replay()]
+    assert len(records) > 3
+    noted = [one for record in records if record.noted for one in reader.read(record.noted)]
+    assert [one.message for one in noted[1:-1]] == told
 
 
 @pytest.mark.asyncio

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from skep.units import Duration, in_seconds, seconds
 from skep_services.cli import exits
 from skep_services.cli.main import main
 from skep_services.experiments import keep, page, play
-from skep_services.simulations.pool import Stop
+from skep_services.simulations.pool import DiedError, Stop
 
 DRAWN = cache(workload.generate)
 SMALL = workload.Options(days=2, part=0.02)
@@ -255,6 +257,33 @@ def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
     code = main(["experiment", "hived-fig6a", "--seeds", "3-5", "--days", "2"])
     assert code == exits.INTERRUPTED
     assert "Interrupted: 1 of 3 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_interrupted_before_a_seed_is_whole_writes_a_report_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(
+        _todo: object, _processes: int, _tell: object, stop: Stop, _folder: object
+    ) -> dict[object, object]:
+        stop.asked = True
+        return {}
+
+    monkeypatch.setattr(play, "run_all", none)
+    for name in catalogue.EXPERIMENTS:
+        assert main(["experiment", name, "--out", "none", "--json"]) == exits.INTERRUPTED
+        tree = json.loads(capsys.readouterr().out)
+        assert (tree["interrupted"], tree["seeds"], tree["figures"]) == (True, [], [])
+        html = Path(f"none/{name}.html").read_text()
+        assert "0 of 10 seeds are whole" in html
+        ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", html))
+
+
+def test_a_run_whose_process_dies_ends_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "one", os._exit)
+    todo: Any = [9]
+    with pytest.raises(DiedError, match="ended without a result"):
+        play.run_all(todo, 1, lambda _: None, Stop())
 
 
 def test_a_seed_counts_if_all_its_settings_were_run() -> None:

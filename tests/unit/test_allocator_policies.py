@@ -1,15 +1,16 @@
 """VCs with a policy: who is placed by a plan, who is preempted or held by it, and wrong plans."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, views
 from skep.machines.allocator.jobs import State
 from skep.machines.allocator.keep import JobKept
 from skep.machines.allocator.plans import HOLDS_TOLD
-from skep.machines.allocator.views import Planned
+from skep.machines.allocator.views import Planned, of_vc
 from skep.machines.base import Effect, Send
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
@@ -18,7 +19,7 @@ from skep.view.plan import Hold, Plan, Preempt, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
 from skep.wire.changes import GpusRegained
-from skep.wire.cluster import VirtualCluster
+from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.commands import ChangeJob
 from skep.wire.facts import CellsAlarm, JobBound, JobRequeued, JobStopping, JobWaits
 from skep.wire.node import MemberKnown, NodeJoined, Outcome, Tier
@@ -35,7 +36,7 @@ from tests.kit import (
     spec,
     started,
 )
-from tests.unit.test_allocator_changes import changed, told
+from tests.unit.test_allocator_changes import changed, suspended, told
 
 
 class Shortest(Policy, frozen=True):
@@ -80,6 +81,24 @@ class Broken(Policy, frozen=True):
         )
 
 
+class Stubborn(Policy, frozen=True):
+    """In order of arrival, everybody on the same nodes."""
+
+    name: ClassVar[str] = "stubborn"
+    source: ClassVar[str] = "a test"
+    sees_nodes: ClassVar[bool] = True
+    nodes: tuple[str, ...] = ()
+    strict: bool = True
+
+    def plan(self, view: VcView) -> Plan:
+        turns = tuple(
+            Turn(job.job, Reason.ARRIVAL, self.nodes)
+            for job in view.jobs
+            if job.phase not in HOLDING
+        )
+        return Plan(turns=turns, strict=self.strict)
+
+
 class Later(Policy, frozen=True):
     """Nobody runs before ten seconds after the epoch of tests."""
 
@@ -95,7 +114,7 @@ class Later(Policy, frozen=True):
 
 @pytest.fixture(autouse=True)
 def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (Shortest, Broken, Later):
+    for each in (Shortest, Broken, Stubborn, Later):
         monkeypatch.setitem(POLICIES, each.name, each)
 
 
@@ -337,3 +356,124 @@ def test_a_move_that_comes_to_nothing_is_tried_again_later_and_later() -> None:
     assert planned.try_elsewhere("j1", at(30))
     assert not planned.try_elsewhere("j1", at(89))
     assert planned.try_elsewhere("j2", at(89))
+
+
+def test_many_who_may_only_borrow_are_told_why_they_wait_bit_by_bit() -> None:
+    decide = under("later", joined(gpus=4), joined("node-2", gpus=4))
+    for number in range(1, 140):
+        decide(job(number, gpus=4, workers=2, over_quota="opportunistic"), 1)
+    effects = decide(SetVcs(vcs={"nlp": VirtualCluster(gpus=4, policy="later"),
+                                 "cv": VirtualCluster(gpus=4)}), 2)  # fmt: skip
+    said = [len(why(effects))]
+    while decide.machine.wake_at() == at(2):
+        said.append(len(why(decide.tick(2))))
+    assert sum(said) >= 138, "everybody is told that he waits for what he may borrow"
+    assert max(said) <= 2 * (HOLDS_TOLD + 1)
+
+
+def test_what_is_known_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "FITS_MAX", 5, raising=False)
+    decide = under("srtf")
+    for number in range(1, 20):
+        decide(job(number, cpus=number), 1)
+    assert len(decide.machine.soft.planned["nlp"].fits) <= 5
+
+
+def test_a_node_is_seen_with_the_type_and_gpus_that_its_chain_has_now() -> None:
+    decide = allocator(joined(gpus={"cpu": 4}))
+
+    def seen(gpu: str, gpus: int) -> list[tuple[str, int]]:
+        chain = Chain(gpu=gpu, levels=(Level(name="node", fanout=gpus),), node_level="node",
+                      nodes=(NodeCell(node="node-1"),))  # fmt: skip
+        cells = (Quota(chain="c", level="node", count=1),)
+        decide(SetVcs(chains={"c": chain}, vcs={"nlp": VirtualCluster(cells=cells, policy="srtf")}))
+        nodes = decide.machine.soft.planned["nlp"].seats.views(decide.machine, "nlp")
+        return [(node.gpu_type, node.gpus) for node in nodes]
+
+    assert seen("cpu", 4) == [("cpu", 4)]
+    assert seen("cpu", 2) == [("cpu", 2)]
+    assert seen("gpu", 2) == [("gpu", 2)]
+    assert seen("tpu", 2) == [("tpu", 2)], "no GPU of it is free here or there"
+
+
+PAIRS = Chain(
+    gpu="cpu",
+    levels=(Level("socket", 2), Level("node", 2)),
+    node_level="node",
+    nodes=(NodeCell("node-1"), NodeCell("node-2")),
+)
+"""Two nodes of two sockets with two GPUs each."""
+
+
+def within(policy: str, *cells: Quota, pinned: Mapping[str, Pin] = {}, **options: Any
+           ) -> Driver[AllocatorMachine]:  # fmt: skip
+    """Return an allocator of two nodes, in which `nlp` has these cells."""
+    decide = allocator(joined("node-1"), joined("node-2"))
+    nlp = VirtualCluster(cells=cells, pinned=tuple(pinned), policy=policy, options=options)
+    vcs = {"nlp": nlp, "cv": VirtualCluster()}
+    decide(SetVcs(vcs=vcs, chains={"x": PAIRS}, pins=dict(pinned)))
+    return decide
+
+
+def test_a_pinned_cell_is_seen_apart_and_serves_who_names_it() -> None:
+    """The policy would wait for ever for a node on which all that is free is pinned."""
+    decide = within("packing", Quota("x", "socket", 1), pinned={"big": Pin("x", "socket", 0)})
+    view = of_vc(decide.machine, decide.machine.soft.planned["nlp"], at(0))
+    assert (view.gpus, view.free, view.free_for()) == (4, 4, {"": 2, "big": 2})
+    assert {node.node: (node.free, node.pins) for node in view.nodes} == {
+        "node-1": (2, (("big", 2),))
+    }
+    assert of(decide(job(1, gpus=2)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=1)), JobBound) == []
+    assert of(decide(job(3, gpus=2, pinned="big")), JobBound) == []  # Strictly after j2.
+    bound = facts_of(decide(exited("j1")))
+    assert [fact.job for fact in bound if isinstance(fact, JobBound)] == ["j2", "j3"]
+
+
+def test_who_is_sent_where_the_cells_have_no_room_goes_where_they_have() -> None:
+    """Free on node-1 are one GPU of one socket and two of the other, and no worker is on both.
+
+    By what the view shows, three GPUs fit there: the job would wait until the first is over.
+    """
+    decide = within("packing", Quota("x", "socket", 2), Quota("x", "node", 1))
+    assert of(decide(job(1, gpus=1)), JobBound) == ["j1"]
+    bound = [fact for fact in facts_of(decide(job(2, gpus=3))) if isinstance(fact, JobBound)]
+    assert [(fact.job, fact.members[0].node) for fact in bound] == [("j2", "node-2")]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_node_that_is_not_there_holds_up_nobody(strict: bool) -> None:
+    decide = under("stubborn", nodes=("node-9",), strict=strict)
+    assert of(decide(job(1, gpus=3)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=3)), JobBound) == []
+    assert of(decide(exited("j1")), JobBound) == ["j2"]
+
+
+def test_a_turn_waits_for_its_nodes_while_a_job_is_there_whose_end_makes_room() -> None:
+    decide = under("stubborn", joined("node-1"), joined("node-2"), nodes=("node-1",))
+    assert of(decide(job(1, gpus=3)), JobBound) == ["j1"]
+    assert of(decide(job(2, gpus=3)), JobBound) == []
+    assert of(decide(job(3, gpus=1)), JobBound) == []
+    bound = [fact for fact in facts_of(decide(exited("j1"))) if isinstance(fact, JobBound)]
+    assert [(fact.job, fact.members[0].node) for fact in bound] == [
+        ("j2", "node-1"),
+        ("j3", "node-1"),
+    ]
+
+
+def test_who_stood_without_gpus_and_is_cancelled_goes_on_no_more() -> None:
+    """Its processes stand still until they are gone: a turn, or a move beside others, is nothing.
+
+    Nor does it wait for anything.
+    """
+    decide = under("later")
+    decide(job(1), 11)
+    decide(started("j1"))
+    decide(known("j1"))
+    suspended(decide, release=True)
+    planned = decide.machine.soft.planned["nlp"]
+    planned.policy = Broken(names=("j1",))
+    effects = decide(cancel_asked(1), 20)
+    assert of(effects, JobStopping) == ["j1"]
+    assert of(effects, GpusRegained) == []
+    assert why(effects) == []

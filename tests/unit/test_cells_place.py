@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from skep.cells.check import check
 from skep.cells.holds import OPPORTUNISTIC, Placement, Request
 from skep.cells.keep import keep, restore
@@ -82,6 +86,18 @@ def test_other_resources_of_a_node_limit_all_small_cells_on_it_together() -> Non
     assert found is None
     found = cells.place(Request("j1", "a", 0, ((2, 2),)), limit=lambda _node: 1)
     assert len({leaves[0] // 4 for leaves in leaves_of(found)}) == 2
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_the_one_node_that_a_limit_leaves_is_found_among_many_alike(used: bool) -> None:
+    """Limits are CPUs and memory, and the nodes that a policy names."""
+    cells = Cells(cluster_of(60, ("node", 2), ("rack", 60), a={"rack": 1}))
+    for number in range(60 if used else 1):
+        request = idle(f"j{number}", (1, 1)) if used else Request("j0", "a", 0, ((1, 1),))
+        cells.carry_out(request, _placed(cells, request))
+    for last in ("n58", "n59"):
+        found = cells.place(Request(last, "a", 0, ((1, 2),)), limit=Counter({last: 1}).__getitem__)
+        assert leaves_of(found) == [(2 * int(last[1:]), 2 * int(last[1:]) + 1)]
 
 
 def test_bad_gpus_in_a_free_cell_do_not_hide_its_good_ones() -> None:

@@ -65,11 +65,14 @@ def test_check_says_what_is_wrong_and_fails_unless_it_is_to_be_lenient(run: Run)
     problems = [
         "problem: num_gpu: asks for no GPU (2 rows: 4, 6); a job that needs none is not simulated",
         "problem: submit_time: is not a number: 'x' (row 5)",
+        "6 rows = 3 jobs + 3 that cannot be used",
     ]
     code, out, _ = run("check", write(BAD))
     assert code == 1
-    assert out.splitlines()[-2:] == problems
-    assert run("check", "jobs.csv", "--lenient")[0] == 0
+    hint = "; --lenient leaves those out (rows count from 1, after the header)"
+    assert out.splitlines()[-3:] == [*problems[:2], problems[2] + hint]
+    code, out, _ = run("check", "jobs.csv", "--lenient")
+    assert (code, out.splitlines()[-3:]) == (0, problems)
     code, out, _ = run("check", "jobs.csv", "--gpus", "4")
     assert "larger than the cluster of 4 GPUs: 'b' asks for 8" in out
 
@@ -103,7 +106,8 @@ def test_convert_writes_what_check_reads(run: Run) -> None:
 def test_convert_refuses_bad_rows_or_says_what_it_left_out(run: Run) -> None:
     code, _, err = run("convert", write(BAD), "--out", "mine.jsonl")
     assert code == 1
-    assert "--lenient leaves these out and goes on with the other 3 jobs" in err
+    assert "3 rows cannot be used" in err
+    assert "with --lenient they are left out, and the other 3 jobs run" in err
     assert not Path("mine.jsonl").exists()
     code, out, err = run("convert", "jobs.csv", "--out", "mine.jsonl", "--lenient", "--json")
     assert json.loads(out) == {"out": "mine.jsonl", "name": "jobs.csv", "jobs": 3, "left_out": 3}

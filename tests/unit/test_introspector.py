@@ -45,7 +45,8 @@ def rates(told: float, *jobs: JobRate) -> Send:
 
 
 def rate(name: str, steps: int, rate_milli: int, attempt: int = 1, **more: int) -> JobRate:
-    return JobRate(job=name, attempt=attempt, steps=steps, rate_milli=rate_milli, **more)
+    fields = {"workers": 8} | more
+    return JobRate(job=name, attempt=attempt, steps=steps, rate_milli=rate_milli, **fields)
 
 
 def learned(told: float, name: str, rate_milli: int) -> Send:
@@ -349,6 +350,7 @@ def test_one_rate_fits_the_size_reckoned_with() -> None:
         rate_milli=RATE_MILLI_MAX,
         utilisation=1000,
         memory=introspector.COUNT_MAX,
+        workers=introspector.RANKS_MAX,
     )
     assert len(codec.encode(largest)) + 1 <= introspector.JOB_RATE_BYTES_MAX
 

@@ -9,9 +9,9 @@ from skep.policies import registry
 from skep.policies.registry import POLICIES, make
 from skep.policies.tiresias import Gittins
 from skep.units import Instant, seconds
-from skep.view.view import Phase, VcView
+from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
-from tests.policy_kit import NOW, job, shown, told, view
+from tests.policy_kit import NOW, begin, job, leave, shown, told, view
 
 
 def plan(name: str, seen: VcView, **options: Any) -> str:
@@ -253,6 +253,21 @@ def test_packing_puts_a_gang_that_wants_one_server_on_no_two() -> None:
     assert plan("packing", seen, strict=False) == "+j3 +j4@n1"
 
 
+def test_a_pinned_cell_is_for_the_jobs_that_name_it() -> None:
+    """Three GPUs of n1 are a pinned cell: nobody else is sent there, or makes room in it."""
+    big = {"big": {"n1": 3}}
+    seen = view([job("j1", 2), job("j2", 2, pin="big"), job("j3", 1, pin="big")], pins=big)
+    assert plan("packing", seen) == "+j1@n2 +j2@n1 +j3@n1"
+    there = [job("j1", 2, on=[("n1", 2)], pin="big", needs=900), job("j2", 4, on=[("n2", 4)])]
+    assert plan("srtf", view([*there, job("j3", 2, needs=5)], pins=big)) == "-j2 +j3@n2"
+    assert plan("srtf", view([*there, job("j3", 2, needs=5)], pins=big), places=False) == "-j2 +j3"
+    assert plan("srtf", view([*there, job("j3", 2, needs=5, pin="big")], pins=big)) == "-j1 +j3@n1"
+    assert plan("gandiva", view([*there, job("j3", 2)], pins=big)) == ""
+    assert plan("gandiva", view([*there, job("j3", pin="big")], pins=big)) == "+j3@n1"
+    seen = view([*there, job("j3", 2, pin="big")], pins=big)
+    assert plan("dsif", seen) == "+j3"  # Who is in the other cells cannot bring it closer.
+
+
 def test_drf_serves_whoever_has_the_least() -> None:
     """One has GPUs, the other processors: what counts is the larger part of each."""
     seen = view(
@@ -309,6 +324,16 @@ def test_a_family_has_its_part_only() -> None:
     assert plan("capacity-per-model", seen, shares=[["cnn", 3], ["rnn", 1]]) == "+j2 +j3 +j4"
 
 
+def test_who_needs_more_than_its_familys_part_is_told_so_and_holds_up_nobody() -> None:
+    seen = view([job("j1", 5, family="cnn"), job("j2", 4, family="cnn"), job("j3", family="rnn")])
+    made = make("capacity-per-model", {"shares": [["cnn", 1], ["gan", 1]]}).plan(seen)
+    assert told(made) == "+j2 ?j1 ?j3"
+    assert [(hold.why, hold.needs) for hold in made.holds] == [
+        (Reason.LARGER_THAN_SHARE, "5 GPUs, and 4 are for 'cnn'"),
+        (Reason.LARGER_THAN_SHARE, "1 GPUs, and 0 are for 'rnn'"),
+    ]
+
+
 def test_min_min_and_weighted_fair() -> None:
     """The second was submitted an hour later and is shorter by so much that it is due first."""
     late = Instant(NOW - seconds(3600))
@@ -342,6 +367,48 @@ def test_yarn_takes_back_what_a_queue_has_beyond_its_part() -> None:
 def test_yarn_is_first_come_first_served_within_a_queue() -> None:
     seen = view([job("j1", 6, on=[("n1", 4), ("n2", 2)]), job("j2", 4), job("j3", 1)])
     assert plan("yarn-cs", seen) == ""
+
+
+def halves(*jobs: JobView, nodes: int = 2, size: int = 4) -> list[str]:
+    """Return what two queues with equal parts lead to, until all who are stopped have left."""
+    policy = make("yarn-cs", {"queues": [["a", 1], ["b", 1]], "label": "user"})
+    seen = view(jobs, nodes=nodes, size=size)
+    plans = [shown(policy, seen)]
+    leaving = list(plans[0].actions)
+    while leaving:
+        seen = leave(begin(plans[-1], seen), leaving.pop(0))
+        plans.append(shown(policy, seen))
+    return [told(each) for each in plans]
+
+
+def queued_as(name: str, gpus: int, user: str, **more: Any) -> JobView:
+    return job(name, gpus, labels={"user": user}, **more)
+
+
+def test_yarn_stops_nobody_else_while_a_plan_is_carried_out() -> None:
+    """Who had to leave has the first of what is his queue's; priorities have their own parts."""
+    back = [
+        queued_as("j1", 1, "a", on=[("n1", 1)]),
+        queued_as("j3", 2, "b", priority=5, hard=True),
+        queued_as("j4", 2, "a", on=[("n2", 2)]),
+        queued_as("j5", 1, "b", on=[("n3", 1)], phase=Phase.RESERVED),
+        queued_as("j6", 1, "b"),
+    ]
+    assert halves(*back, nodes=3, size=2) == ["-j1 +j3@n1", "+j3@n1 +j1@n3"]
+    lower = [
+        queued_as("j1", 4, "a", on=[("n1", 4)]),
+        queued_as("j2", 8, "b", workers=4, priority=5),
+        queued_as("j3", 4, "b", on=[("n2", 4)]),
+        queued_as("j7", 2, "a", priority=5),
+    ]
+    assert halves(*lower) == ["-j3 +j7@n2", "+j7@n2"]
+    spread = [
+        queued_as("j2", 3, "a", priority=5),
+        queued_as("j4", 2, "a", workers=1, on=[("n1", 2)]),
+        queued_as("j5", 2, "b", workers=1),
+        queued_as("j7", 3, "a", on=[("n2", 3)]),
+    ]
+    assert halves(*spread) == ["-j4 +j2@n1,n2 +j5@n1", "+j5@n1"]
 
 
 def test_gandiva_keeps_sizes_apart() -> None:

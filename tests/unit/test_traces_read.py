@@ -10,6 +10,7 @@ import pytest
 
 from skep.traces.formats import lengths, skep
 from skep.traces.formats.alibaba import ALIBABA_2020
+from skep.traces.formats.row import NO_GPU, WHOLE
 from skep.traces.job import RowProblem, Trace, TraceJob
 from skep.traces.problems import BadTraceError, grouped, suit, told
 from skep.traces.read import FORMATS, FORMS, read
@@ -176,9 +177,9 @@ def test_alibabas_tasks_may_have_their_header() -> None:
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration\n"
 BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
     "no gpu": ("x,0,1,1,m,5", RowProblem(
-        2, "asks for no GPU", "num_gpu", "a job that needs none is not simulated")),
+        2, "asks for no GPU", "num_gpu", NO_GPU)),
     "part of a gpu": ("x,0.5,1,1,m,5", RowProblem(
-        2, "asks for a fraction of a GPU: 0.5", "num_gpu")),
+        2, "asks for a fraction of a GPU: 0.5", "num_gpu", WHOLE)),
     "negative gpus": ("x,-1,1,1,m,5", RowProblem(2, "is negative: -1", "num_gpu")),
     "negative submission": ("x,1,-3,1,m,5", RowProblem(2, "is negative: -3", "submit_time")),
     "negative run time": ("x,1,1,1,m,-5", RowProblem(2, "is negative: -5", "duration")),
@@ -193,7 +194,8 @@ BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
     "too few values": ("x,1,1", RowProblem(2, "has 3 values, not 6")),
     "too many values": ("x,1,1,1,m,5,6", RowProblem(2, "has 7 values, not 6")),
     "no id": (",1,1,1,m,5", RowProblem(2, "is empty", "job_id")),
-    "twice": ("good,1,1,1,m,5", RowProblem(2, "is there twice: 'good' is row 1", "id")),
+    "twice": ("good,1,1,1,m,5", RowProblem(
+        2, "is there twice: 'good' is row 1", "id", "the first one counts")),
 }  # fmt: skip
 
 
@@ -263,7 +265,8 @@ def test_whatever_is_changed_in_a_file_rows_and_problems_add_up(case: str) -> No
             continue  # Nothing was left that is a job.
         told_rows = [problem.row for problem in found.problems if problem.row]
         assert len(told_rows) == len(set(told_rows))
-        merged = sum(int(note.text.split()[0]) for note in found.notes if "parts" in note.text)
+        merged = found.parts
+        assert len(found.rows) == len(found.jobs)
         filled = [row for row in rows.split("\n") if row.strip(" ,\t")]
         assert len(found.jobs) + len(told_rows) + merged == len(filled)
 
@@ -317,6 +320,23 @@ def test_an_unknown_form_says_of_every_format_why_not() -> None:
     assert tried == list(FORMS)
 
 
+def test_a_header_that_lacks_little_is_told_which_form_it_is_nearly() -> None:
+    with pytest.raises(BadTraceError, match="the nearest is tiresias; the columns"):
+        read(lines(TIRESIAS.replace("num_gpu", "gpus")), "file")
+
+
+@pytest.mark.parametrize(
+    "form, text, good", [("gavel", GAVEL_10, "600"), ("alibaba-2020", PAI, "Terminated")]
+)
+def test_a_table_without_header_may_begin_with_a_bad_row(form: str, text: str, good: str) -> None:
+    bad = text.replace(good, "x", 1).replace("90.0,160.0", "")
+    with pytest.raises(BadTraceError, match="is not in the format"):
+        read(lines(bad + text), "file", lenient=True)
+    found = read(lines(bad + text), "file", form, lenient=True, lengths=fixed)
+    assert len(found.jobs) + len(found.problems) + found.parts == len(lines(bad + text))
+    assert found.jobs
+
+
 def test_odd_bytes_do_not_stop_the_reading() -> None:
     text = f'\ufeff{HEAD}a,1,0,1,"m\nb,1,0,1,m\0,5\nc,1,0,1,m,5\n'
     found = read(lines(text), "file", lenient=True)
@@ -331,7 +351,9 @@ def test_odd_bytes_do_not_stop_the_reading() -> None:
 def test_a_trace_is_written_and_read_back_equal(case: str) -> None:
     trace = read(lines(EXPECTED[case][1]), "file", lengths=fixed)
     notes = tuple(RowProblem(0, note.text) for note in trace.notes)
-    assert read(skep.write(trace), "other") == msgspec.structs.replace(trace, notes=notes)
+    rows = tuple(range(1, len(trace.jobs) + 1))
+    same = msgspec.structs.replace(trace, notes=notes, rows=rows, parts=0)
+    assert read(skep.write(trace), "other") == same
 
 
 @pytest.mark.parametrize(
@@ -379,15 +401,25 @@ def test_jobs_that_a_cluster_cannot_run() -> None:
     trace = trace_of(small, large, astray, strange, wide, guest)
     found = suit(trace, gpus=8, vcs={"nlp": 4}, unknown={"new": 1}, lenient=True)
     assert found.jobs == (small, guest)
-    assert told(found.problems) == [
+    assert [line.split("; ")[0] for line in told(found.problems)] == [
         "gpus: is larger than the cluster of 8 GPUs: 'b' asks for 9 (row 2)",
         "vc: is no virtual cluster of it: 'cv' (row 3)",
         "model: is not known to the workload model: 'new' (row 4)",
         "gpus: is larger than its virtual cluster: 'e' asks 6 of 'nlp' with 4 GPUs (row 5)",
     ]
+    assert all(problem.hint for problem in found.problems)
     with pytest.raises(BadTraceError):
         suit(trace, gpus=8)
     assert suit(trace) is trace
+
+
+def test_what_does_not_suit_has_the_row_of_its_file() -> None:
+    """Rows are sorted by time, and some are no jobs: neither changes how the others are called."""
+    text = f"{HEAD}late,9,9,1,m,5\nnone,0,1,1,m,5\nearly,1,0,1,m,5\n"
+    found = suit(read(lines(text), "file", lenient=True), gpus=8, lenient=True)
+    assert [each.id for each in found.jobs] == ["early"]
+    assert found.rows == (3,)
+    assert [problem.row for problem in found.problems] == [1, 2]
 
 
 def test_nothing_that_suits_is_an_error_even_if_lenient() -> None:

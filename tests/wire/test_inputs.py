@@ -5,7 +5,7 @@ from __future__ import annotations
 from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, QueueAdvice
-from skep.wire.inputs import Input, InputNotes, NotesReader
+from skep.wire.inputs import NOTE_BYTES_MAX, Input, InputNotes, NotesReader
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat, NodeReport
 
@@ -61,10 +61,11 @@ def test_advice_is_noted_by_what_is_new_in_it() -> None:
         assert reader.read(taken) == [Input(at(2), message=advice)]
     assert sizes[2] < sizes[1]
 
-    strange = QueueAdvice(at=at(1), expires_at=at(5),
-                          jobs=(JobAdvice(job="x", why=Reason.ARRIVAL),))  # fmt: skip
-    notes.heard(strange, at(2))
-    assert reader.read(notes.take()) == [Input(at(2), message=strange)]
+    for job in ("x", "j0", "j01"):
+        strange = QueueAdvice(at=at(1), expires_at=at(5),
+                              jobs=(JobAdvice(job=job, why=Reason.ARRIVAL),))  # fmt: skip
+        notes.heard(strange, at(2))
+        assert reader.read(notes.take()) == [Input(at(2), message=strange)]
 
 
 def test_a_start_tells_which_snapshot_it_was_from() -> None:
@@ -81,3 +82,17 @@ def test_a_message_of_a_later_version_is_kept_as_text() -> None:
     notes.heard(NodeReport(node="n", at=at(0), jobs=()), at(0))
     (found,) = NotesReader().read(notes.take())
     assert "node-report" in found.unknown
+
+
+def test_what_is_too_long_for_a_record_is_noted_as_such_and_forgotten() -> None:
+    notes, reader = InputNotes(), NotesReader()
+    jobs = tuple(JobAdvice(job=f"j{n}", why=Reason.ARRIVAL) for n in range(1, 10_000))
+    few = QueueAdvice(at=at(1), expires_at=at(5), jobs=jobs[:2])
+    names = "x" * NOTE_BYTES_MAX
+    long = Heartbeat(node=names, identity="b", at=at(1))
+    for message in (few, QueueAdvice(at=at(1), expires_at=at(5), jobs=jobs), few, long):
+        notes.heard(message, at(2))
+    assert notes.size < NOTE_BYTES_MAX
+    first, second, third, fourth = reader.read(notes.take())
+    assert first == third == Input(at(2), message=few)
+    assert second.unknown == fourth.unknown == '{"type":"too-long"}'

@@ -55,19 +55,19 @@ class Request(NamedTuple):
     lazy: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec, name: str, *, guaranteed: bool) -> Request:
-        """Return what a job asks of the cells, under a name."""
+    def of(cls, spec: JobSpec, name: str, *, guaranteed: bool, workers: int = 0) -> Request:
+        """Return what a job asks of the cells, under a name; `workers`: not those of its spec."""
         wanted, topology = spec.resources, spec.resources.topology
         return cls(
-            job=name,
-            vc=spec.vc,
-            priority=spec.priority if guaranteed else OPPORTUNISTIC,
-            members=((wanted.workers, wanted.gpus),),
-            gpu=wanted.gpu_type or "",
-            pin=wanted.pinned if guaranteed else "",
-            within=topology.within if topology is not None else "",
-            hard=topology is not None and topology.hard,
-            lazy=spec.demotable,
+            name,
+            spec.vc,
+            spec.priority if guaranteed else OPPORTUNISTIC,
+            ((workers or wanted.workers, wanted.gpus),),
+            wanted.gpu_type or "",
+            wanted.pinned if guaranteed else "",
+            topology.within if topology is not None else "",
+            topology is not None and topology.hard,
+            spec.demotable,
         )
 
     @property

@@ -59,6 +59,8 @@ class Search:
         self.chain, self.pool, self.below = chain, pool, below
         self.shape = chain.topology
         self.loss, self.limit = loss, limit
+        # Which of many nodes a limit leaves is known only once each has been asked.
+        self.look = LOOK if limit is None else self.shape.count[self.shape.node_level]
         self.sizes = sorted(request.sizes, reverse=True)
         self.need = sum(self.sizes)
         within = self.shape.level(request.within) if request.within else None
@@ -102,7 +104,7 @@ class Search:
     def _in_units(self, within: int) -> Iterator[Iterator[Found]]:
         """Yield placements on one node, in cells the VC has bound."""
         groups: Iterable[Iterable[tuple[int, int]]] = (
-            self.pool.alike(self.need, self.shape.size, LOOK)
+            self.pool.alike(self.need, self.shape.size, self.look)
             if self.below == 0
             else ([unit] for unit in self._units_by_priority())
         )
@@ -180,7 +182,7 @@ class Search:
                     if room >= self.need or self.below > 0:
                         tight.append((room, busy[cell], Cell(level, cell, bound)))
         for _, alike in groupby(sorted(tight), key=lambda each: each[0]):
-            yield self._in_domain(cell for _, _, cell in islice(alike, LOOK))
+            yield self._in_domain(cell for _, _, cell in islice(alike, self.look))
 
     def _in_domain(self, domains: Iterable[Cell]) -> Iterator[Found]:
         node = self.shape.node_level
@@ -201,7 +203,7 @@ class Search:
 
     def _in_new(self, level: int, within: int) -> Iterator[Found]:
         """Yield placements in one more cell of a level that the VC binds for it."""
-        for cell in new_cells(self.chain, level):
+        for cell in new_cells(self.chain, level, most=self.look):
             node = self.shape.node_level
             if level <= node:
                 for found in self._inside(level, cell, within, level):
@@ -356,7 +358,9 @@ class Search:
         return taken
 
 
-def new_cells(chain: ChainState, level: int, draft: Draft | None = None) -> Iterator[int]:
+def new_cells(
+    chain: ChainState, level: int, draft: Draft | None = None, most: int = LOOK
+) -> Iterator[int]:
     """Yield cells that may be bound: safe to take out of the free cells, one after another.
 
     The clean ones first, then those that opportunistic jobs use. A caller that wants one of several
@@ -381,7 +385,7 @@ def new_cells(chain: ChainState, level: int, draft: Draft | None = None) -> Iter
             plan = Draft(forest)
         yield cell
         looked += draft is None and forest.busy[level][cell] > 0
-        if looked == LOOK:
+        if looked == most:
             return
 
 
@@ -403,6 +407,9 @@ def _found(spoils: Spoils, bound: int) -> Found:
 
 def placement(chain: ChainState, request: Request, found: Found) -> Placement:
     """Return what was found with the workers in the order the request names them."""
+    if len(found.spots) == 1:
+        only = (found.spots[0],)
+        return Placement(chain.topology.name, only, tuple(found.victims), tuple(found.cancels))
     by_size: dict[int, list[Spot]] = {}
     for spot in sorted(found.spots, key=lambda each: each.leaves):
         by_size.setdefault(len(spot.leaves), []).append(spot)

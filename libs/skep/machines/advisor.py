@@ -1,6 +1,6 @@
-"""The advisor: in which order queued jobs of equal priority had better start.
+"""The advisor: in which order queued jobs had better start, and how those that run go.
 
-    allocator's facts, Rates --> queue, runs, speeds of families --> QueueAdvice
+    allocator's facts, Rates --> queue, runs, speeds of families --> QueueAdvice, Outlook
 
 It follows the allocator's facts from the beginning of their stream at every start, so it holds
 the same queue as the allocator, a moment later; what admission records is in them as far as it
@@ -11,6 +11,9 @@ the rate of runs that go on. A queued job with a size hint and a known family ha
 remaining time; `policies.order` sorts by it. Advice goes out when the order changed, and again
 before it expires; nothing is said while nothing waits or nothing can be predicted, or while the
 backlog of facts is being read. The allocator works the same without it.
+
+Of jobs in VCs with a policy it tells how they go, and how their families scale, whenever that has
+become something else (`perf.outlook`): what a policy sees of rates is that.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ from typing import Any
 from skep.ids import job_id, job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf import predict
+from skep.perf.outlook import Outlooks, Runner
 from skep.perf.progress import LEARNED_STEPS
 from skep.policies.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
+from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
+    CellsSet,
     End,
+    EpochBegan,
     JobBound,
     JobEnded,
     JobQueued,
@@ -37,7 +44,10 @@ from skep.wire.facts import (
     NodeAdded,
 )
 from skep.wire.findings import PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import NodeJoined
+from skep.wire.packs import GpusShared
+from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import PRIORITY_MAX
 
 ADVISE_EVERY = seconds(0.5)
@@ -85,6 +95,14 @@ class _Job:
     steps: int = 0
     rate_milli: int = 0
     learned: bool = False
+    vc: str = ""
+    each: int = 1
+    """GPUs of a worker."""
+    nodes: tuple[str, ...] = ()
+    shares: bool = False
+    """The attempt has been on GPUs with others."""
+    successor: tuple[str, ...] = ()
+    """The nodes of the attempt that is to take over."""
 
 
 class AdvisorMachine:
@@ -104,6 +122,9 @@ class AdvisorMachine:
         self._advised_at = Instant(0)
         self._ranked_at = Instant(0)
         self._quiet_until = Instant(0)
+        self._outlooks = Outlooks()
+        self._planned: dict[str, None] = {}
+        """VCs with a policy."""
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
         """Return the advice that is due."""
@@ -113,24 +134,37 @@ class AdvisorMachine:
                     self._quiet_until = after(now, BACKLOG_PAUSE)
                 if event.service == "allocator":
                     for fact in event.facts:
-                        self._fact(fact)
+                        self._fact(fact, now)
             case Rates():
-                self._rates(event)
+                self._rates(event, now)
             case Tick() | Restarted() | RateLearned() | PhaseChanged() | Stalled() | Unreadable():
                 pass
             case _:
                 unexpected = f"the advisor does not take {event!r}"
                 raise AssertionError(unexpected)
-        due = self.wake_at()
-        if due is None or now < due:
-            return []
-        return self._advise(now)
+        effects: list[Effect] = []
+        due = self._advise_at()
+        if due is not None and due <= now:
+            effects += self._advise(now)
+        due = self._outlooks.wake_at()
+        if due is not None and max(due, self._quiet_until) <= now:
+            outlooks = self._outlooks.take(now)
+            effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in outlooks]
+        return effects
 
     def apply(self, fact: Any) -> None:
         """Do nothing: the advisor's own log holds epochs only."""
 
     def wake_at(self) -> Instant | None:
-        """Return when the order is next looked at, or None while that could lead to nothing."""
+        """Return when there is something to say, or None while there could be nothing."""
+        advise, outlook = self._advise_at(), self._outlooks.wake_at()
+        if outlook is None:
+            return advise
+        outlook = max(outlook, self._quiet_until)
+        return outlook if advise is None else min(advise, outlook)
+
+    def _advise_at(self) -> Instant | None:
+        """Return when the order is next looked at."""
         if not self._queue or not len(self._speeds):
             return None
         if self._changed:
@@ -161,10 +195,11 @@ class AdvisorMachine:
         assert len(self._types) <= NODES_MAX
         assert len(self._advised) <= ADVISED_MAX
         self._speeds.check()
+        self._outlooks.check()
 
     # --- what is known -----------------------------------------------------------------------
 
-    def _fact(self, fact: Any) -> None:
+    def _fact(self, fact: Any, now: Instant) -> None:
         match fact:
             case JobQueued():
                 self._admit(fact)
@@ -178,8 +213,26 @@ class AdvisorMachine:
                 self._end(fact)
             case NodeAdded():
                 self._node(fact.joined)
+            case CellsSet(cluster=cluster):
+                self._plan(cluster)
+            case EpochBegan():
+                self._outlooks.again(now)
+            case SuccessorBound() | SuccessorDropped() | JobMoved():
+                self._move(fact)
+            case GangWidened() | GangNarrowed() | GpusShared():
+                self._change(fact)
             case _:
-                pass  # Everything else moves no job in or out of the queue.
+                pass  # Everything else moves no job in or out of the queue, nor elsewhere.
+
+    def _plan(self, cluster: Cluster) -> None:
+        """Follow the jobs of VCs that have a policy now."""
+        before = self._planned
+        self._planned = {vc: None for vc, each in cluster.vcs.items() if each.policy != FIFO}
+        for job in self._jobs.values() if self._planned.keys() != before.keys() else ():
+            if job.vc not in self._planned:
+                self._outlooks.end(job.job)
+            elif job.vc not in before and job.attempt:
+                self._begins(job)
 
     def _admit(self, fact: JobQueued) -> None:
         sequence = job_sequence(fact.job)
@@ -197,12 +250,16 @@ class AdvisorMachine:
             gpus=spec.gpus,
             gpu_type=spec.resources.gpu_type or "",
             total=spec.size.total(),
+            vc=spec.vc,
+            each=spec.resources.gpus,
         )
         self._jobs[fact.job] = job
         self._wait(job)
 
     def _wait(self, job: _Job) -> None:
         job.attempt, job.steps, job.rate_milli, job.learned = 0, 0, 0, False
+        job.nodes, job.successor, job.shares = (), (), False
+        self._outlooks.end(job.job)
         insort(self._queue, job.position)
         self._queued[job.position] = job
         self._changed = True
@@ -218,14 +275,62 @@ class AdvisorMachine:
             return
         if job.attempt == 0:
             self._leave(job)
-        types = sorted({self._types.get(member.node, "") for member in fact.members})
         job.attempt = fact.attempt
+        job.nodes, job.successor = tuple(member.node for member in fact.members), ()
+        self._begins(job)
+
+    def _begins(self, job: _Job) -> None:
+        """Follow an attempt that is somewhere, or elsewhere from now on."""
+        types = sorted({self._types.get(node, "") for node in job.nodes})
         job.ran_on = types[0] if len(types) == 1 and types[0] else job.gpu_type
+        if job.vc in self._planned:
+            runner = Runner(job.job, job.attempt, (job.family, job.ran_on), job.each,
+                            len(job.nodes), job.total, job.shares)  # fmt: skip
+            self._outlooks.begin(runner)
+
+    def _move(self, fact: SuccessorBound | SuccessorDropped | JobMoved) -> None:
+        job = self._jobs.get(fact.job)
+        if job is None or not job.attempt:
+            return
+        match fact:
+            case SuccessorBound():
+                job.successor = tuple(member.node for member in fact.members)
+            case SuccessorDropped():
+                job.successor = ()
+            case JobMoved():
+                job.attempt, job.nodes, job.successor = fact.attempt, job.successor, ()
+                job.shares = False
+                self._begins(job)
+
+    def _change(self, fact: GangWidened | GangNarrowed | GpusShared) -> None:
+        """Take over that an attempt has parts elsewhere, or others on its GPUs."""
+        job = self._jobs.get(fact.job)
+        match fact:
+            case GpusShared():
+                for name in (fact.job, *(name for name, _ in fact.beside)):
+                    self._shares(name)
+            case GangWidened() if job is not None and fact.member.node not in job.nodes:
+                job.nodes = (*job.nodes, fact.member.node)
+                self._begins(job)
+            case GangNarrowed(workers=0) if job is not None:
+                job.nodes = tuple(node for node in job.nodes if node != fact.node)
+                self._begins(job)
+            case _:
+                pass
+
+    def _shares(self, name: str) -> None:
+        """Note that what a job's mini-batches take says nothing of it alone from now on."""
+        job, runner = self._jobs.get(name), self._outlooks.runners.get(name)
+        if job is not None:
+            job.shares = True
+        if runner is not None:
+            runner.shares = True
 
     def _end(self, fact: JobEnded) -> None:
         job = self._jobs.pop(fact.job, None)
         if job is None:
             return
+        self._outlooks.end(job.job)
         if job.attempt == 0:
             self._leave(job)
             return
@@ -240,15 +345,20 @@ class AdvisorMachine:
         elif joined.node in self._types or len(self._types) < NODES_MAX:
             self._types[joined.node] = types[0]
 
-    def _rates(self, rates: Rates) -> None:
-        jobs = self._jobs
+    def _rates(self, rates: Rates, now: Instant) -> None:
+        jobs, steady = self._jobs, []
         for rate in rates.jobs:
             job = jobs.get(rate.job)
             if job is None or job.attempt != rate.attempt or not job.attempt:
                 continue
             job.steps, job.rate_milli = rate.steps, rate.rate_milli
             if not job.learned and rate.steps >= LEARNED_STEPS:
-                job.learned = self._learn(job, predict.rate_step_ns(rate.rate_milli))
+                steady.append(job)
+            if job.vc in self._planned:
+                self._outlooks.measured(rate, now)
+        for job in sorted(steady, key=lambda job: job.position):
+            # Whose rates are told first must make no difference.
+            job.learned = self._learn(job, predict.rate_step_ns(job.rate_milli))
 
     def _learn(self, job: _Job, step_ns: Duration | None) -> bool:
         """Take over what a mini-batch of a run takes; return whether that was of any use."""

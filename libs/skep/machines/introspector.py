@@ -9,10 +9,14 @@ after FORGET_AFTER of silence, and keep reports still under way from bringing it
 
 A job goes at the pace of its slowest rank among those that make mini-batches (a parameter server
 makes none). Its memory is that of its largest rank, its utilisation the mean of all. `Rates`
-leave out what was not heard of for a window. A job whose slowest rank is silent for
-`stall_limit` is stalled until that is over; learning and stalls are told once per attempt and
+leave out what was not heard of for a window. A job whose slowest rank is silent for `stall_limit`
+is stalled, and has no rate, until that is over; learning and stalls are told once per attempt and
 incident, and once more after a restart of this service. What a job says about its training (a loss)
 is passed on as it comes.
+
+A report that lasts (`JobProgress.lasts`) stands for one every second until the next: what those
+would lead to is found at the time it would be, and in between the attempt is not looked at, nor
+told in `Rates`. Facts end such an attempt, silence does not.
 
 What does not fit a bound is shed: telemetry costs quality, never liveness.
 """
@@ -23,7 +27,15 @@ from typing import Any
 
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
-from skep.perf.progress import RATE_MILLI_MAX, WINDOW, PhaseWatch, RankWindow, stall_limit
+from skep.perf.course import Course
+from skep.perf.progress import (
+    LEARNED_STEPS,
+    RATE_MILLI_MAX,
+    WINDOW,
+    PhaseWatch,
+    RankWindow,
+    stall_limit,
+)
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Facts, Unreadable, is_trace
@@ -41,11 +53,14 @@ CLOCK_STEP = seconds(60.0)
 """A report older than the node's latest by less is a duplicate; by more, its clock was set."""
 
 RATES_BYTES_MAX = 256 * KIB
-RATES_JOBS_MAX = 1_600
+RATES_JOBS_MAX = 1_400
 """Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
 
 RANKS_MAX = 100_000
 """Ranks followed, at about 3 KiB each where every job has one: 300 MB at the very most."""
+
+WORLD_MAX = RANKS_MAX
+"""The largest gang that is told as such."""
 
 ATTEMPTS_MAX = RANKS_MAX
 """Attempts followed: one without any rank is known too."""
@@ -59,13 +74,17 @@ OVER_MAX = 20_000
 TOLD_MAX = 2_000
 """Findings about single jobs per emission; the others are told in the next: the bus shares."""
 
+CALM = 3
+"""Looks at an attempt whose rate has become what it will be, so that whoever compares rates told
+one after the other has seen some that agree."""
+
 JOB_LENGTH_MAX = 20
 COUNT_MAX = 10**15
 ATTEMPT_MAX = 10**9
 INSTANT_MAX = 2**62
 """Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
 
-JOB_RATE_BYTES_MAX = 158
+JOB_RATE_BYTES_MAX = 180
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
 ALL_ATTEMPTS = ATTEMPT_MAX
@@ -86,9 +105,12 @@ class _Attempt:
 
     __slots__ = (
         "attempt",
+        "behind",
+        "calm",
         "heard_at",
         "job",
         "learned",
+        "look_at",
         "ranks",
         "speaker",
         "spoke_at",
@@ -98,6 +120,7 @@ class _Attempt:
         "values",
         "values_step",
         "watch",
+        "world",
     )
 
     def __init__(self, progress: JobProgress) -> None:
@@ -105,6 +128,7 @@ class _Attempt:
         self.attempt = progress.attempt
         self.trace = progress.trace if is_trace(progress.trace) else ""
         self.ranks: dict[int, RankWindow] = {}
+        self.world = 0
         self.heard_at = 0
         self.learned = False
         self.stalled: int | None = None
@@ -116,6 +140,12 @@ class _Attempt:
         """The rank whose values these are: the lowest one that tells any."""
         self.spoke_at = 0
         self.told_step = 0
+        self.behind = 0
+        """By how much the clock of who reports is behind this one."""
+        self.calm = 0
+        """Looks since all rates rest on what the latest lasting report says."""
+        self.look_at: Instant | None = None
+        """When there is something to be found; None as well where nothing lasts."""
 
 
 class IntrospectorMachine:
@@ -129,6 +159,10 @@ class IntrospectorMachine:
         """When each node's latest report was made, by its clock; the latest heard of last."""
         self._over: dict[str, int] = {}
         self._due: Instant | None = None
+        self._lasting: dict[str, _Attempt] = {}
+        """Attempts whose latest report lasts."""
+        self._restless: dict[str, _Attempt] = {}
+        """Those of them that are to be looked at."""
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
         """Return the findings that are due."""
@@ -151,7 +185,7 @@ class IntrospectorMachine:
         """Do nothing: the introspector's own log holds epochs only."""
 
     def wake_at(self) -> Instant | None:
-        """Return the next whole second while attempts are known, else None."""
+        """Return the next whole second at which an attempt is to be looked at, else None."""
         return self._due
 
     def check(self) -> None:
@@ -161,7 +195,10 @@ class IntrospectorMachine:
         assert len(self._attempts) <= ATTEMPTS_MAX
         assert len(self._over) <= OVER_MAX
         assert len(self._nodes) <= NODES_MAX
-        assert self._due is not None or not self._attempts
+        assert self._due is not None or len(self._attempts) == len(self._lasting)
+        assert self._due is not None or not self._restless
+        assert all(self._attempts[job] is each for job, each in self._lasting.items())
+        assert self._restless.keys() <= self._lasting.keys()
         for job, attempt in self._attempts.items():
             assert job == attempt.job
             assert attempt.attempt > self._over.get(job, 0), job
@@ -189,7 +226,10 @@ class IntrospectorMachine:
                 if attempt is None:
                     continue
             attempt.heard_at = now
+            if progress.lasts or progress.job in self._lasting:
+                self._lasts(attempt, progress, at, now)
             windows = attempt.ranks
+            attempt.world = min(max(0, progress.world), WORLD_MAX)
             if len(windows) > progress.world:
                 self._leave(attempt, progress.world)
             for rank in progress.ranks:
@@ -204,8 +244,26 @@ class IntrospectorMachine:
                     window.memory = rank.memory
                     _take_values(attempt, rank, now)
                     window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
-        if self._due is None and attempts:
-            self._due = _next_second(now)
+                    window.course = _course(rank, at) if progress.lasts else None
+        if len(attempts) > len(self._lasting) or self._restless:
+            self._due = min(self._due or _next_second(now), _next_second(now))
+
+    def _lasts(self, attempt: _Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
+        """Bring an attempt up to date with what was said before, and note whether this lasts."""
+        if attempt.job in self._lasting:
+            for window in attempt.ranks.values():
+                if window.course is not None:
+                    until = window.course.heard(min(at, now - attempt.behind))
+                    window.follow(window.course, until)
+            _follow_level(attempt, Instant(_next_second(now) - NS_PER_SECOND))
+        if progress.lasts:
+            self._lasting[attempt.job] = self._restless[attempt.job] = attempt
+            attempt.behind, attempt.calm = now - at, 0
+            attempt.look_at = _next_second(now)
+        else:
+            del self._lasting[attempt.job]
+            self._restless.pop(attempt.job, None)
+            attempt.look_at = None
 
     def _meet(self, progress: JobProgress, known: _Attempt | None) -> _Attempt | None:
         """Begin to follow an attempt, in place of an earlier one; None if it is not to be."""
@@ -231,6 +289,8 @@ class IntrospectorMachine:
 
     def _forget(self, attempt: _Attempt) -> None:
         del self._attempts[attempt.job]
+        self._lasting.pop(attempt.job, None)
+        self._restless.pop(attempt.job, None)
         self._ranks -= len(attempt.ranks)
 
     def _fact(self, fact: Any) -> None:
@@ -264,20 +324,52 @@ class IntrospectorMachine:
         heard_since = now - WINDOW
         rates = [
             self._look(attempt, told, now)
-            for attempt in self._attempts.values()
-            if attempt.ranks and attempt.heard_at >= heard_since
+            for attempt in self._looked_at(now)
+            if attempt.ranks and (attempt.heard_at >= heard_since or attempt.look_at)
         ]
         effects: list[Effect] = [
             Send(RATES, Rates(at=now, jobs=tuple(rates[start : start + RATES_JOBS_MAX])))
             for start in range(0, len(rates), RATES_JOBS_MAX)
         ]
-        self._due = _next_second(now) if self._attempts else None
+        self._due = self._next_look(now)
         return effects + told
+
+    def _looked_at(self, now: Instant) -> list[_Attempt]:
+        """Return whom there is something to find about; who lasts is brought up to date."""
+        if not self._lasting:
+            return list(self._attempts.values())
+        plain = () if len(self._lasting) == len(self._attempts) else self._attempts.values()
+        found = [attempt for attempt in plain if attempt.job not in self._lasting]
+        for attempt in self._restless.values():
+            if attempt.look_at is not None and attempt.look_at <= now:
+                for window in attempt.ranks.values():
+                    if window.course is not None:
+                        until = window.course.heard(now - attempt.behind)
+                        window.follow(window.course, until)
+                _follow_level(attempt, Instant(now - NS_PER_SECOND))
+                found.append(attempt)
+        return found
+
+    def _next_look(self, now: Instant) -> Instant | None:
+        """Return when to look again, and forget whom nothing can be found about any more."""
+        for attempt in list(self._restless.values()):
+            if attempt.look_at is not None and attempt.look_at <= now:
+                attempt.look_at = _look_again(attempt, _next_second(now))
+                if attempt.look_at is None:
+                    del self._restless[attempt.job]
+        if len(self._attempts) > len(self._lasting):
+            return _next_second(now)
+        looks = (attempt.look_at for attempt in self._restless.values())
+        return min((at for at in looks if at is not None), default=None)
 
     def _drop_silent(self, now: Instant) -> None:
         limit = now - FORGET_AFTER
-        for attempt in [each for each in self._attempts.values() if each.heard_at < limit]:
-            self._forget(attempt)
+        if len(self._attempts) == len(self._lasting):
+            return
+        silent = [each for each in self._attempts.values() if each.heard_at < limit]
+        for attempt in silent:
+            if attempt.job not in self._lasting:
+                self._forget(attempt)
 
     def _look(self, attempt: _Attempt, told: list[Effect], now: Instant) -> JobRate:
         """Return an attempt's rate; add what else there is to say about it to `told`."""
@@ -304,13 +396,15 @@ class IntrospectorMachine:
             measured = Measured(at=now, job=attempt.job, attempt=attempt.attempt,
                                 step=attempt.values_step, values=attempt.values)  # fmt: skip
             told.append(Send(MEASURED, measured))
+        rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
         return JobRate(
             job=attempt.job,
             attempt=attempt.attempt,
             steps=steps,
-            rate_milli=slowest.rate_milli if slowest else 0,
+            rate_milli=rate,
             utilisation=utilisation // len(attempt.ranks),
             memory=memory,
+            workers=attempt.world,
         )
 
 
@@ -356,6 +450,51 @@ def _look_for_level(
             trace=attempt.trace,
         )
         told.append(Send(PHASE, changed))
+
+
+def _follow_level(attempt: _Attempt, until: Instant) -> None:
+    """Have the watch over an attempt's level be where it were, had it been looked at till then."""
+    watch = attempt.watch
+    course = watch.rank.course if watch is not None else None
+    if watch is not None and course is not None and course.goes and watch.settled(course):
+        watch.follow(course, until - attempt.behind)
+
+
+def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
+    """Return when there may be something more to find, if the latest report still holds."""
+    looks: list[int] = []
+    pure = True
+    for rank in attempt.ranks.values():
+        course = rank.course
+        if course is None:
+            continue
+        if rank.steps == 0:
+            looks += [course.tells(course.next_at)] if course.goes else []
+        elif not course.goes:
+            looks += [0] if attempt.stalled is None else []
+        elif not rank.pure(course.next_at):
+            pure = False
+        elif rank.steps < LEARNED_STEPS:
+            looks.append(course.tells(course.ends(LEARNED_STEPS)))
+    going = any(rank.course is not None and rank.course.goes and rank.steps
+                for rank in attempt.ranks.values())  # fmt: skip
+    attempt.calm += pure
+    if going and not (pure and attempt.learned and attempt.calm > CALM
+                      and attempt.stalled is None):  # fmt: skip
+        return soon
+    watch = attempt.watch
+    course = watch.rank.course if watch is not None else None
+    if watch is not None and course is not None and course.goes and not watch.settled(course):
+        looks.append(watch.ends(course))
+    if not looks:
+        return None
+    return max(soon, _next_second(Instant(min(looks) + attempt.behind)))
+
+
+def _course(rank: RankProgress, at: Instant) -> Course:
+    """Return how a rank goes on; one that says what cannot be makes nothing more."""
+    sane = _sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
+    return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)
 
 
 def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from skep.machines.base import Restarted, Tick
 from skep.units import Instant
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.inputs import InputNotes
 
 
@@ -24,7 +24,7 @@ def note(
             notes.restarted(now)
         case _ if stream:
             notes.streamed(stream, sequence, now, led=led)
-        case QueueAdvice():
+        case QueueAdvice() | Outlook():
             notes.heard(event, now)
         case _ if led:
             notes.heard(event, now)

@@ -54,16 +54,18 @@ def remaining(total: int | None, done: int, step_ns: Duration | None) -> Duratio
     return min(Duration(max(total - done, 0) * step_ns), REMAINING_MAX)
 
 
-class _Runs:
+class Runs:
     """What a mini-batch took in the latest runs of one kind."""
 
     __slots__ = ("_median", "_step_ns")
 
     def __init__(self) -> None:
+        """Know of none."""
         self._step_ns: dict[str, int] = {}
         self._median: int | None = None
 
     def learn(self, job: str, step_ns: int) -> None:
+        """Take over what a mini-batch of a job took; a later word on the same job replaces it."""
         self._step_ns.pop(job, None)
         self._step_ns[job] = step_ns
         if len(self._step_ns) > RUNS_MAX:
@@ -71,11 +73,13 @@ class _Runs:
         self._median = None
 
     def median(self) -> Duration:
+        """Return what a mini-batch usually took."""
         if self._median is None:
             self._median = median(list(self._step_ns.values()))
         return Duration(self._median)
 
     def check(self) -> None:
+        """Assert the bound."""
         assert 0 < len(self._step_ns) <= RUNS_MAX, self._step_ns
         assert all(step_ns > 0 for step_ns in self._step_ns.values()), self._step_ns
 
@@ -88,7 +92,7 @@ class FamilySpeeds:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[Kind, _Runs] = {}
+        self._kinds: dict[Kind, Runs] = {}
 
     def __len__(self) -> int:
         """Return how many kinds of runs are known; 0 means that nothing can be predicted."""
@@ -101,7 +105,7 @@ class FamilySpeeds:
         """
         assert step_ns > 0, (job, step_ns)
         for kind in _depths(family, gpus, gpu_type):
-            runs = self._kinds.pop(kind, None) or _Runs()
+            runs = self._kinds.pop(kind, None) or Runs()
             runs.learn(job, step_ns)
             self._kinds[kind] = runs
         while len(self._kinds) > KINDS_MAX:

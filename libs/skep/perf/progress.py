@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from skep.perf.course import Course
 from skep.units import NS_PER_SECOND, Duration, seconds
 
 WINDOW = seconds(10.0)
@@ -52,6 +53,9 @@ The median of k normal values deviates by 1.25 * 1.25 * the mean deviation / sqr
 5.4 times that within LEVEL_CHANGE_MILLI.
 """
 
+ALIKE_DIVISOR = 10
+"""Rates alike differ by a tenth at most: between two of them there is no change of level."""
+
 FINE_PER_MILLI = 10**6
 """Levels are finer than thousandths: one mini-batch in five minutes is three of them."""
 
@@ -62,6 +66,7 @@ assert HELD_WINDOWS <= LEVEL_WINDOWS_MIN <= LEVEL_WINDOWS
 assert HELD_WINDOWS < HELD_WINDOWS_MAX <= LEVEL_WINDOWS
 assert 0 < LEVEL_CHANGE_MILLI < 1000, "a fall must be able to qualify"
 assert PHASE_STEPS_MIN <= LEARNED_STEPS
+assert LEVEL_CHANGE_MILLI * ALIKE_DIVISOR > 2 * 1000, "what is alike is no change"
 assert QUIET < WINDOW < STALL_AFTER, "a rate falls before a stall is called"
 
 
@@ -97,7 +102,9 @@ class RankWindow:
     __slots__ = (
         "_counts",
         "_interval_ns",
+        "_seen",
         "_times",
+        "course",
         "known",
         "last_step_at",
         "lives",
@@ -113,6 +120,9 @@ class RankWindow:
         self._times: list[int] = []
         self._counts: list[int] = []
         self._interval_ns = 0
+        self._seen = 0
+        self.course: Course | None = None
+        """How it goes on until it says otherwise, if it said so."""
         self.known = False
         self.last_step_at = 0
         self.lives = 0
@@ -129,6 +139,7 @@ class RankWindow:
         A rank without a mini-batch stays as it is. One that counts without saying when (0) is
         taken to have made its latest mini-batch at `at`.
         """
+        self._seen = at
         if steps <= 0:
             return
         if steps != self.steps:
@@ -149,6 +160,36 @@ class RankWindow:
         """Return whether the rate rests on a whole window, or on LEARNED_STEPS mini-batches."""
         span, steps = self.last_step_at - self._times[0], self.steps - self._counts[0]
         return span >= WINDOW or steps >= LEARNED_STEPS
+
+    def pure(self, since: int) -> bool:
+        """Return whether the rate rests on mini-batches alone that ended at `since` or later."""
+        return self.known and len(self._times) > 1 and self._times[0] >= since
+
+    def follow(self, course: Course, until: int) -> None:
+        """Observe what a rank would have reported every second, up to a report at `until`.
+
+        Of a long stretch only its last reports matter: a rate rests on nothing older.
+        """
+        reach = WINDOW + 2 * course.step_ns + QUIET
+        at = self._seen
+        if not course.goes and until - at > 2 * reach:
+            at = until - NS_PER_SECOND  # It stands, and is silent.
+        elif course.goes and until - reach > course.next_at + reach and self.known:
+            at = course.heard(until - reach)
+            steps, ended = course.done(at)
+            self._times, self._counts = [ended], [steps]
+            self.steps, self.last_step_at = steps, ended
+        while at < until:
+            at = self._next(course, at, until)
+            self.observe(*course.done(at), course.step_ns, at)
+
+    def _next(self, course: Course, at: int, until: int) -> int:
+        """Return the next report that says anything new, or the last."""
+        soon = at + NS_PER_SECOND
+        slow = course.goes and course.step_ns > NS_PER_SECOND and self.pure(course.next_at)
+        if not slow or self.last_step_at + course.step_ns <= soon:
+            return min(soon, until)
+        return min(course.tells(self.last_step_at + course.step_ns), until)
 
     def _begin(self, steps: int, ended: int) -> None:
         self._times, self._counts = [ended], [steps]
@@ -210,6 +251,18 @@ class Level:
 
     def __init__(self) -> None:
         self._windows: list[int] = []
+
+    def settled(self, rate: int) -> bool:
+        """Return whether no further window of this rate can complete a change.
+
+        All windows are alike then, and so is every median of them.
+        """
+        return all(abs(each - rate) * ALIKE_DIVISOR <= rate for each in self._windows)
+
+    def repeat(self, rate: int, count: int) -> None:
+        """Take over further windows of one rate, where it is settled."""
+        self._windows += [rate] * min(count, LEVEL_WINDOWS + HELD_WINDOWS_MAX)
+        del self._windows[: -(LEVEL_WINDOWS + HELD_WINDOWS_MAX)]
 
     def add(self, rate: int) -> LevelChange | None:
         """Take over the next window's rate, above 0; return the change it completes, if any."""
@@ -274,11 +327,36 @@ class PhaseWatch:
         if span < WINDOW or made < PHASE_STEPS_MIN:
             return None
         self._begin(slowest)
-        change = self.level.add(made * FINE_PER_MILLI * 1000 * NS_PER_SECOND // span)
+        change = self.level.add(_fine(made, span))
         if change is None:
             return None
         return LevelChange(change.before // FINE_PER_MILLI, change.after // FINE_PER_MILLI)
 
+    def ends(self, course: Course) -> int:
+        """Return when the window ends, for a rank that keeps to its course."""
+        long = -((course.next_at - self._since - WINDOW) // course.step_ns) + course.steps + 1
+        steps = max(long, self._steps + PHASE_STEPS_MIN, course.steps + 1)
+        return course.tells(course.ends(steps))
+
+    def settled(self, course: Course) -> bool:
+        """Return whether nothing is found as long as the rank keeps to its course."""
+        pure = self._since >= course.next_at and self.rank.lives == self._lives
+        return pure and self.level.settled(_fine(1, course.step_ns))
+
+    def follow(self, course: Course, until: int) -> None:
+        """Take over the windows that end before a report at `until`; nothing is found in them."""
+        made, at = 0, self.ends(course)
+        while at < until:
+            steps, ended = course.done(at)
+            self._since, self._steps = ended, steps
+            made, at = made + 1, self.ends(course)
+        self.level.repeat(_fine(1, course.step_ns), made)
+
     def _begin(self, rank: RankWindow) -> None:
         self.rank = rank
         self._lives, self._since, self._steps = rank.lives, rank.last_step_at, rank.steps
+
+
+def _fine(steps: int, span_ns: int) -> int:
+    """Return a rate in millionths of a thousandth of a mini-batch per second."""
+    return steps * FINE_PER_MILLI * 1000 * NS_PER_SECOND // span_ns

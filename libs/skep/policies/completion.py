@@ -65,7 +65,9 @@ class ModelCapacity(Policy, frozen=True):
     """Each kind of model (`size.family`) has its part of the GPUs, and nothing but it.
 
     `shares` are pairs of a family and its weight; without them, the families that have jobs have
-    equal parts. Within its part a family is served in order of arrival.
+    equal parts. Within its part a family is served in order of arrival. "Each model type can only
+    access its own allocated resources": a job that is larger than all of them never runs, also
+    where the rest of the cluster is empty. It is told so, and holds up nobody behind it.
     """
 
     name: ClassVar[str] = "capacity-per-model"
@@ -81,18 +83,23 @@ class ModelCapacity(Policy, frozen=True):
     def plan(self, view: VcView) -> Plan:
         """Return turns within each family's part, and holds for what is beyond."""
         parts = self._parts(view)
+        left = dict(parts)
         for job in view.jobs:
             if job.phase in HOLDING and not job.borrows:
-                parts[family(job)] = parts.get(family(job), 0) - job.gpus
+                left[family(job)] = left.get(family(job), 0) - job.gpus
         turns, holds = [], []
         blocked: set[str] = set()
         for job in arrived(queued(view)):
             kind = family(job)
-            if kind in blocked or job.gpus > parts.get(kind, 0):
+            part = parts.get(kind, 0)
+            if job.gpus > part:
+                needs = f"{job.gpus} GPUs, and {part} are for {kind!r}"
+                holds.append(Hold(job.job, Reason.LARGER_THAN_SHARE, needs))
+            elif kind in blocked or job.gpus > left.get(kind, 0):
                 blocked.add(kind)
                 holds.append(Hold(job.job, Reason.SHARE_USED_UP, f"{job.gpus} GPUs for {kind!r}"))
             else:
-                parts[kind] -= job.gpus
+                left[kind] -= job.gpus
                 turns.append(Turn(job.job, Reason.ARRIVAL))
         return Plan(turns=tuple(turns), strict=False, holds=tuple(holds))
 

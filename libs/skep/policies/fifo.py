@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policies.parts import arrived, queued
+from skep.policies.parts import arrived, in_turn, queued
 from skep.policies.policy import Policy
 from skep.view.plan import Plan, Turn
 from skep.view.view import VcView
@@ -42,4 +42,4 @@ class Backfill(Policy, frozen=True):
 
 def in_order(view: VcView) -> tuple[Turn, ...]:
     """Return a turn for each waiting job: priority, then arrival."""
-    return tuple(Turn(job.job, Reason.ARRIVAL) for job in arrived(queued(view)))
+    return in_turn(arrived(queued(view)), Reason.ARRIVAL)

@@ -6,6 +6,7 @@ them have come than the nodes hold, they take turns by being suspended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -44,41 +45,46 @@ class Gandiva(Policy, frozen=True):
         """Return a turn for each job with nodes, and who is suspended for those without."""
         nodes = _Nodes(view)
         turns, without = [], []
-        left = view.free
+        coming = Counter(_kind(job) for job in view.jobs if _leaves(job))
         for job in by(queued(view), lambda job: job.waiting_since):
-            place = nodes.get(job) if job.gpus <= left else None
+            kind = _kind(job)
+            waits = coming[kind] > 0 and self._is_due(job, view.now)
+            coming[kind] -= waits  # Somebody of its size leaves for it.
+            place = None if waits else nodes.get(job)
             if place is None:
                 without.append(job)
                 continue
             nodes.put(job, place)
-            left -= job.gpus
             turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
         return self._in_turns(view, without, turns)
 
     def _in_turns(self, view: VcView, without: Sequence[JobView], turns: list[Turn]) -> Plan:
         """Swap jobs whose slice is over with others of their size, the longest waiting first."""
-        slice_ns = round(self.slice_s * NS_PER_SECOND)
+        slice_ns = self._slice
         actions: list[Suspend] = []
         looks: list[Instant] = []
-        for size in sorted({job.gpus for job in without}):
-            waiting = [
-                job for job in without if job.gpus == size and _is_due(job, view.now, slice_ns)
-            ]
+        for kind in sorted({_kind(job) for job in without}):
+            equals = [job for job in without if _kind(job) == kind]
+            waiting = [job for job in equals if self._is_due(job, view.now)]
             looks.extend(
                 Instant(job.waiting_since + slice_ns)
-                for job in without
-                if job.gpus == size and not _is_due(job, view.now, slice_ns)
+                for job in equals
+                if not self._is_due(job, view.now)
             )
-            coming = [j for j in view.jobs if j.gpus == size and j.phase is Phase.STOPPING]
-            there = [job for job in view.jobs if job.gpus == size and _may_yield(job)]
+            coming = [job for job in view.jobs if _kind(job) == kind and _leaves(job)]
+            there = [job for job in view.jobs if _kind(job) == kind and _may_yield(job)]
             there.sort(key=lambda job: (job.since, job.sequence))
-            swaps = len(waiting) - len(coming)
-            for job in there[: max(swaps, 0)]:
-                if view.now - job.since < slice_ns:
-                    looks.append(Instant(job.since + slice_ns))
+            for job in waiting[len(coming) :]:
+                # Who has a higher priority would come back at once.
+                victim = next((e for e in there if e.spec.priority <= job.spec.priority), None)
+                if victim is None:
                     break
-                coming.append(job)
-                actions.append(Suspend(job.job, Reason.SLICE_OVER))
+                if view.now - victim.since < slice_ns:
+                    looks.append(Instant(victim.since + slice_ns))
+                    break
+                there.remove(victim)
+                coming.append(victim)
+                actions.append(Suspend(victim.job, Reason.SLICE_OVER))
             looks.extend(
                 Instant(job.since + slice_ns)
                 for job in there[:1]
@@ -97,10 +103,22 @@ class Gandiva(Policy, frozen=True):
             look_at=min(looks, default=None),
         )
 
+    @property
+    def _slice(self) -> int:
+        return round(self.slice_s * NS_PER_SECOND)
 
-def _is_due(job: JobView, now: Instant, slice_ns: int) -> bool:
-    """Return whether it is a job's turn: it is new, or it has stood back for a slice."""
-    return not job.served or now - job.waiting_since >= slice_ns
+    def _is_due(self, job: JobView, now: Instant) -> bool:
+        """Return whether it is a job's turn: it is new, or it has stood back for a slice."""
+        return not job.served or now - job.waiting_since >= self._slice
+
+
+def _kind(job: JobView) -> tuple[int, str]:
+    """Return by what jobs take turns: their size, and the pinned cell that they are tied to."""
+    return job.gpus, job.pin
+
+
+def _leaves(job: JobView) -> bool:
+    return job.phase is Phase.STOPPING and not job.borrows
 
 
 def _may_yield(job: JobView) -> bool:
@@ -136,7 +154,7 @@ class _Nodes:
             self._sizes[node][job.gpus] = None
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        for node in sorted(nodes, key=lambda node: (-self._room.free(node), node)):
+        for node in sorted(nodes, key=lambda node: (-self._room.free(node, job.pin), node)):
             place = self._room.fit(job, (node,))
             if place is not None:
                 return place

@@ -48,11 +48,16 @@ class Optimus(Policy, frozen=True):
         )
 
     def _resizes(self, view: VcView) -> list[Resize]:
-        elastic = [job for job in view.jobs if _is_elastic(job, view)]
-        waiting = sum(job.gpus for job in queued(view))
+        spare = view.free_for()
+        for job in queued(view):
+            spare[job.pin] = spare.get(job.pin, 0) - job.gpus
+        return [resize for pin, free in spare.items() for resize in self._among(view, pin, free)]
+
+    def _among(self, view: VcView, pin: str, free: int) -> list[Resize]:
+        """Return new sizes of the jobs with this pin, given what is free beside those that wait."""
+        elastic = [job for job in view.jobs if job.pin == pin and _is_elastic(job, view)]
         now = {job.job: job.workers for job in elastic}
-        shares = share_out(elastic, view, view.free - waiting)
-        free = view.free - waiting
+        shares = share_out(elastic, view, free)
         resizes = []
         for job in sorted(elastic, key=lambda job: (shares[job.job] - now[job.job], job.sequence)):
             more = (shares[job.job] - now[job.job]) * _each(job)

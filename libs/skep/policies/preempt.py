@@ -34,14 +34,19 @@ class Selection(NamedTuple):
 
 def select(view: VcView, ordered: Iterable[JobView]) -> Selection:
     """Take jobs in their order while there are GPUs for them; one that needs too many is passed."""
-    left = view.gpus - sum(job.gpus for job in view.jobs if job.phase in FIXED and not job.borrows)
+    left = view.gpus_for()
+    for job in view.jobs:
+        if job.phase in FIXED and not job.borrows:
+            left[job.pin] = left.get(job.pin, 0) - job.gpus
     taken, turns = [], []
+    most = max(left.values())
     for job in ordered:
-        if left <= 0:
+        if most <= 0:
             break
-        if job.phase in FIXED or job.borrows or job.gpus > left:
+        if job.phase in FIXED or job.borrows or job.gpus > left.get(job.pin, 0):
             continue
-        left -= job.gpus
+        left[job.pin] -= job.gpus
+        most = max(left.values())
         taken.append(job)
         if job.phase in QUEUED:
             turns.append(job)
@@ -87,17 +92,18 @@ def preempt_for(
 def _enough(view: VcView, ordered: Sequence[JobView], selection: Selection) -> list[JobView]:
     """Return who has to go, the last first, so that the GPUs are enough for all that are taken."""
     taken = {job.job for job in selection.taken}
-    need = sum(job.gpus for job in selection.turns) - view.free
+    free = view.free_for()
+    for job in selection.turns:
+        free[job.pin] -= job.gpus
     for job in view.jobs:
         if job.phase is Phase.STOPPING and job.job not in taken and not job.borrows:
-            need -= job.gpus
+            free[job.pin] = free.get(job.pin, 0) + job.gpus
     victims = []
     for job in reversed(ordered):
-        if need <= 0:
-            break
-        if job.phase in STOPPABLE and job.job not in taken and not job.borrows:
+        short = free.get(job.pin, 0) < 0
+        if short and job.phase in STOPPABLE and job.job not in taken and not job.borrows:
             victims.append(job)
-            need -= job.gpus
+            free[job.pin] += job.gpus
     return victims
 
 
@@ -121,39 +127,34 @@ class _Places:
             if job.phase in HOLDING and job.phase is not Phase.STOPPING and not job.borrows
         ]
         self._room = Room(view, staying)
-        self._left = view.gpus - sum(job.gpus for job in staying)
-        """GPUs that nobody has: on the nodes there may be more, which other VCs' cells cover."""
 
     def find(self) -> None:
         """Find a place for each that can have one."""
         lower = [job for job in self._ordered if job.phase in STOPPABLE and not job.borrows]
         lower.sort(key=lambda job: job.job in self._taken, reverse=True)
         ranks = {job.job: rank for rank, job in enumerate(self._ordered)}
-        beyond = sum(job.gpus for job in lower)
+        beyond = dict[str, int]()
+        for job in lower:
+            beyond[job.pin] = beyond.get(job.pin, 0) + job.gpus
         for rank, job in enumerate(self._ordered):
             stays = job.phase in STOPPABLE and job.job not in self.leaving
             if job.phase in STOPPABLE:
-                beyond -= job.gpus
+                beyond[job.pin] = beyond.get(job.pin, 0) - job.gpus
             if stays or job.borrows or job.phase in FIXED:
                 continue
-            if job.gpus > self._left + beyond:
+            if job.gpus > self._room.left(job.pin) + beyond.get(job.pin, 0):
                 continue
-            if self._fit(job) is None and job.phase is not Phase.STOPPING:
+            if self._room.fit(job) is None and job.phase is not Phase.STOPPING:
                 self._clear(job, [e for e in reversed(lower) if ranks[e.job] > rank])
-            place = self._fit(job)
+            place = self._room.fit(job)
             if place is not None:
                 self._room.take(job, place)
-                self._left -= job.gpus
                 self.at[job.job] = place
-
-    def _fit(self, job: JobView) -> Place | None:
-        return self._room.fit(job) if job.gpus <= self._left else None
 
     def _clear(self, job: JobView, lower: Sequence[JobView]) -> None:
         """Have some of those after a job leave, if it fits then."""
         able = [each for each in lower if each.job not in self.leaving]
         cost = {each.job: each.gpus if each.job in self._taken else 0 for each in able}
-        for each in make_room(job, self._room, able, self._left, cost) or ():
+        for each in make_room(job, self._room, able, cost) or ():
             self.leaving[each.job] = each
             self._room.release(each)
-            self._left += each.gpus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -43,13 +43,15 @@ class JobQueue:
 
     def add(self, entry: Entry) -> None:
         """Let a job wait. One that comes back takes its old place: arrival never changes."""
-        assert not self.holds(entry), entry
-        insort(self.entries, entry)
+        at = bisect_left(self.entries, entry)
+        assert self.entries[at : at + 1] != [entry], entry
+        self.entries.insert(at, entry)
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting job out."""
-        assert self.holds(entry), entry
-        del self.entries[bisect_left(self.entries, entry)]
+        at = bisect_left(self.entries, entry)
+        assert self.entries[at : at + 1] == [entry], entry
+        del self.entries[at]
 
     def holds(self, entry: Entry) -> bool:
         """Return whether the job waits here."""

@@ -15,23 +15,37 @@ Place = tuple[tuple[str, int], ...]
 
 
 class Room:
-    """What a VC's nodes have left in a plan, whoever is there now."""
+    """What a VC and its nodes have left in a plan, whoever is there now.
+
+    A pinned cell is a room of its own: it is for the jobs that name it, and they go nowhere else.
+    """
 
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
         """Begin with all that the VC could have, less what `staying` jobs hold."""
         self._nodes = {node.node: node for node in view.nodes}
-        self._gpus = {node.node: node.free for node in view.nodes}
+        self._left = view.free_for()
+        """By pin: GPUs that nobody has. Of the nodes' there may be more, by other VCs' cells."""
+        self._gpus = {pin: dict[str, int]() for pin in self._left}
+        """By pin, by node."""
+        for node in view.nodes:
+            self._gpus[""][node.node] = node.free
+            for pin, free in node.pins:
+                self._gpus.setdefault(pin, {})[node.node] = free
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
         for job in view.jobs:
             if job.phase in HOLDING and not job.borrows:
-                self._add(job, 1)
+                self.release(job)
         for job in staying:
-            self._add(job, -1)
+            self.keep(job)
 
-    def free(self, node: str) -> int:
-        """Return the GPUs that are left on a node."""
-        return self._gpus.get(node, 0)
+    def left(self, pin: str) -> int:
+        """Return the GPUs for jobs with this pin (empty: without one) that nobody has."""
+        return self._left.get(pin, 0)
+
+    def free(self, node: str, pin: str) -> int:
+        """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
+        return self._gpus.get(pin, {}).get(node, 0)
 
     def release(self, job: JobView) -> None:
         """Count a job's GPUs as free."""
@@ -43,6 +57,7 @@ class Room:
 
     def take(self, job: JobView, place: Place) -> None:
         """Give GPUs to a job that waits."""
+        self._left[job.pin] -= job.gpus
         for node, gpus in place:
             self._change(node, job, -gpus)
 
@@ -51,9 +66,12 @@ class Room:
 
         None: nowhere, or not as closely together as it has to be.
         """
+        if job.gpus > self.left(job.pin):
+            return None
         per_worker = max(job.gpus // max(job.workers, 1), 1)
         slots = self._slots(job, per_worker, only)
-        whole = [(self._gpus[node], node) for node, count in slots.items() if count >= job.workers]
+        free = self._gpus.get(job.pin, {})
+        whole = [(free[node], node) for node, count in slots.items() if count >= job.workers]
         if whole:
             return ((min(whole)[1], job.gpus),)
         topology = job.spec.resources.topology
@@ -85,15 +103,15 @@ class Room:
 
     def _slots(self, job: JobView, per_worker: int, only: Sequence[str] | None) -> dict[str, int]:
         """Return how many of the job's workers each node would hold."""
-        wants = job.spec.resources
+        wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
-        for name in self._nodes if only is None else only:
+        for name in free if only is None else only:
             node = self._nodes.get(name)
-            if node is None:
+            if node is None or name not in free:
                 continue  # Its hardware is bad, or others have it: there is no room for anybody.
             if wants.gpu_type is not None and wants.gpu_type != node.gpu_type:
                 continue
-            count = self._gpus[name] // per_worker
+            count = free[name] // per_worker
             if wants.cpus and node.cpus:
                 count = min(count, self._cpus[name] // wants.cpus)
             if isinstance(wants.memory, int) and wants.memory and node.memory:
@@ -103,13 +121,15 @@ class Room:
         return slots
 
     def _add(self, job: JobView, sign: int) -> None:
+        self._left[job.pin] = self._left.get(job.pin, 0) + sign * job.gpus
         for node, gpus in job.nodes:
             if node in self._nodes:
                 self._change(node, job, sign * gpus)
 
     def _change(self, node: str, job: JobView, gpus: int) -> None:
         workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
-        self._gpus[node] += gpus
+        free = self._gpus.setdefault(job.pin, {})
+        free[node] = free.get(node, 0) + gpus
         self._cpus[node] += workers * job.spec.resources.cpus
         if isinstance(job.spec.resources.memory, int):
             self._memory[node] += workers * job.spec.resources.memory
@@ -122,25 +142,25 @@ MayLeave = Callable[[Sequence[JobView]], bool]
 def make_room(
     job: JobView,
     room: Room,
-    lower: Sequence[JobView],
-    left: int,
+    lower: Iterable[JobView],
     cost: Mapping[str, int],
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
     """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
 
-    None: it would not fit even if all left that may. `left` are the GPUs that nobody has. Where
-    the `cost` of those that leave is the lowest, and then their GPUs, they leave: a node is cleared
-    for the affinity that is wanted, not by age (HiveD, section 5).
+    None: it would not fit even if all left that may. Where the `cost` of those that leave is the
+    lowest, and then their GPUs, they leave: a node is cleared for the affinity that is wanted, not
+    by age (HiveD, section 5).
     """
     best: list[JobView] | None = None
     least = (0, 0)
+    lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
     nodes = dict.fromkeys(name for each in lower for name, _ in each.nodes)
     for node in (*nodes, None):
         if node is None and best is not None:
             break
         there = [each for each in lower if node is None or node in dict(each.nodes)]
-        leaving = _clear(job, room, there, node, left, may_leave)
+        leaving = _clear(job, room, there, node, may_leave)
         if leaving is not None:
             price = sum(cost.get(each.job, 0) for each in leaving), _gpus(leaving)
             if best is None or price < least:
@@ -153,16 +173,12 @@ def _clear(
     room: Room,
     lower: Sequence[JobView],
     node: str | None,
-    left: int,
     may_leave: MayLeave | None,
 ) -> list[JobView] | None:
     """Return who has to leave so that a gang fits, on one node or anywhere."""
     only = None if node is None else (node,)
 
-    def fits(leaving: Sequence[JobView]) -> bool:
-        return job.gpus <= left + _gpus(leaving) and room.fit(job, only) is not None
-
-    if node is not None and room.free(node) + _gpus(lower) < job.gpus:
+    if node is not None and room.free(node, job.pin) + _gpus(lower) < job.gpus:
         return None
     leaving: list[JobView] = []
     enough = False
@@ -171,14 +187,14 @@ def _clear(
             continue
         room.release(each)
         leaving.append(each)
-        enough = fits(leaving)
+        enough = room.fit(job, only) is not None
         if enough:
             break
     needed = leaving[:]
     for each in leaving if enough else ():
         room.keep(each)
         needed.remove(each)
-        if not fits(needed):
+        if room.fit(job, only) is None:
             room.release(each)
             needed.append(each)
     for each in needed:
@@ -190,15 +206,23 @@ def _gpus(jobs: Iterable[JobView]) -> int:
     return sum(job.gpus for job in jobs)
 
 
-def best_locality(job: JobView, nodes: Iterable[NodeView], *, emptied: bool = False) -> bool:
+def room_on(job: JobView, view: VcView, nodes: Sequence[str]) -> bool:
+    """Return whether a gang would fit on these nodes as things are, as far as the view shows."""
+    staying = [each for each in view.jobs if each.phase in HOLDING and not each.borrows]
+    return Room(view, staying).fit(job, nodes) is not None
+
+
+def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
     """Return whether a gang would be on as few nodes as possible now.
 
     `emptied`: once the VC's jobs that are there have left.
     """
-    able = [node for node in nodes if _may(job, node)]
-    free = [node.free for node in able]
+    able = [node for node in view.nodes if _may(job, node)]
+    free = [node.free_for(job.pin) for node in able]
     if emptied:
-        free = [node.free + sum(gpus for _, gpus in node.jobs) for node in able]
+        like = {each.job: None for each in view.jobs if each.pin == job.pin}
+        for at, node in enumerate(able):
+            free[at] += sum(gpus for name, gpus in node.jobs if name in like)
     free.sort(reverse=True)
     size = max((node.gpus for node in able), default=1)
     fewest = -(-job.gpus // max(size, 1))

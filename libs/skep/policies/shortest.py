@@ -55,14 +55,14 @@ class Dsif(Sif, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return turns up to the first that is held; while it is, the others behind it go."""
-        turns, holds = [], []
+        turns, holds, free = [], [], view.free_for()
         for job in by(queued(view), self.key(view)):
             if (
                 job.held < self.delays
-                and job.gpus <= view.free
+                and job.gpus <= free.get(job.pin, 0)
                 and view.nodes
-                and not best_locality(job, view.nodes)
-                and best_locality(job, view.nodes, emptied=True)
+                and not best_locality(job, view)
+                and best_locality(job, view, emptied=True)
             ):
                 holds.append(Hold(job.job, Reason.HELD_FOR_LOCALITY))
             else:

@@ -58,7 +58,9 @@ class Tetris(Policy, frozen=True):
         )
 
     def _resizes(self, view: VcView) -> list[Resize]:
-        left = view.free - sum(job.gpus for job in queued(view))
+        left = view.free_for()
+        for job in queued(view):
+            left[job.pin] = left.get(job.pin, 0) - job.gpus
         resizes = []
         for job in view.jobs:
             if job.phase is not Phase.RUNNING or "resize" not in job.can or not job.rates:
@@ -67,13 +69,14 @@ class Tetris(Policy, frozen=True):
             may = [
                 (count, rate)
                 for count, rate in job.rates
-                if (count - job.workers) * each <= max(left, 0)
+                if (count - job.workers) * each <= max(left.get(job.pin, 0), 0)
             ]
             best = max(
                 may, key=lambda pair: (self._value(pair, each, view), -pair[0]), default=None
             )
             if best is not None and best[0] != job.workers:
-                left -= max(best[0] - job.workers, 0) * each
+                more = max(best[0] - job.workers, 0) * each
+                left[job.pin] = left.get(job.pin, 0) - more
                 resizes.append(Resize(job.job, Reason.BEST_RATIO, best[0]))
         return resizes
 
@@ -93,11 +96,11 @@ def alignment(job: JobView, nodes: tuple[NodeView, ...]) -> float:
     gpus, cpus, memory = (amount / workers for amount in amounts(job))
     return max(
         (
-            _part(gpus, node.free, node.gpus)
+            _part(gpus, node.free_for(job.pin), node.gpus)
             + _part(cpus, node.cpus_free, node.cpus)
             + _part(memory, node.memory_free, node.memory)
             for node in nodes
-            if node.free >= gpus
+            if node.free_for(job.pin) >= gpus
         ),
         default=0.0,
     )

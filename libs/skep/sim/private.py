@@ -35,4 +35,4 @@ def private_cluster(cluster: Cluster, vc: str) -> Cluster:
 def own_jobs(trace: Trace, vc: str) -> Trace:
     """Return a VC's guaranteed jobs: what it would run in a cluster of its own."""
     jobs = tuple(job for job in trace.jobs if job.vc == vc and not job.opportunistic)
-    return msgspec.structs.replace(trace, jobs=jobs)
+    return msgspec.structs.replace(trace, jobs=jobs, rows=())

@@ -34,7 +34,7 @@ FOLLOWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 LISTENS: dict[str, tuple[str, ...]] = {
     "admission": (),
-    "allocator": (subjects.HEARTBEATS, subjects.ADVICE_QUEUE),
+    "allocator": (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK),
     "introspector": (subjects.REPORTS,),
     "advisor": (subjects.FINDINGS,),
 }

@@ -70,3 +70,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that are not among `jobs`, and why: nothing is dropped without a word."""
     notes: tuple[RowProblem, ...] = ()
     """What was made good: rows out of order, a number written as text."""
+    rows: tuple[int, ...] = ()
+    """The row of each job in the source, the first of those it is from; empty: they have none."""
+    parts: int = 0
+    """Rows that are parts of jobs which other rows began: rows = jobs + problems + parts."""

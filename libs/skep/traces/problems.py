@@ -10,6 +10,7 @@ from skep.traces.job import RowProblem, Trace, TraceJob
 
 ROWS_SHOWN = 5
 """Rows named for each kind of problem; the rest are counted."""
+NAMES_SHOWN = 8
 
 
 class BadTraceError(ValueError):
@@ -77,7 +78,8 @@ def suit(
 ) -> Trace:
     """Return the jobs of a trace that a cluster can run, the others as problems.
 
-    Problems are numbered by the place of a job in the order of submission.
+    Problems have the rows of the source; of jobs that have none, their places in the order of
+    submission.
 
     Args:
         trace: What was read or generated.
@@ -90,32 +92,50 @@ def suit(
     Raises:
         BadTraceError: Some job does not suit and it is not `lenient`, or none does.
     """
-    jobs: list[TraceJob] = []
-    found: list[RowProblem] = []
-    for number, job in enumerate(trace.jobs, 1):
-        reason = _unfit(job, gpus, vcs, unknown or {})
-        if reason is None:
-            jobs.append(job)
-        else:
-            column, text = reason
-            found.append(RowProblem(number, text, column))
-    if found and (not lenient or not jobs):
-        raise BadTraceError(trace.name, found, len(jobs))
+    found = [
+        problem
+        for row, job in zip(rows_of(trace), trace.jobs, strict=True)
+        if (problem := _unfit(row, job, gpus, vcs, unknown or {})) is not None
+    ]
+    if not found:
+        return trace
+    left = without(trace, found)
+    if not lenient or not left.jobs:
+        raise BadTraceError(trace.name, found, len(left.jobs))
+    return left
+
+
+def rows_of(trace: Trace) -> Sequence[int]:
+    """Return the number that each job goes by in problems."""
+    return trace.rows or range(1, len(trace.jobs) + 1)
+
+
+def without(trace: Trace, found: Sequence[RowProblem]) -> Trace:
+    """Return a trace with these jobs, by the rows of `rows_of`, among its problems."""
+    bad = {problem.row for problem in found}
+    left = [(row, job) for row, job in zip(rows_of(trace), trace.jobs, strict=True)
+            if row not in bad]  # fmt: skip
     return msgspec.structs.replace(
-        trace, jobs=tuple(jobs), problems=(*trace.problems, *found)
-    ) if found else trace  # fmt: skip
+        trace, jobs=tuple(job for _, job in left), rows=tuple(row for row, _ in left),
+        problems=tuple(sorted([*trace.problems, *found], key=lambda problem: problem.row)),
+    )  # fmt: skip
 
 
 def _unfit(
-    job: TraceJob, gpus: int, vcs: Mapping[str, int] | None, unknown: Mapping[str, int]
-) -> tuple[str, str] | None:
+    row: int, job: TraceJob, gpus: int, vcs: Mapping[str, int] | None, unknown: Mapping[str, int]
+) -> RowProblem | None:
     if gpus and job.gpus > gpus:
-        return "gpus", f"is larger than the cluster of {gpus} GPUs: {job.id!r} asks for {job.gpus}"
+        text = f"is larger than the cluster of {gpus} GPUs: {job.id!r} asks for {job.gpus}"
+        return RowProblem(row, text, "gpus", "it could never run")
     if vcs is not None and job.vc not in vcs:
-        return "vc", f"is no virtual cluster of it: {job.vc!r}"
+        text = f"is no virtual cluster of it: {job.vc!r}"
+        names = [*list(vcs)[:NAMES_SHOWN], *(["and others"] if len(vcs) > NAMES_SHOWN else [])]
+        return RowProblem(row, text, "vc", f"there are {', '.join(names)}")
     if vcs is not None and job.gpus > vcs[job.vc] and not job.opportunistic:
         own = f"{job.vc!r} with {vcs[job.vc]} GPUs"
-        return "gpus", f"is larger than its virtual cluster: {job.id!r} asks {job.gpus} of {own}"
+        text = f"is larger than its virtual cluster: {job.id!r} asks {job.gpus} of {own}"
+        return RowProblem(row, text, "gpus", "it could only borrow, and is not opportunistic")
     if job.model in unknown:
-        return "model", f"is not known to the workload model: {job.model!r}"
+        text = f"is not known to the workload model: {job.model!r}"
+        return RowProblem(row, text, "model", "`skep models` lists what is; --models steady")
     return None

@@ -69,7 +69,9 @@ def read(
         head, jobs, problems = skep.rows(whole)
         trace = _checked(head.name, jobs, problems, [RowProblem(0, text) for text in head.notes])
     else:
-        trace = _table(chosen, first, whole, name, lengths)
+        layout = layout_of(chosen, _first(chosen, first), sure=format is not None)
+        assert not isinstance(layout, str), layout
+        trace = _table(chosen, layout, whole, name, lengths)
     if trace.problems and (not lenient or not trace.jobs):
         raise BadTraceError(name, trace.problems, len(trace.jobs))
     return trace
@@ -78,7 +80,8 @@ def read(
 def recognise(first: str, name: str, format: str | None = None) -> Form | None:  # noqa: A002
     """Return the form of a table by its first line, None for Skep's own.
 
-    Where several fit, it is the one that needs most columns.
+    Where several fit, it is the one that needs most columns. In a table without a header a form
+    that is given is taken at its word, whatever is wrong with the first row.
 
     Raises:
         BadTraceError: No such format, or the line is not of it; it says why for each one tried.
@@ -95,16 +98,31 @@ def recognise(first: str, name: str, format: str | None = None) -> Form | None: 
         if format:
             raise BadTraceError(name, (RowProblem(0, f"is not in the format skep: {reason}"),))
     tried = [FORMS[format]] if format else list(FORMS.values())
-    found = {form.name: layout_of(form, _first(form, first)) for form in tried}
+    found = {form.name: layout_of(form, _first(form, first), sure=format is not None)
+             for form in tried}  # fmt: skip
     fitting = [form for form in tried if not isinstance(found[form.name], str)]
     if fitting:
         return max(fitting, key=lambda form: len(form.columns))
     reasons = tuple(
         RowProblem(0, f"is not in the format {each}: {why}") for each, why in found.items()
     )
+    if format is None and (nearest := _nearest(first)):
+        text = f"is in no format that is read; the nearest is {nearest.name}"
+        reasons = (RowProblem(0, text, "", "the columns must have these names"), *reasons)
     if format is None and first.lstrip().startswith("{"):
         reasons = (RowProblem(0, f"is not in the format skep: {skep.is_head(first)}"), *reasons)
     raise BadTraceError(name, reasons)
+
+
+def _nearest(first: str) -> Form | None:
+    """Return the form most of whose columns a header has; None if none has half of them."""
+
+    def there(form: Form) -> float:
+        names = {each.strip() for each in _first(form, first)}
+        return len(names & set(form.columns)) / len(form.columns)
+
+    nearest = max(FORMS.values(), key=there)
+    return nearest if there(nearest) >= 0.5 else None
 
 
 def _first(form: Form, line: str) -> list[str]:
@@ -118,15 +136,14 @@ def _values(form: Form, lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _table(
-    form: Form, first: str, lines: Iterable[str], name: str, lengths: Lengths | None
-) -> Trace:
-    layout = layout_of(form, _first(form, first))
-    assert not isinstance(layout, str), layout
+    form: Form, layout: tuple[tuple[str, ...], bool], lines: Iterable[str], name: str,
+    lengths: Lengths | None,
+) -> Trace:  # fmt: skip
     columns, header = layout
     jobs: list[Numbered] = []
     problems: list[RowProblem] = []
     notes: list[RowProblem] = []
-    empty = 0
+    empty = merged = 0
     for number, values in enumerate(_values(form, _unbroken(lines)), 0 if header else 1):
         if number == 0:
             continue
@@ -149,7 +166,7 @@ def _table(
     unread = [each for each in columns if each not in (*form.columns, *form.optional)]
     if unread and header:
         notes.append(RowProblem(0, f"columns that are not read: {', '.join(unread)}"))
-    return _checked(name, jobs, problems, notes, from_first=form.from_first)
+    return _checked(name, jobs, problems, notes, from_first=form.from_first, parts=merged)
 
 
 def _unbroken(lines: Iterable[str]) -> Iterator[str]:
@@ -193,14 +210,15 @@ def _checked(
     notes: list[RowProblem],
     *,
     from_first: bool = False,
+    parts: int = 0,
 ) -> Trace:
     """Return a trace of what can run, in order, each id once."""
     seen: dict[str, int] = {}
     good: list[Numbered] = []
     for number, job in jobs:
         if job.id in seen:
-            problems.append(RowProblem(number, f"is there twice: {job.id!r} is row {seen[job.id]}",
-                                       "id"))  # fmt: skip
+            text = f"is there twice: {job.id!r} is row {seen[job.id]}"
+            problems.append(RowProblem(number, text, "id", "the first one counts"))
         elif job.run_time <= 0:
             seen[job.id] = number
             less = "is negative" if job.run_time < 0 else "runs for no time"
@@ -215,13 +233,17 @@ def _checked(
     if unsorted:
         text = f"{len(unsorted)} of {len(good)} rows are earlier than the row before; sorted"
         notes.append(RowProblem(unsorted[0][0], text))
-    ordered = sorted((job for _, job in good), key=lambda job: job.at)
+    good.sort(key=lambda each: each[1].at)
+    ordered = [job for _, job in good]
     if from_first and ordered and ordered[0].at:
         begin = ordered[0].at
         notes.append(RowProblem(0, f"times are counted from the first job, {_clock(begin)}"))
         ordered = [_earlier(job, begin) for job in ordered]
     problems.sort(key=lambda problem: problem.row)
-    return Trace(name=name, jobs=tuple(ordered), problems=tuple(problems), notes=tuple(notes))
+    return Trace(
+        name=name, jobs=tuple(ordered), problems=tuple(problems), notes=tuple(notes),
+        rows=tuple(number for number, _ in good), parts=parts,
+    )  # fmt: skip
 
 
 def _clock(begin: Duration) -> str:

@@ -20,7 +20,9 @@ class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
 class Turn(_Part, frozen=True):
     """Place a job that is WAITING or AWAY; `nodes`, if there are any, are the only ones it may use.
 
-    Where on them is the cells' own rule: as few nodes as possible, best fit. A job that is AWAY and
+    Where on them is the cells' own rule: as few nodes as possible, best fit. Nodes that the cells
+    refuse with no job of the VC in the way (the view shows room, or nobody is there) are passed
+    over: the job goes where the cells have room, as if none had been named. A job that is AWAY and
     cannot migrate returns to its own nodes whatever is named; while they are taken it holds up
     nobody, also in a strict plan.
     """

@@ -37,8 +37,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One unfinished job. Times are nanoseconds.
 
     `served` is how long it has run in all attempts until `since`; while it is RUNNING it has run
-    from `since` on too. The allocator does not fill `steps`, `rate_milli`, `utilisation`, `rates`
-    and `slowdown` yet: in a cluster, real or simulated, nobody knows them.
+    from `since` on too. What is measured and predicted (from `steps` on) comes from the advisor,
+    seconds after it has become so; where jobs do not report, nobody knows it.
     """
 
     job: str
@@ -73,19 +73,28 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     can: tuple[str, ...] = ()
     """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
     steps: int = 0
-    """Mini-batches done; 0 as well if nobody knows, as always for now."""
+    """Mini-batches done at `steps_at`; 0 as well if nobody knows."""
+    steps_at: Instant = Instant(0)
     rate_milli: int = 0
-    """Thousandths of a mini-batch per second, measured; 0: not known, as always for now."""
+    """Thousandths of a mini-batch per second where it runs or last ran, measured; 0: not known, or
+    it makes none."""
     utilisation: int = -1
-    """Thousandths of its GPUs' time that were busy; -1: not known, as always for now."""
+    """Thousandths of its GPUs' time that were busy; -1: not known."""
+    memory: int = 0
+    """Bytes that its largest worker has of its GPUs' memory; 0: not known."""
     rates: tuple[tuple[int, int], ...] = ()
     """Thousandths of a mini-batch per second with each number of workers that it may have, fewest
-    first, as predicted; empty: nobody knows, as always for now."""
+    first, as predicted; empty: nobody knows."""
     slowdown: tuple[tuple[int, int], ...] = ()
     """Thousandths of its time on as few nodes as possible that it takes on so many nodes, fewest
-    first, as predicted; empty: nobody knows, as always for now."""
+    first, as predicted; empty: nobody knows."""
     held: int = 0
     """How often a plan has held it back, each time after something had come free."""
+
+    @property
+    def pin(self) -> str:
+        """Return the pinned cell in which it has to run; empty: in any of the VC's other cells."""
+        return self.spec.resources.pinned
 
     def ran(self, now: Instant) -> Duration:
         """Return how long it has run in all."""
@@ -109,8 +118,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node on which the VC has cells, or could have: GPUs, CPUs and memory there.
 
-    `free` counts GPUs that the VC's cells could cover now, those of its pinned cells among them,
-    which serve only jobs that name the pin; `jobs` are the VC's, in order of
+    `free` counts GPUs that the VC's cells could cover now for a job without a pin, `pins` those of
+    its pinned cells, which serve only jobs that name the pin. `jobs` are the VC's, in order of
     arrival, each with its GPUs there.
     """
 
@@ -119,11 +128,24 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_type: str
     gpus: int
     free: int
+    pins: tuple[tuple[str, int], ...] = ()
     jobs: tuple[tuple[str, int], ...] = ()
     cpus: int = 0
     cpus_free: int = 0
     memory: int = 0
     memory_free: int = 0
+
+    def free_for(self, pin: str) -> int:
+        """Return how many GPUs jobs with this pin (empty: without one) could have here now."""
+        return dict(self.pins).get(pin, 0) if pin else self.free
+
+
+class PinView(msgspec.Struct, frozen=True):
+    """A pinned cell of a VC: its GPUs whose hardware works, and those that none of its jobs has."""
+
+    pin: str
+    gpus: int
+    free: int
 
 
 class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,9 +155,11 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     now: Instant
     jobs: tuple[JobView, ...]
     gpus: int
-    """GPUs of its cells whose hardware works."""
+    """GPUs of its cells whose hardware works, pinned cells among them."""
     free: int
     """Those of them that none of its jobs holds."""
+    pins: tuple[PinView, ...] = ()
+    """Its pinned cells: their GPUs serve jobs that name them, and no others."""
     node_gpus: int = 8
     """GPUs of a whole node (the largest kind it has)."""
     free_cells: dict[str, tuple[int, ...]] = {}
@@ -147,3 +171,13 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts what came free: a job that did not fit fits no better while this stands still."""
     ended: tuple[int, ...] = ()
     """GPU-nanoseconds that the VC's latest jobs had when they came to their end, oldest first."""
+
+    def gpus_for(self) -> dict[str, int]:
+        """Return by pin how many of its GPUs serve jobs with it; under "" those without one."""
+        pinned = {each.pin: each.gpus for each in self.pins}
+        return {"": self.gpus - sum(pinned.values()), **pinned}
+
+    def free_for(self) -> dict[str, int]:
+        """Return by pin how many of these none of its jobs holds."""
+        pinned = {each.pin: each.free for each in self.pins}
+        return {"": self.free - sum(pinned.values()), **pinned}

@@ -27,3 +27,49 @@ class QueueAdvice(Message, frozen=True, tag="queue-advice"):
     at: Instant
     expires_at: Instant
     jobs: tuple[JobAdvice, ...]
+
+
+class JobPace(Message, frozen=True):
+    """How an attempt goes: mini-batches done, thousandths of one per second, and what is left.
+
+    `utilisation` is thousandths of its GPUs' time, `memory` bytes of its largest rank, `remaining`
+    None if nobody knows.
+    """
+
+    job: str
+    attempt: int
+    steps: int
+    rate_milli: int
+    utilisation: int = 0
+    memory: int = 0
+    remaining: Duration | None = None
+
+
+class ScalePoint(Message, frozen=True):
+    """What a mini-batch takes on so many GPUs of so many nodes."""
+
+    gpus: int
+    nodes: int
+    step_ns: Duration
+
+
+class FamilyScale(Message, frozen=True):
+    """How the jobs of a family go on one type of GPU, as far as it was measured."""
+
+    family: str
+    gpu_type: str
+    points: tuple[ScalePoint, ...]
+
+
+class Outlook(Message, frozen=True, tag="outlook"):
+    """What is new of how jobs go and families scale, on `skep.v1.advice.outlook`.
+
+    Holds until something else is said; all of it is told again now and then.
+    """
+
+    at: Instant
+    jobs: tuple[JobPace, ...] = ()
+    families: tuple[FamilyScale, ...] = ()
+
+
+Advice = QueueAdvice | Outlook

@@ -12,7 +12,7 @@ from skep.ids import job_id, job_sequence
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, SetVcs, vcs_problems
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Advice
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
@@ -31,7 +31,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "heartbeat": msgspec.json.Decoder(Heartbeat),
     "report": msgspec.json.Decoder(NodeReport),
     "finding": msgspec.json.Decoder(Finding),
-    "advice": msgspec.json.Decoder(QueueAdvice),
+    "advice": msgspec.json.Decoder(Advice),
 }
 
 

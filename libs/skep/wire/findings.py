@@ -12,7 +12,8 @@ from skep.wire.message import Message
 class JobRate(Message, frozen=True):
     """One running job: mini-batches done and the rate over the window.
 
-    `utilisation` is the mean of its ranks (thousandths), `memory` that of its largest (bytes).
+    `utilisation` is the mean of its ranks (thousandths), `memory` that of its largest (bytes),
+    `workers` the size of its gang (0: not told).
     """
 
     job: str
@@ -21,6 +22,7 @@ class JobRate(Message, frozen=True):
     rate_milli: int
     utilisation: int = 0
     memory: int = 0
+    workers: int = 0
 
 
 class Rates(Message, frozen=True, tag="rates"):

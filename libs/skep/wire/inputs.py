@@ -20,8 +20,11 @@ record's first event, since the event before it for the others.
                                     j17 with other words: how it is ranked (`RANKED`), and its
                                     remaining ns or null; 0 in place of a list: the same jobs
 
-Core messages are noted if facts followed from them, advice always. A heartbeat that led to nothing
-is not: it only says that its node was not silent, as does the absence of a NodeLost.
+    [70512,{"type":"too-long"}]     a core message that would take more than NOTE_BYTES_MAX
+
+Core messages are noted if facts followed from them; advice always, as decisions go by it. A
+heartbeat that led to nothing is not: it only says that its node was not silent, as does the absence
+of a NodeLost.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import msgspec
 from skep.ids import job_id, job_sequence
 from skep.units import Duration, Instant
 from skep.wire import subjects
-from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -48,6 +51,11 @@ ADVICE = 9
 RANKED = (Reason.ARRIVAL, Reason.PREDICTED_SHORTEST)
 """Why jobs are where they are in an advice: what it is that advisors say."""
 
+NOTE_BYTES_MAX = 64 * 1024
+"""What one event may take: three times the longest advice of ours. What is longer, somebody else
+sent; it is not kept, and told as not known when the decisions are made again."""
+TOO_LONG = b'{"type":"too-long"}'
+
 
 class Recovered(Message, frozen=True, tag="recovered"):
     """The start was from the snapshot that stood for the log up to this record."""
@@ -55,7 +63,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Outlook | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -64,7 +72,7 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | None = None
+    message: Heartbeat | QueueAdvice | Outlook | None = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False
@@ -109,18 +117,25 @@ class InputNotes:
         if isinstance(message, QueueAdvice) and _is_short(message):
             self._advice(message, now)
         else:
-            self._add(b"[%d,%s]" % (self._since(now), _ENCODER.encode(message)))
+            self._message(_ENCODER.encode(message), now)
+
+    def _message(self, told: bytes, now: Instant) -> None:
+        kept = told if len(told) <= NOTE_BYTES_MAX else TOO_LONG
+        self._add(b"[%d,%s]" % (self._since(now), kept))
 
     def _advice(self, advice: QueueAdvice, now: Instant) -> None:
         known = self._advised
-        self._advised = {each.job: each for each in advice.jobs}
         jobs: object = 0
         if tuple(known.values()) != advice.jobs:
             jobs = [job_sequence(each.job) if known.get(each.job) == each
                     else (job_sequence(each.job), RANKED.index(each.why), each.remaining)
                     for each in advice.jobs]  # fmt: skip
-        told = (self._since(now), ADVICE, now - advice.at, advice.expires_at - advice.at, jobs)
-        self._add(_ENCODER.encode(told))
+        rest = _ENCODER.encode((ADVICE, now - advice.at, advice.expires_at - advice.at, jobs))
+        if len(rest) > NOTE_BYTES_MAX:
+            self._message(TOO_LONG, now)
+            return
+        self._advised = {each.job: each for each in advice.jobs}
+        self._add(b"[%d,%s" % (self._since(now), rest[1:]))
 
     def take(self) -> bytes:
         """Return what was noted, as JSON, and begin anew; nothing if nothing was."""
@@ -199,7 +214,7 @@ def _is_short(advice: QueueAdvice) -> bool:
     """Return whether an advice is as our advisor's are: each job once, by its number."""
     jobs = advice.jobs
     return len({each.job for each in jobs}) == len(jobs) and all(
-        each.why in RANKED and each.job == job_id(job_sequence(each.job) or 0) for each in jobs
+        each.why in RANKED and job_sequence(each.job) is not None for each in jobs
     )
 
 

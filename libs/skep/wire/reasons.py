@@ -153,6 +153,7 @@ class Reason(StrEnum):
     SLICE_OVER = "slice-over"
     HELD_FOR_LOCALITY = "held-for-locality"
     SHARE_USED_UP = "share-used-up"
+    LARGER_THAN_SHARE = "larger-than-share"
 
 
 TEXT: dict[Reason, str] = {
@@ -280,6 +281,7 @@ TEXT: dict[Reason, str] = {
     Reason.SLICE_OVER: "its slice of time is over, and another one waits for its turn",
     Reason.HELD_FOR_LOCALITY: "it is held back for GPUs that are closer to one another",
     Reason.SHARE_USED_UP: "what its kind of job may have of the virtual cluster is used up",
+    Reason.LARGER_THAN_SHARE: "its kind of job may never have so much of the virtual cluster",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"

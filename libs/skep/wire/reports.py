@@ -33,6 +33,8 @@ class RankProgress(Message, frozen=True):
     `step_ns` is the median length of the latest mini-batches, `last_step_at` when the latest one
     ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
     `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
+    `next_at`: when the next mini-batch ends, where that is known (`JobProgress.lasts`); 0: it makes
+    none.
     """
 
     rank: int
@@ -43,16 +45,22 @@ class RankProgress(Message, frozen=True):
     memory: int = 0
     values: dict[str, float] = {}
     values_step: int = 0
+    next_at: Instant = Instant(0)
 
 
 class JobProgress(Message, frozen=True):
-    """The ranks of one attempt on this node that have reported."""
+    """The ranks of one attempt on this node that have reported.
+
+    `lasts`: what is said holds until the next report, as if it came again every second: each rank
+    goes on with a mini-batch every `step_ns` from `next_at` on. Only a simulation knows that.
+    """
 
     job: str
     attempt: int
     world: int
     ranks: tuple[RankProgress, ...]
     trace: str = ""
+    lasts: bool = False
 
 
 class NodeReport(Message, frozen=True, tag="node-report"):

@@ -29,6 +29,7 @@ KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 ADVICE_QUEUE = f"{PREFIX}.advice.queue"
+ADVICE_OUTLOOK = f"{PREFIX}.advice.outlook"
 FINDINGS = f"{PREFIX}.finding.*"
 HEARTBEATS = f"{PREFIX}.heartbeat.*"
 REPORTS = f"{PREFIX}.report.*"

@@ -159,7 +159,10 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, ADMISSION)
                 + _follows(identity, ADMIN)
                 + _follows(identity, NODE)
-                + says((subjects.command("*"),), (subjects.HEARTBEATS, subjects.ADVICE_QUEUE))
+                + says(
+                    (subjects.command("*"),),
+                    (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK),
+                )
             )
         case "introspector":
             return says((subjects.FINDINGS,), (subjects.REPORTS,))
@@ -167,7 +170,7 @@ def _work(service: str, identity: str) -> Grants:
             return (
                 _follows(identity, ADMISSION)
                 + _follows(identity, ALLOC)
-                + says((subjects.ADVICE_QUEUE,), (subjects.FINDINGS,))
+                + says((subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK), (subjects.FINDINGS,))
             )
         case "gateway":
             heard = (

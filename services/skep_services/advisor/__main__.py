@@ -6,12 +6,27 @@ from typing import Any
 
 from skep.machines.advisor import AdvisorMachine
 from skep.wire import subjects
-from skep.wire.facts import JobBound, JobEnded, JobQueued, JobRequeued
+from skep.wire.facts import (
+    CellsSet,
+    EpochBegan,
+    JobBound,
+    JobEnded,
+    JobQueued,
+    JobRequeued,
+    NodeAdded,
+)
+from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
+from skep.wire.packs import GpusShared
+from skep.wire.resizes import GangNarrowed, GangWidened
 from skep_services.adapters.wiring import serve
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
-FOLLOW = (Follow(subjects.ALLOC, facts=(JobQueued, JobBound, JobRequeued, JobEnded)),)
+FACTS = (
+    JobQueued, JobBound, JobRequeued, JobEnded, NodeAdded, CellsSet, EpochBegan, SuccessorBound,
+    SuccessorDropped, JobMoved, GangWidened, GangNarrowed, GpusShared,
+)  # fmt: skip
+FOLLOW = (Follow(subjects.ALLOC, facts=FACTS),)
 LISTEN = (subjects.FINDINGS,)
 
 

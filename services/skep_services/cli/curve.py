@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, Namespace
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from skep_services import svg
 from skep_services.cli import exits, render
 from skep_services.cli.client import quote
 from skep_services.cli.exits import CommandError
@@ -65,16 +65,11 @@ def picture(job: str, points: list[dict[str, Any]]) -> str:
     """Return one plot for each number, as SVG."""
     names = _names(points)
     height = HEIGHT + ROW * len(names)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="16" y="28" font-size="18">{escape(job)}</text>',
-    ]
+    parts: list[str] = []
     for row, name in enumerate(names):
         told = [point for point in points if name in point["values"]]
         parts += _plot(name, told, HEIGHT + ROW * row)
-    return "\n".join([*parts, "</svg>"])
+    return svg.page(WIDTH, height, job, parts)
 
 
 def _plot(name: str, points: list[dict[str, Any]], top: float) -> list[str]:
@@ -89,11 +84,11 @@ def _plot(name: str, points: list[dict[str, Any]], top: float) -> list[str]:
         return f"{x:.1f},{bottom - (value - low) / span * (bottom - top - 20):.1f}"
 
     parts = [
-        f'<text x="{LEFT}" y="{top:.0f}">{escape(name)}</text>',
-        f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="#999"/>',
-        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{low:.3g}</text>',
-        f'<text x="{LEFT - 6}" y="{top + 24:.0f}" text-anchor="end">{high:.3g}</text>',
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">mini-batch {steps[-1]}</text>',
+        svg.text(LEFT, top, name),
+        svg.line(LEFT, bottom, right, bottom, svg.FAINT),
+        svg.text(LEFT - 6, bottom, f"{low:.3g}", anchor="end"),
+        svg.text(LEFT - 6, top + 24, f"{high:.3g}", anchor="end"),
+        svg.text(right, bottom + 16, f"mini-batch {steps[-1]}", anchor="end"),
     ]
     for number, attempt in enumerate(dict.fromkeys(point["attempt"] for point in points)):
         line = " ".join(place(step, value) for step, value, point
@@ -101,8 +96,7 @@ def _plot(name: str, points: list[dict[str, Any]], top: float) -> list[str]:
                         if point["attempt"] == attempt and math.isfinite(value))  # fmt: skip
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{line}"/>')
-        parts.append(f'<text x="{LEFT + 90 * number}" y="{bottom + 32}" fill="{colour}">'
-                     f"attempt {attempt}</text>")  # fmt: skip
+        parts.append(svg.text(LEFT + 90 * number, bottom + 32, f"attempt {attempt}", fill=colour))
     return parts
 
 

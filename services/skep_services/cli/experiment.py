@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skep_services.cli import exits, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, say
+from skep_services.cli.progress import Progress, time_text
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skep.experiments.catalogue import Experiment, Line, Results
+    from skep_services.simulations.pool import Stop
 
 ABOUT = """\
   skep experiment list
@@ -29,7 +29,6 @@ says so, and ends with 130.
 
 def options(parser: ArgumentParser) -> None:
     """Add what `experiment` takes."""
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("name", help="`list`, or the experiment's name")
     parser.add_argument("--seeds", metavar="SEEDS", default="10",
@@ -49,7 +48,7 @@ def options(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run the experiment, tell, and return the exit code."""
     from skep.experiments.catalogue import EXPERIMENTS
-    from skep_services.simulations import inputs
+    from skep_services.simulations import inputs, pool
 
     if arguments.name == "list":
         return _list(arguments, list(EXPERIMENTS.values()))
@@ -64,16 +63,20 @@ def run(arguments: Namespace) -> int:
         seeds = inputs.seeds(arguments.seeds)
     except inputs.WrongError as error:
         raise CommandError(exits.USAGE, str(error)) from None
-    results, interrupted = _play(experiment, seeds, days, arguments.processes, arguments.keep)
-    whole = len(next(iter(results.values())))
-    told = f"{render.plural(whole, 'seed')}{'' if days is None else f', {days:g} days'}."
-    if interrupted:
-        told += f" Interrupted: {whole} of {len(seeds)} seeds are whole."
-    lines = experiment.lines(results) if whole else []
-    if arguments.out is not None:
-        _write(arguments.out, experiment, results, lines, told)
-    _tell(arguments, experiment, lines, told)
-    return exits.INTERRUPTED if interrupted else exits.OK
+    with pool.Stop().on_interrupt() as stop:
+        try:
+            results = _play(experiment, seeds, days, arguments.processes, stop,
+                            arguments.keep)  # fmt: skip
+        except pool.DiedError as error:
+            raise CommandError(exits.FAILED, str(error)) from None
+        found = _found(experiment, results, seeds, days, interrupted=stop.asked)
+        if arguments.out is not None:
+            _write(arguments.out, found)
+    if arguments.json:
+        _print_json(_as_data(found))
+    else:
+        _tell(found)
+    return exits.INTERRUPTED if found.interrupted else exits.OK
 
 
 def _list(arguments: Namespace, experiments: Sequence[Experiment]) -> int:
@@ -92,68 +95,91 @@ def _play(
     seeds: Sequence[int],
     days: float | None,
     processes: int,
+    stop: Stop,
     folder: Path | None,
-) -> tuple[Results, bool]:
+) -> Results:
     from skep_services.experiments import play
     from skep_services.simulations import pool
 
     todo = play.tasks(experiment, seeds, days)
-    began = time.monotonic()
-    shown = render.is_terminal(sys.stderr)
+    progress = Progress([f"seed {task.seed}" for task in todo])
 
     def tell(done: int) -> None:
-        if shown and done:
-            left = (time.monotonic() - began) / done * (len(todo) - done)
-            sys.stderr.write(f"\r{done} of {len(todo)} runs done, about "
-                             f"{render.duration(round(left * 1e9))} left   ")  # fmt: skip
-            sys.stderr.flush()
+        progress.tell([1.0] * done + [0.0] * (len(todo) - done))
 
-    with pool.Stop().on_interrupt() as stop:
+    try:
         done = play.run_all(todo, processes or pool.processors(), tell, stop, folder)
-    if shown:
-        sys.stderr.write("\n")
-    say(f"{render.plural(len(done), 'run')} in "
-        f"{render.duration(round((time.monotonic() - began) * 1e9))}")  # fmt: skip
-    return play.results(experiment.settings(days), done), stop.asked
+    finally:
+        progress.end()
+    say(f"{render.plural(len(done), 'run')} in {time_text(progress.passed_s())}")
+    return play.results(experiment.settings(days), done)
 
 
-def _write(
-    folder: Path, experiment: Experiment, results: Results, lines: Sequence[Line], told: str
-) -> None:
+class Found(NamedTuple):
+    """What came of an experiment."""
+
+    experiment: Experiment
+    results: Results
+    lines: Sequence[Line]
+    seeds: tuple[int, ...]
+    """Those for which every setting was run."""
+    told: str
+    interrupted: bool
+
+
+def _found(
+    experiment: Experiment, results: Results, asked: Sequence[int], days: float | None,
+    *,
+    interrupted: bool,
+) -> Found:  # fmt: skip
+    seeds = tuple(each.seed for each in next(iter(results.values())))
+    told = f"{render.plural(len(seeds), 'seed')}{'' if days is None else f', {days:g} days'}."
+    if interrupted:
+        told += f" Interrupted: {len(seeds)} of {len(asked)} seeds are whole."
+    lines = experiment.lines(results) if seeds else []
+    return Found(experiment, results, lines, seeds, told, interrupted)
+
+
+def _write(folder: Path, found: Found) -> None:
     import msgspec
 
+    from skep_services import durable
     from skep_services.experiments import page
     from skep_services.simulations import plots
 
     folder.mkdir(parents=True, exist_ok=True)
-    html = page.page(experiment, results, lines, told)
-    (folder / f"{experiment.name}.html").write_text(html)
+    experiment, results = found.experiment, found.results
     drawn = page.pictures(experiment, results)[:6]
-    (folder / f"{experiment.name}.svg").write_text(plots.stacked(experiment.title, drawn))
-    (folder / f"{experiment.name}.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(_as_data(experiment, lines, told)), indent=1)
-    )
+    texts = {
+        "html": page.page(experiment, results, found.lines, found.told),
+        "svg": plots.stacked(experiment.title, drawn),
+        "json": msgspec.json.format(msgspec.json.encode(_as_data(found)), indent=1).decode(),
+    }
+    for kind, text in texts.items():
+        path = folder / f"{experiment.name}.{kind}"
+        durable.write(str(path), text.encode(), 0o666, sync=False)
     say(f"written: {folder / experiment.name}.html, .svg, .json")
 
 
-def _as_data(experiment: Experiment, lines: Sequence[Line], told: str) -> dict[str, Any]:
+def _as_data(found: Found) -> dict[str, Any]:
     return {
-        "experiment": experiment.name,
-        "source": experiment.source,
-        "run": told,
+        "experiment": found.experiment.name,
+        "source": found.experiment.source,
+        "run": found.told,
+        "seeds": found.seeds,
+        "interrupted": found.interrupted,
         "figures": [{"what": line.what, "paper": line.paper, "unit": line.unit.strip(),
-                     "ours": line.ours} for line in lines],
+                     "ours": line.ours} for line in found.lines],
     }  # fmt: skip
 
 
-def _tell(arguments: Namespace, experiment: Experiment, lines: Sequence[Line], told: str) -> None:
-    if arguments.json:
-        _print_json(_as_data(experiment, lines, told))
+def _tell(found: Found) -> None:
+    print(f"{found.experiment.title} ({found.experiment.source}); {found.told}")
+    if not found.lines:
         return
-    print(f"{experiment.title} ({experiment.source}); {told}")
-    render.show_table([Column("FIGURE", [line.what for line in lines]),
-                       Column("PAPER", [line.paper for line in lines]),
-                       Column("OURS", [line.spread() for line in lines])])  # fmt: skip
+    render.show_table([Column("FIGURE", [line.what for line in found.lines]),
+                       Column("PAPER", [line.paper for line in found.lines]),
+                       Column("OURS", [line.spread() for line in found.lines])])  # fmt: skip
 
 
 def _print_json(found: Any) -> None:

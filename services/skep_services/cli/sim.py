@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import badtraces, exits, render
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, say
+from skep_services.cli.progress import Progress, time_text
 from skep_services.cli.render import Column
 
 if TYPE_CHECKING:
     from skep.traces.job import Trace
-    from skep_services.simulations.order import Order, Played
+    from skep_services.simulations.order import Played
     from skep_services.simulations.report import Report, Row
-
-PROBLEMS_SHOWN = 20
-BAR = 24
-TOLD_PART = 0.01
-"""What has to be done before anybody guesses how long the rest takes."""
 
 ABOUT = """\
 verbs:
@@ -41,15 +36,23 @@ what-ifs: VC.nodes+=2  VC.nodes-=2  cluster.nodes+=4  VC.policy=NAME[:...]  VC.w
   skep sim run --trace philly.csv --cluster 80x8 --out report
   skep sim compare --trace philly.csv --cluster 80x8 --policy fifo --policy tiresias-l
   skep sim compare --trace live --cluster live --what-if "B.nodes+=2"
-  skep sim sweep --trace hived:days=7 --cluster cluster.yaml --seeds 10 --policy fifo --policy srtf
 
-An interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
+Without a trace and a cluster of one's own (each line takes seconds to a minute):
+
+  skep traces generate hived:days=7 --out week.jsonl --cluster vcs.yaml
+  skep sim compare --trace week.jsonl --cluster vcs.yaml --lenient --what-if "res-e.nodes+=2"
+  skep sim compare --trace week.jsonl --cluster vcs.yaml --lenient \\
+    --what-if "res-e.policy=tiresias-l"
+  skep sim sweep --trace hived:days=2 --cluster vcs.yaml --lenient --seeds 5 \\
+    --policy fifo --policy srtf
+
+How far it is and how long it may still take is on standard error, if that is a terminal. An
+interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
 """
 
 
 def options(parser: ArgumentParser) -> None:
     """Add what `sim` takes."""
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("verb", choices=("run", "compare", "sweep"), help="what to do")
     parser.add_argument("--trace", metavar="FILE|GENERATOR", required=True, help="the jobs")
@@ -94,6 +97,8 @@ def run(arguments: Namespace) -> int:
     try:
         with Stop().on_interrupt() as stop:
             report = _simulate(arguments, stop)
+            if arguments.out is not None:
+                _write(arguments.out, report)
     except WrongError as error:
         raise CommandError(exits.USAGE, str(error)) from None
     except UnreachableError as error:
@@ -103,23 +108,12 @@ def run(arguments: Namespace) -> int:
     except DiedError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except BadTraceError as error:
-        raise CommandError(exits.FAILED, _bad_trace(error), "bad-trace",
-                           rows=len(error.problems), jobs=error.jobs) from None  # fmt: skip
-    if arguments.out is not None:
-        _write(arguments.out, report)
+        raise badtraces.refused(error) from None
     if arguments.json:
         sys.stdout.write(_json(report, curves=False))
     else:
         _tell(report)
     return exits.INTERRUPTED if report.interrupted else exits.OK
-
-
-def _bad_trace(error: Any) -> str:
-    lines = str(error).splitlines()
-    more = f"{error.jobs:,} jobs could run: --lenient leaves the rest out" if error.jobs else ""
-    left = len(lines) - 1 - PROBLEMS_SHOWN
-    shown = [*lines[: PROBLEMS_SHOWN + 1], *([f"  and {left} more kinds"] if left > 0 else [])]
-    return "\n".join([*shown, *([more] if more else [])])
 
 
 def _simulate(arguments: Namespace, stop: Any) -> Report:
@@ -136,14 +130,13 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
         arguments.out.mkdir(parents=True, exist_ok=True)
         orders = ordering.with_files(orders, arguments.out)
     processes = arguments.processes or pool.processors()
-    progress = Progress(orders)
-    began = time.monotonic()
+    progress = Progress([order.label for order in orders])
     try:
         played = pool.play_all(orders, traces, processes, progress.tell, stop)
     finally:
         progress.end()
     done = [each for each in played if each is not None]
-    _tell_time(done, time.monotonic() - began)
+    _tell_time(done, progress.passed_s())
     labels = list(dict.fromkeys(base(order.label) for order in orders))
     return Report(
         verb=asked.verb, trace=trace.name, jobs=len(trace.jobs), problems=trace.problems,
@@ -205,60 +198,11 @@ def _place(text: str, home: str | None) -> Any:
         raise
 
 
-# --- progress -------------------------------------------------------------------------------------
-
-
-class Progress:
-    """One line on a terminal: how far the runs are, and how long it will take."""
-
-    def __init__(
-        self, orders: Sequence[Order], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Start counting now; without a terminal nothing is ever said."""
-        self.labels = [order.label for order in orders]
-        self.shown = render.is_terminal(sys.stderr)
-        self.clock = clock
-        self.began = clock()
-        self.width = 0
-
-    def tell(self, done: Sequence[float]) -> None:
-        """Show how far each run is."""
-        if self.shown:
-            line = self.line(done)[: render.terminal_width(sys.stderr) - 1]
-            sys.stderr.write("\r" + line.ljust(self.width))
-            sys.stderr.flush()
-            self.width = len(line)
-
-    def line(self, done: Sequence[float]) -> str:
-        """Return the line: a bar, the part that is done, the time it may take, runs under way."""
-        part = sum(done) / max(len(done), 1)
-        passed = self.clock() - self.began
-        left = f"{_time(passed)} so far"
-        if part > TOLD_PART:
-            left = f"about {_time(passed * (1 / part - 1))} left"
-        bar = ("█" * round(part * BAR)).ljust(BAR, "·")
-        over = sum(each >= 1 for each in done)
-        runs = f"{over} of {render.plural(len(done), 'run')} done"
-        each = zip(self.labels, done, strict=True)
-        going = ", ".join(f"{label} {part:.0%}" for label, part in each if 0 < part < 1)
-        return f"{bar} {part:4.0%}  {left}  {runs}" + (f": {going}" if going else "")
-
-    def end(self) -> None:
-        """Take the line away."""
-        if self.shown and self.width:
-            sys.stderr.write("\r" + " " * self.width + "\r")
-            sys.stderr.flush()
-
-
-def _time(length_s: float) -> str:
-    return render.duration(round(length_s * 1e9))
-
-
 def _tell_time(played: Sequence[Played], passed_s: float) -> None:
     events = sum(each.measures.events for each in played)
     cpu_s = sum(each.cpu_s for each in played)
     if cpu_s > 0:
-        say(f"{render.plural(len(played), 'run')} in {_time(passed_s)}: "
+        say(f"{render.plural(len(played), 'run')} in {time_text(passed_s)}: "
             f"{events:,} starts and ends, {events / cpu_s:,.0f} in a processor second")  # fmt: skip
 
 
@@ -268,7 +212,7 @@ def _warn(trace: Trace) -> None:
     if trace.problems:
         say(f"{trace.name}: {render.plural(len(trace.problems), 'row')} left out, "
             f"{len(trace.jobs):,} jobs remain:")  # fmt: skip
-        for line in told(trace.problems)[:PROBLEMS_SHOWN]:
+        for line in badtraces.shown(trace.problems):
             say(f"  {line}")
     for line in told(trace.notes):
         say(f"{trace.name}: {line}")
@@ -291,13 +235,14 @@ def _json(report: Report, *, curves: bool) -> str:
 
 
 def _write(folder: Path, report: Report) -> None:
+    from skep_services import durable
     from skep_services.simulations import page
 
     texts = {"results.json": _json(report, curves=True), "report.html": page.page(report)}
     if report.runs:
         texts["summary.svg"] = page.summary(report)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        durable.write(str(folder / name), text.encode(), 0o666, sync=False)
     say(f"wrote {folder}/report.html ({', '.join(name for name in texts if name[0] != 'r')}"
         f"{', ' if report.runs else ''}results.json)")  # fmt: skip
 
@@ -343,7 +288,7 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
 
 
 def _tell_difference(before: Played, after: Played) -> None:
-    """Print both runs, of all jobs and of each tenant, and what differs."""
+    """Print both runs, of all jobs and of each tenant for whom something differs."""
     from skep_services.simulations.report import group_rows, rows
 
     shown = rows([before.measures, after.measures])
@@ -355,12 +300,21 @@ def _tell_difference(before: Played, after: Played) -> None:
     vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
     told = {"jct_mean_s", "jct_p99_s", "queue_mean_s", "preempted"}
     lines: list[tuple[str, Row]] = []
+    same: list[str] = []
     for vc in vcs:
         pair = [run.measures.by_vc.get(vc) for run in (before, after)]
         if None not in pair:
             groups = [each for each in pair if each is not None]
-            lines += [(vc or "-", row) for row in group_rows(groups) if row.key in told]
+            found = [(vc or "-", row) for row in group_rows(groups) if row.key in told]
+            if any(len(set(row.values)) > 1 for _, row in found):
+                lines += found
+            else:
+                same.append(vc or "-")
     print()
+    if same:
+        print(f"the same for {', '.join(same)}" + ("\n" if lines else ""))
+    if not lines:
+        return
     render.show_table([
         Column("TENANT", [vc for vc, _ in lines]),
         Column("MEASURE", [row.title for _, row in lines]),
@@ -376,7 +330,7 @@ def _difference(row: Row) -> str:
         return "-"
     if after == before:
         return "="
-    text = row.text(abs(after - before))
+    text = row.text(abs(after - before)).replace(" %", " points")
     part = f" ({(after - before) / before:+.1%})" if before else ""
     return f"{'+' if after > before else '-'}{text}{part}"
 

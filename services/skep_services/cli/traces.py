@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits
+from skep_services.cli import badtraces, exits
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 
 if TYPE_CHECKING:
     from skep.traces.job import Trace
-    from skep.traces.problems import BadTraceError
     from skep.traces.summary import Summary
 
 VERBS = ("check", "convert", "generate", "list")
@@ -25,7 +24,6 @@ def options_traces(parser: ArgumentParser) -> None:
     from skep.traces.generators.registry import GENERATORS
     from skep.traces.read import FORMATS
 
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = "\n".join([
         "formats that are read:",
         *(f"  {name:13} {about}" for name, about in FORMATS.items()),
@@ -79,17 +77,7 @@ def run_traces(arguments: Namespace) -> int:
     except NoTraceError as error:
         raise CommandError(exits.USAGE, str(error)) from None
     except BadTraceError as error:
-        raise _refused(error) from None
-
-
-def _refused(error: BadTraceError) -> CommandError:
-    from skep.traces.problems import grouped
-
-    text = str(error)
-    if error.jobs:
-        text += f"\n  --lenient leaves these out and goes on with the other {error.jobs} jobs"
-    return CommandError(exits.FAILED, text, "bad-trace", jobs=error.jobs,
-                        problems=[_plain(group) for group in grouped(error.problems)])  # fmt: skip
+        raise badtraces.refused(error) from None
 
 
 def _check(arguments: Namespace) -> int:
@@ -97,7 +85,7 @@ def _check(arguments: Namespace) -> int:
     from itertools import chain
 
     from skep.traces.formats.skep import NAME
-    from skep.traces.problems import grouped, suit, told
+    from skep.traces.problems import suit, told
     from skep.traces.read import read, recognise
     from skep.traces.summary import summary
     from skep_services import trace_files
@@ -118,8 +106,9 @@ def _check(arguments: Namespace) -> int:
     if arguments.json:
         print_json({
             "format": form, **_plain(found),
-            "problems": [_plain(group) for group in grouped(trace.problems)],
+            "problems": badtraces.as_data(trace.problems),
             "rows_with_problems": sum(problem.row > 0 for problem in trace.problems),
+            "rows_of_others": trace.parts,
             "notes": [note.text for note in trace.notes],
         })  # fmt: skip
     else:
@@ -128,6 +117,9 @@ def _check(arguments: Namespace) -> int:
             print(f"note: {note.text}")
         for line in told(trace.problems):
             print(f"problem: {line}")
+        if trace.problems:
+            hint = "; --lenient leaves those out (rows count from 1, after the header)"
+            print(badtraces.rows_told(trace) + ("" if arguments.lenient else hint))
     return exits.OK if arguments.lenient or not trace.problems else exits.FAILED
 
 

@@ -67,7 +67,7 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
                                      if outcomes]))  # fmt: skip
     if experiment.name == "hived-fig10":
         values = [float(sum(each.preempted_gpus["cells"] for each in outcomes) / len(outcomes))
-                  for outcomes in results.values() if outcomes]  # fmt: skip
+                  if outcomes else None for outcomes in results.values()]  # fmt: skip
         found.append(plots.bars("Preempted GPUs, mean of the seeds", list(results),
                                 [plots.Bars("preempted", values)], plots.number_text))  # fmt: skip
     return found

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
 from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results, Setting, play
 from skep.experiments.hived import Outcome
 from skep_services.experiments import keep
-from skep_services.simulations.pool import Stop
+from skep_services.simulations.pool import DiedError, Stop, deaf_children
 
 LOOK_S = 0.2
 """Between two looks for the end, or for Ctrl-C."""
@@ -47,19 +48,30 @@ def run_all(
     """Return what came of each task; what was not done when `stop` was asked is left out.
 
     In a `folder` each outcome is kept, and found again by the same program: also by another
-    experiment with the same setting.
+    experiment with the same setting. Raises DiedError.
     """
     done = _kept(folder, todo) if folder is not None else {}
     todo = [task for task in todo if task not in done]
-    with multiprocessing.get_context("spawn").Pool(processes, _deaf) as pool:
-        waiting = {task: pool.apply_async(one, (task,)) for task in todo}
-        while waiting and not stop.asked:
-            next(iter(waiting.values())).wait(LOOK_S)
-            for task in [task for task, answer in waiting.items() if answer.ready()]:
-                done[task] = waiting.pop(task).get()
-                if folder is not None:
-                    keep.put(folder, task.setting_of(), task.seed, done[task])
-            tell(len(done))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        with deaf_children():
+            waiting = {pool.submit(one, task): task for task in todo}
+        try:
+            while waiting and not stop.asked:
+                over, _ = wait(waiting, LOOK_S, FIRST_COMPLETED)
+                for each in over:
+                    task = waiting.pop(each)
+                    done[task] = each.result()
+                    if folder is not None:
+                        keep.put(folder, task.setting_of(), task.seed, done[task])
+                tell(len(done))
+        except BrokenProcessPool:
+            reason = "a run ended without a result: its process was killed, or had no memory left"
+            raise DiedError(reason) from None
+        finally:
+            if waiting:  # What was not done would be done before the pool ends.
+                for process in multiprocessing.active_children():
+                    process.kill()
     return done
 
 
@@ -81,8 +93,3 @@ def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
 def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome]:
     found = {task: keep.get(folder, task.setting_of(), task.seed) for task in todo}
     return {task: outcome for task, outcome in found.items() if outcome is not None}
-
-
-def _deaf() -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

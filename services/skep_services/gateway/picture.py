@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from skep_services import svg
+
 Plain = dict[str, Any]
 
 NODES_MAX = 64
@@ -48,30 +50,23 @@ def picture(chains: Sequence[Plain], vcs: Sequence[str]) -> str:
     top = 34.0
     for name, colour in (*colours.items(), ("idle", IDLE)):
         at = EDGE + sum(len(each) * 7 + 34 for each in [*colours, "idle"][: len(parts) // 2])
-        parts += [_box(at, 12, SIDE, SIDE, colour, FRAME), _text(at + 19, 24, name)]
-    parts.append(_text(WIDTH - EDGE, 24, "hatched: borrowed   crossed: bad   dashed: reserved",
+        parts += [svg.box(at, 12, SIDE, SIDE, colour, stroke=FRAME), svg.text(at + 19, 24, name)]
+    parts.append(svg.text(WIDTH - EDGE, 24, "hatched: borrowed   crossed: bad   dashed: reserved",
                        fill=FAINT, anchor="end"))  # fmt: skip
     for chain in chains:
         drawn = _Chain(chain, colours)
         head = f"{chain['chain']}: {drawn.nodes} nodes, {drawn.gpus} GPUs ({chain['gpu']})"
-        parts.append(_text(EDGE, top + 22, head, size=15))
+        parts.append(svg.text(EDGE, top + 22, head, size=15))
         body, height = drawn.whole(top + 32) if drawn.nodes <= NODES_MAX else drawn.bars(top + 32)
         parts += body
         top += 40 + height
     if not chains:
-        parts.append(_text(EDGE, top + 22, "no cells yet: no node has joined", fill=FAINT))
+        parts.append(svg.text(EDGE, top + 22, "no cells yet: no node has joined", fill=FAINT))
         top += 34
     hatches = [_hatch(name, colour) for name, colour in [*colours.items(), ("", OTHERS)]]
     height = round(top + EDGE)
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" fill="{TEXT}">',
-        "<title>cells: who owns them and who is inside</title>",
-        f"<defs>{''.join(hatches)}</defs>",
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        *parts,
-        "</svg>\n",
-    ])  # fmt: skip
+    before = [f"<defs>{''.join(hatches)}</defs>", svg.box(0, 0, WIDTH, height, "white")]
+    return svg.document(WIDTH, height, "cells: who owns them and who is inside", [*before, *parts])
 
 
 class _Chain:
@@ -138,7 +133,7 @@ class _Chain:
             words = _name(cell)
             inside = " ".join(_holders(cell)) if level == self.node else owner or ""
             most = int((width - 2 * PAD) / CHARACTER)
-            yield _text(x + PAD, y + 12, _cut(f"{words}  {inside}".strip(), most), size=10)
+            yield svg.text(x + PAD, y + 12, svg.cut(f"{words}  {inside}".strip(), most), size=10)
         step_x, step_y = self.box[level - 1][0] + GAP, self.box[level - 1][1] + GAP
         children = cell.get("children")
         for at in range(self.sizes[level] // self.sizes[level - 1]):
@@ -187,12 +182,12 @@ class _Chain:
         parts: list[str] = []
         for at, cell in enumerate(cells[:CELLS_MAX]):
             y = top + at * (BAR_HEIGHT + 4)
-            parts.append(_text(EDGE, y + 12, _cut(str(cell["address"]), 30), size=11))
+            parts.append(svg.text(EDGE, y + 12, svg.cut(str(cell["address"]), 30), size=11))
             parts += self._bar(cell, y)
         height = min(len(cells), CELLS_MAX) * (BAR_HEIGHT + 4)
         if len(cells) > CELLS_MAX:
             words = f"and {len(cells) - CELLS_MAX} more cells of level {self.names[level]}"
-            parts.append(_text(EDGE, top + height + 14, words, fill=FAINT))
+            parts.append(svg.text(EDGE, top + height + 14, words, fill=FAINT))
             height += 20
         return parts, height
 
@@ -216,12 +211,11 @@ class _Chain:
             words = (use.vc or "somebody") + (" borrows" if use.borrowed else " uses")
             words = words if use.job else "idle"
             words = f"{words} {counts[use]} of {left} GPUs" + (", bad" if use.bad else "")
-            yield (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR_HEIGHT}" '
-                   f'fill="{self._fill(use)}" stroke="{BAD if use.bad else FRAME}">'
-                   f"<title>{escape(words)}</title></rect>")  # fmt: skip
+            yield svg.box(x, y, width, BAR_HEIGHT, self._fill(use),
+                          stroke=BAD if use.bad else FRAME, hint=words)  # fmt: skip
             x += width
         busy = left - sum(count for use, count in counts.items() if not use.job and not use.bad)
-        yield _text(250 + BAR_WIDTH, y + 12, f"{busy} of {left} GPUs in use or bad", size=11)
+        yield svg.text(250 + BAR_WIDTH, y + 12, f"{busy} of {left} GPUs in use or bad", size=11)
 
 
 def _use(cell: Plain) -> Use:
@@ -274,19 +268,3 @@ def _hatch(name: str, colour: str) -> str:
 def _hatch_id(name: str) -> str:
     # Names of VCs are tokens: letters, digits, _ and -.
     return f"hatch-{name}"
-
-
-def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str) -> str:
-    return (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-            f'fill="{fill}" stroke="{stroke}"/>')  # fmt: skip
-
-
-def _text(
-    x: float, y: float, words: str, *, fill: str = TEXT, size: int = 12, anchor: str = "start"
-) -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" '
-            f'text-anchor="{anchor}">{escape(words)}</text>')  # fmt: skip
-
-
-def _cut(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: max(1, most - 1)] + "…"

@@ -6,7 +6,6 @@ import csv
 import io
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -22,6 +21,7 @@ from skep.sim.private import own_jobs, private_cluster
 from skep.traces.job import Trace, TraceJob
 from skep.wire.cluster import Cluster
 from skep.workloads.situation import Speeds
+from skep_services import durable
 
 Watch = Callable[[int, int], bool]
 """Told every so often how many jobs are over, of how many; says whether to go on."""
@@ -83,7 +83,7 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
                 private.append(_run(order, private_cluster(order.cluster, vc), own, speeds, told))
                 before += len(own.jobs)
     if order.jobs_to:
-        Path(order.jobs_to).write_text("".join(_lines(result.jobs)), encoding="utf-8")
+        durable.write(order.jobs_to, _lines(result.jobs).encode(), 0o666, sync=False)
     cut = "interrupted" if not goes_on else "" if not result.cut else (
         "until" if order.settings.until is not None else "stuck"
     )  # fmt: skip
@@ -124,8 +124,7 @@ FIELDS = ("id", "vc", "gpus", "submitted_s", "began_s", "ended_s", "waited_s", "
           "preempted", "migrated", "refused")  # fmt: skip
 
 
-def _lines(outcomes: Sequence[JobOutcome]) -> list[str]:
-
+def _lines(outcomes: Sequence[JobOutcome]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(FIELDS)
@@ -134,7 +133,7 @@ def _lines(outcomes: Sequence[JobOutcome]) -> list[str]:
         writer.writerow([job.id, job.vc, job.gpus, _s(job.at), _s(each.began), _s(each.ended),
                          _s(each.waited), _s(job.run_time), each.preempted, each.migrated,
                          each.refused])  # fmt: skip
-    return [buffer.getvalue()]
+    return buffer.getvalue()
 
 
 def _s(length: int | None) -> str:

@@ -12,7 +12,7 @@ from skep.cells.levels import gpus_owned, gpus_per_node
 from skep.cells.propose import resolve
 from skep.sim.cluster.settings import Costs, Settings
 from skep.traces.job import RowProblem, Trace
-from skep.traces.problems import BadTraceError, suit
+from skep.traces.problems import BadTraceError, suit, without
 from skep.units import Duration, in_seconds
 from skep.wire.cluster import Cluster
 from skep_services.simulations import sources, whatif
@@ -79,10 +79,10 @@ def _trace(asked: Asked, places: Sequence[Place], seed: int) -> Trace:
     if not unfit:
         return trace
     found = tuple(unfit[row] for row in sorted(unfit))
-    jobs = tuple(job for row, job in enumerate(trace.jobs, 1) if row not in unfit)
-    if not asked.lenient or not jobs:
-        raise BadTraceError(trace.name, found, len(jobs))
-    return msgspec.structs.replace(trace, jobs=jobs, problems=(*trace.problems, *found))
+    left = without(trace, found)
+    if not asked.lenient or not left.jobs:
+        raise BadTraceError(trace.name, found, len(left.jobs))
+    return left
 
 
 def _gpus(cluster: Cluster) -> int:

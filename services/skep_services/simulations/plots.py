@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from skep_services import svg
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#6a51a3")
 """Okabe and Ito's, which the colour-blind can tell apart, and two more."""
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
@@ -29,6 +31,7 @@ FALLBACK = re.compile(r"var\(--\w+,(#\w+)\)")
 BAR, BAR_GAP, NAME_WIDTH = 13, 9, 150
 CHARACTER = 6.4
 """Pixels of a character of a label, about."""
+NAME_CHARACTERS = int((NAME_WIDTH - 10) / CHARACTER)
 
 Points = Sequence[tuple[float, float]]
 
@@ -86,7 +89,7 @@ def lines(
     drawn = [line for line in drawn if line.points]
     xs = [x for line in drawn for x, _ in line.points]
     if not xs:
-        return _svg(title, 80, [_text(WIDTH / 2, 54, "nothing to draw", anchor="middle")])
+        return _svg(title, 80, [svg.text(WIDTH / 2, 54, "nothing to draw", anchor="middle")])
     low, high = min(xs), max(xs)
     if x_log:
         low = max(low, min((x for x in xs if x > 0), default=1.0))
@@ -111,12 +114,12 @@ def lines(
     times = x_text is seconds_text
     for value in _decades(low, high, times=times) if x_log else _round(low, high, times=times):
         x = x_at(value)
-        parts.append(_stroke(x, TOP, x, floor))
-        parts.append(_text(x, floor + 16, x_text(value), anchor="middle", fill=FAINT))
+        parts.append(svg.line(x, TOP, x, floor, GRID))
+        parts.append(svg.text(x, floor + 16, x_text(value), anchor="middle", fill=FAINT))
     for value in _round(0.0, top):
         y = y_at(value)
-        parts.append(_stroke(LEFT, y, WIDTH - RIGHT, y))
-        parts.append(_text(LEFT - 6, y + 4, y_text(value), anchor="end", fill=FAINT))
+        parts.append(svg.line(LEFT, y, WIDTH - RIGHT, y, GRID))
+        parts.append(svg.text(LEFT - 6, y + 4, y_text(value), anchor="end", fill=FAINT))
     for place, line in enumerate(drawn):
         parts.append(_path(line, place, x_at, y_at))
     return _svg(title, height, [*parts, *legend])
@@ -151,19 +154,24 @@ def bars(
     parts = []
     for at, name in enumerate(names):
         y = TOP + at * step
-        parts.append(_text(NAME_WIDTH - 8, y + BAR * len(runs) / 2 + 4, _cut(name), anchor="end"))
+        parts.append(
+            svg.text(
+                NAME_WIDTH - 8,
+                y + BAR * len(runs) / 2 + 4,
+                svg.cut(name, NAME_CHARACTERS),
+                anchor="end",
+            )
+        )
         for place, run in enumerate(runs):
             value = run.values[at]
             top = y + place * BAR
             if value is None:
-                parts.append(_text(NAME_WIDTH + 4, top + 10, "-", fill=FAINT))
+                parts.append(svg.text(NAME_WIDTH + 4, top + 10, "-", fill=FAINT))
                 continue
             long = max(value, 0.0) / most * room
-            words = escape(f"{name}, {run.name}: {value_text(value)}")
-            parts.append(f'<rect x="{NAME_WIDTH}" y="{top:.1f}" width="{long:.1f}" '
-                         f'height="{BAR - 2}" fill="{colour(place)}">'
-                         f"<title>{words}</title></rect>")  # fmt: skip
-            parts.append(_text(NAME_WIDTH + long + 5, top + 10, value_text(value), fill=FAINT,
+            words = f"{name}, {run.name}: {value_text(value)}"
+            parts.append(svg.box(NAME_WIDTH, top, long, BAR - 2, colour(place), hint=words))
+            parts.append(svg.text(NAME_WIDTH + long + 5, top + 10, value_text(value), fill=FAINT,
                                size=11))  # fmt: skip
     moved = [f'<g transform="translate(0 {height - HEIGHT:.0f})">{"".join(legend)}</g>']
     return _svg(title, height + legend_height, [*parts, *moved] if legend else parts)
@@ -180,14 +188,8 @@ def stacked(title: str, pictures: Sequence[str]) -> str:
         plain = FALLBACK.sub(r"\1", picture)
         parts.append(plain.replace("<svg ", f'<svg x="0" y="{top:.0f}" ', 1))
         top += height + 14
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top:.0f}" '
-        f'viewBox="0 0 {WIDTH} {top:.0f}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{top:.0f}" fill="#fff"/>',
-        FALLBACK.sub(r"\1", _text(16, 30, title, size=17)),
-        *parts,
-        "</svg>\n",
-    ])  # fmt: skip
+    head = [svg.box(0, 0, WIDTH, top, "#fff"), svg.text(16, 30, title, size=17)]
+    return svg.document(WIDTH, top, title, [*head, *parts])
 
 
 def _legend(names: Sequence[str]) -> tuple[list[str], float]:
@@ -202,22 +204,15 @@ def _legend(names: Sequence[str]) -> tuple[list[str], float]:
             x, y = float(LEFT), y + 18
         dash = DASHES[place // len(COLOURS) % len(DASHES)]
         more = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<line x1="{x:.0f}" y1="{y:.0f}" x2="{x + 16:.0f}" y2="{y:.0f}" '
-                     f'stroke="{colour(place)}" stroke-width="3"{more}/>')  # fmt: skip
-        parts.append(_text(x + 21, y + 4, name))
+        stroke = f' stroke-width="3"{more}'
+        parts.append(svg.line(x, y, x + 16, y, colour(place), stroke))
+        parts.append(svg.text(x + 21, y + 4, name))
         x += wide
     return parts, y - HEIGHT + 14
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" '
-        f'viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif" font-size="12" role="img">',
-        f"<title>{escape(title)}</title>",
-        _text(16, 18, title, size=14),
-        *parts,
-        "</svg>",
-    ])  # fmt: skip
+    return svg.document(WIDTH, height, title, [svg.text(16, 18, title, size=14), *parts], fill=TEXT)
 
 
 def _round(low: float, high: float, *, times: bool = False) -> list[float]:
@@ -240,20 +235,3 @@ def _decades(low: float, high: float, *, times: bool) -> list[float]:
         return [float(each) for each in DECADES_S if low <= each <= high]
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     return [10.0**power for power in range(first, last + 1)]
-
-
-def _stroke(x1: float, y1: float, x2: float, y2: float) -> str:
-    return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="{GRID}"/>')  # fmt: skip
-
-
-def _text(
-    x: float, y: float, words: str, *, fill: str = TEXT, size: int = 12, anchor: str = "start"
-) -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{fill}" '
-            f'text-anchor="{anchor}">{escape(words)}</text>')  # fmt: skip
-
-
-def _cut(name: str) -> str:
-    most = int((NAME_WIDTH - 10) / CHARACTER)
-    return name if len(name) <= most else name[: most - 1] + "…"

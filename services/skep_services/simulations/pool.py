@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -57,6 +58,21 @@ class Stop:
             yield self
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+    """Have processes that begin in here hear no Ctrl-C, from their first instruction on.
+
+    It reaches every process of a terminal, and the parent says what to do. The parent itself hears
+    one that comes meanwhile when this is over.
+    """
+    resource_tracker.ensure_running()  # Its start, if it were later, would undo the mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def play_all(
@@ -151,21 +167,27 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         process = context.Process(target=_child, args=(theirs,), daemon=True)
-        process.start()
+        with deaf_children():
+            process.start()
         theirs.close()
-        self.running[place] = _Run(place, process, mine)
-        mine.send_bytes(msgspec.msgpack.encode(self.orders[place]))
-        trace = self.traces[self.orders[place].settings.seed]
-        mine.send_bytes(msgspec.msgpack.encode(trace))
+        run = self.running[place] = _Run(place, process, mine)
+        order = self.orders[place]
+        try:
+            mine.send_bytes(msgspec.msgpack.encode(order))
+            mine.send_bytes(msgspec.msgpack.encode(self.traces[order.settings.seed]))
+        except ConnectionError:
+            raise self._died(run) from None
+
+    def _died(self, run: _Run) -> DiedError:
+        run.process.join()
+        label, code = self.orders[run.place].label, run.process.exitcode
+        return DiedError(f"the run {label!r} ended without a result (exit code {code})")
 
     def _hear(self, run: _Run) -> None:
         try:
             word = run.pipe.recv_bytes()
         except (EOFError, ConnectionError):
-            run.process.join()
-            label, code = self.orders[run.place].label, run.process.exitcode
-            text = f"the run {label!r} ended without a result (exit code {code})"
-            raise DiedError(text) from None
+            raise self._died(run) from None
         if word[:1] == b"p":
             self.done[run.place] = msgspec.msgpack.decode(word[1:], type=float)
             return
@@ -191,8 +213,7 @@ class _Pool:
 
 
 def _child(pipe: Connection) -> None:
-    """Play one order. Ctrl-C reaches every process of a terminal: the parent says what to do."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Play one order."""
     order = msgspec.msgpack.decode(pipe.recv_bytes(), type=Order)
     trace = msgspec.msgpack.decode(pipe.recv_bytes(), type=Trace)
     told_at, goes_on = 0.0, True

@@ -63,8 +63,8 @@ def named(name: str) -> tuple[str, int]:
 
 def request(job: JobState, attempt: int, *, guaranteed: bool) -> Request:
     """Return what an attempt of a job asks of the cells, for as many workers as it has now."""
-    asked = Request.of(job.spec, holder(job.job, attempt), guaranteed=guaranteed)
-    return asked._replace(members=((job.size, job.spec.resources.gpus),))
+    name = holder(job.job, attempt)
+    return Request.of(job.spec, name, guaranteed=guaranteed, workers=job.resized)
 
 
 def borrows(job: JobState) -> bool:

@@ -517,6 +517,9 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     looked = soft.changes, machine.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
+    if not machine.away:
+        soft.looked = looked
+        return
     room, kept = RETURNS_MAX, returns.kept(machine)
     for job in sorted(machine.away.values(), key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):

@@ -19,6 +19,7 @@ from skep.machines.allocator.views import Planned
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.advice import JobPace, ScalePoint
 from skep.wire.changes import Goal
 from skep.wire.cluster import Cluster
 from skep.wire.commands import (
@@ -127,6 +128,10 @@ class Soft:
         to date."""
         self.left: dict[str, tuple[Duration, int]] = {}
         """By job: how long it still had to run, as predicted, when it had been served so long."""
+        self.paces: dict[str, tuple[JobPace, Instant]] = {}
+        """By job that runs or is suspended: how it went when that was last told, and when."""
+        self.scales: dict[tuple[str, str], tuple[ScalePoint, ...]] = {}
+        """By family and type of GPU: how it scales, as it was last told."""
 
     def wake_at(self) -> Instant | None:
         """Return the earliest timer."""
@@ -134,9 +139,14 @@ class Soft:
         while timers and due.get(timers[0][1]) != timers[0][0]:
             heapq.heappop(timers)  # Replaced or called off: nothing to wake up for.
         first = timers[0][0] if timers else None
-        times = (first, self.check_at, self.resolve_at,
-                 *(each.look_at for each in self.planned.values()))  # fmt: skip
-        return min((at for at in times if at is not None), default=None)
+        if self.check_at is not None and (first is None or self.check_at < first):
+            first = self.check_at
+        if self.resolve_at is not None and (first is None or self.resolve_at < first):
+            first = self.resolve_at
+        for each in self.planned.values():
+            if each.look_at is not None and (first is None or each.look_at < first):
+                first = each.look_at
+        return first
 
     def remind(self, at: Instant, reminder: Reminder) -> None:
         """Ask for a reminder, in place of the same one asked for earlier."""

@@ -27,9 +27,8 @@ def check(machine: AllocatorMachine) -> None:
             assert machine.queue(job).holds(job.entry) != (job.job in machine.parked), job
             waiting += job.job not in machine.parked
         assert job.change is None or job.state in (State.RUNNING, State.SUSPENDED), job
-        away = job.released and job.state is State.SUSPENDED
-        assert away == (job.job in machine.away), job
-        assert not away or cellwork.holder(job.job, job.attempt) not in machine.cells.holds, job
+        assert job.away == (job.job in machine.away), job
+        assert not job.away or cellwork.holder(job.job, job.attempt) not in machine.cells.holds, job
         if idle:
             continue
         assert not job.over, f"{job.job}: an attempt that is over was not judged"

@@ -190,6 +190,11 @@ class JobState(msgspec.Struct):
         return self.members[name].first_rank >= self.size
 
     @property
+    def away(self) -> bool:
+        """Return whether it stands without GPUs and may go on: not while it is being stopped."""
+        return self.released and self.state is State.SUSPENDED
+
+    @property
     def deserted(self) -> bool:
         """Return whether only ranks are left that were to join the gang."""
         return bool(self.live) and all(self.outside(name) for name in self.live)

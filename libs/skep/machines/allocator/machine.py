@@ -26,6 +26,7 @@ from skep.machines.allocator import (
     invariants,
     moves,
     moving,
+    paces,
     packs,
     resizes,
     schedule,
@@ -41,7 +42,7 @@ from skep.policies.check import cluster_problems
 from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.advice import QueueAdvice
+from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.changes import ChangeAsked, ChangeMessage
 from skep.wire.cluster import Cluster
 from skep.wire.codec import Facts, Unreadable
@@ -171,6 +172,8 @@ class AllocatorMachine:
                 cellwork.quarantine(self, event)
             case QueueAdvice():
                 schedule.advised(self, event, now)
+            case Outlook():
+                paces.heard(self, event, now)
             case Tick():
                 dispatch.tick(self, now)
             case Restarted():
@@ -461,11 +464,14 @@ class AllocatorMachine:
 
     def queue(self, job: JobState) -> JobQueue:
         """Return the queue a job waits in."""
-        return self.queue_of(*job.queue)
+        return self.queue_of(job.spec.vc, job.spec.opportunistic)
 
     def queue_of(self, vc: str, opportunistic: bool) -> JobQueue:
         """Return the queue of a VC and service class."""
-        return self.queues.setdefault((vc, opportunistic), JobQueue())
+        queue = self.queues.get((vc, opportunistic))
+        if queue is None:
+            queue = self.queues[vc, opportunistic] = JobQueue()
+        return queue
 
     def _apply_waits(self, fact: JobWaits) -> None:
         job = self.jobs[fact.job]

@@ -36,9 +36,13 @@ class Seats:
             self._on.setdefault(node, {})[name] = after.sequence, gpus
             self._stale[node] = None
 
+    def on(self, node: str) -> tuple[str, ...]:
+        """Return the VC's jobs that hold GPUs of a node."""
+        return tuple(self._on.get(node, ()))
+
     def views(self, machine: AllocatorMachine, vc: str) -> tuple[NodeView, ...]:
         """Return the nodes that the VC has cells on, or could have."""
-        made: list[NodeView] = []
+        made: dict[tuple[str, str], NodeView] = {}
         lent = any(machine.cells.borrowed.values())
         for name, chain in machine.cells.chains.items():
             found = reach(chain, vc)
@@ -48,31 +52,38 @@ class Seats:
                 node = chain.topology.nodes[index]
                 state = machine.nodes.get(node)
                 if state is not None:
-                    made.append(self._view(machine, (name, node), state, free, lent=lent))
+                    place = name, node
+                    made[place] = self._view(machine, place, state, free, lent=lent)
         self._stale.clear()
-        return tuple(made)
+        self._made = made
+        return tuple(made.values())
 
     def _view(
-        self, machine: AllocatorMachine, place: tuple[str, str], state: NodeState, free: int,
-        *, lent: bool,
+        self, machine: AllocatorMachine, place: tuple[str, str], state: NodeState,
+        free: dict[str, int], *, lent: bool,
     ) -> NodeView:  # fmt: skip
         cpus, memory = state.cpus_free, state.memory_free
         if lent:
             more = _lent(machine, state)
             cpus, memory = cpus + more[0], memory + more[1]
+        pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
         known = self._made.get(place)
         chain, node = place
+        shape = machine.cells.chains[chain].topology
         if known is not None and node not in self._stale:
-            same = known.free == free and known.cpus_free == cpus and known.memory_free == memory
+            same = known.free == free[""] and known.pins == pins
+            same = same and known.cpus_free == cpus and known.memory_free == memory
+            same = same and (known.gpu_type, known.gpus) == (shape.gpu, shape.node_size)
             if same and known.cpus == state.joined.cpus and known.memory == state.joined.memory:
                 return known
-        shape, there = machine.cells.chains[chain].topology, self._on.get(node, {})
-        view = NodeView(
+        there = self._on.get(node, {})
+        return NodeView(
             node=node,
             chain=chain,
             gpu_type=shape.gpu,
             gpus=shape.node_size,
-            free=free,
+            free=free[""],
+            pins=pins,
             jobs=tuple(
                 (job, gpus) for job, (_, gpus) in sorted(there.items(), key=lambda each: each[1])
             ),
@@ -81,8 +92,6 @@ class Seats:
             memory=state.joined.memory,
             memory_free=memory,
         )
-        self._made[place] = view
-        return view
 
 
 def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:

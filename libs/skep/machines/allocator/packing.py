@@ -58,7 +58,7 @@ def begin(
 
     `why` it is to be there.
     """
-    if job.state not in (State.QUEUED, State.RESERVED) and not job.released:
+    if job.state not in (State.QUEUED, State.RESERVED) and not job.away:
         return Reason.NOT_WAITING, f"it is {job.state}"
     seat = _seat(machine, job, wish)
     if not isinstance(seat, Seat):

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from skep.machines.allocator import acting, changing, placing, returns, views, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
+from skep.policies.room import room_on
 from skep.units import Instant, after, seconds
 from skep.view.plan import Action, Plan, Turn
+from skep.view.view import Phase
 from skep.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ HOLDS_TOLD = 50
 def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """Carry out the plans of VCs in which something happened; return what it took of a decision."""
     views.bring_up(machine, due=True)
-    watch.no_policy(machine, now)
+    if machine.soft.unmade or machine.alarms:
+        watch.no_policy(machine, now)
+    if not machine.soft.planned:
+        return 0
     taken = _return(machine, now, room)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
@@ -54,7 +59,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
     for planned in machine.soft.planned.values():
         for name in list(planned.returning):
             job = _job(machine, planned, name)
-            waits = job is not None and job.released and job.change is None
+            waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
                 cost = changing.returns_now(machine, job, now)
                 placing.promote(machine, job)
@@ -63,7 +68,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
                 waits = waits and bool(returns.lent(machine, job))
             if not waits:
                 del planned.returning[name]
-                planned.due = planned.due or (job is not None and job.released)
+                planned.due = planned.due or (job is not None and job.away)
                 machine.soft.changes += 1  # Nobody keeps others off those GPUs any more.
     return taken
 
@@ -111,13 +116,20 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
 
 def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
     """Let jobs have idle GPUs that the VC's own cells never hold; return what it took."""
-    taken = 0
+    taken = told = 0
     for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
-        job = machine.jobs[name]
-        if taken < room and job.released:
-            taken += acting.go_on(machine, job, (), now)
-        elif taken < room and job.state is State.QUEUED and name not in machine.parked:
-            taken += max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
+        if taken >= room:
+            break
+        if told >= HOLDS_TOLD:
+            planned.due, machine.soft.check_at = True, now
+            break  # It goes on in the next decision, which remembers who was told.
+        job, said, cost = machine.jobs[name], len(machine.effects), 0
+        if job.away:
+            cost = acting.go_on(machine, job, (), now)
+        elif job.state is State.QUEUED and name not in machine.parked:
+            cost = max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
+        taken += cost
+        told += not cost and len(machine.effects) > said
     return taken
 
 
@@ -171,7 +183,7 @@ def _take_turns(
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
-        if job.state is not State.QUEUED and not job.released:
+        if job.state is not State.QUEUED and not job.away:
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
             return taken
@@ -186,7 +198,7 @@ def _take_turns(
         if cost:
             continue
         planned.open = True
-        stuck = stuck or (plan.strict and not job.released)
+        stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
         told += len(machine.effects) > said
@@ -198,8 +210,10 @@ def _take_turn(
 ) -> int:
     """Place a job; 0 if there is no place, -1 if this decision has no room for it."""
     changes = machine.soft.changes
-    if job.released:
+    if job.away:
         cost = acting.go_on(machine, job, turn.nodes, now)
+        if not cost and "migrate" in job.can and _misled(machine, planned, job, turn, now):
+            cost = acting.go_on(machine, job, (), now)
         planned.outside = planned.outside or not cost
         return cost
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
@@ -208,12 +222,38 @@ def _take_turn(
         planned.outside = planned.outside or known[1]
         return 0
     cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
+    if cost == 0 and _misled(machine, planned, job, turn, now):
+        cost = placing.serve(machine, job, turn.why, now, room, ())
     if cost == 0:
         if known is None and len(planned.failed) >= FAILED_MAX:
             planned.failed.clear()
         planned.failed[shape] = machine.soft.changes, _others_matter(machine, job)
         planned.outside = planned.outside or planned.failed[shape][1]
     return cost
+
+
+def _misled(
+    machine: AllocatorMachine, planned: Planned, job: JobState, turn: Turn, now: Instant
+) -> bool:
+    """Return whether the nodes of a turn were refused, though no job of the VC is in the way.
+
+    The view shows room there and the cells have none, or nobody is there whose end would make room.
+    To wait for such nodes may be to wait for ever: the cells' own rule says where the job goes.
+    """
+    if not turn.nodes:
+        return False
+    views.bring_up(machine, due=False)  # This plan's earlier turns are in the way, too.
+    mine = planned.views.get(job.job)
+    if mine is None:
+        return False
+    there = {name: None for node in turn.nodes for name in planned.seats.on(node)}
+    ahead = [view for name in there if (view := planned.views.get(name)) is not None]
+    ahead = [view for view in ahead if view.pin == mine.pin and not view.borrows]
+    if any(view.phase is Phase.STOPPING for view in ahead):
+        return False
+    if not ahead:
+        return True
+    return room_on(mine, views.of_vc(machine, planned, now), turn.nodes)
 
 
 def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
@@ -238,7 +278,7 @@ def _hold(
         if view is None or name in turns or name in machine.parked:
             continue
         job = machine.jobs[name]
-        if job.state is not State.QUEUED and not (job.released and job.change is None):
+        if job.state is not State.QUEUED and not (job.away and job.change is None):
             continue
         if planned.policy.counts_holds:
             planned.hold(name, machine.soft.changes)

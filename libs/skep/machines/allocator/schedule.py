@@ -46,12 +46,15 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         machine.soft.advice_until = Instant(0)
         for queue in machine.queues.values():
             queue.advise(())
-    packing.follow(machine, now)
-    bound = _finish(machine, now)
+    if machine.soft.reshare:
+        packing.follow(machine, now)
+    bound = _finish(machine, now) if machine.soft.ripe else 0
     bound += plans.serve(machine, now, placing.MEMBERS_BOUND_MAX - bound)
     for opportunistic in (False, True):
         if opportunistic:
             changing.come_back(machine, now)
+        if _nobody_waits(machine):
+            continue
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
                  if kind is opportunistic and queue.entries
@@ -74,9 +77,20 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             else:
                 turn = _turn(machine, vc, following, opportunistic=opportunistic)
                 heapq.heapreplace(turns, (turn, vc))
-            for other in _returned(machine, turns, opportunistic=opportunistic):
-                heapq.heappush(turns, other)
-    _promote(machine)
+            if machine.soft.returned:
+                for other in _returned(machine, turns, opportunistic=opportunistic):
+                    heapq.heappush(turns, other)
+    if machine.borrowed:
+        _promote(machine)
+
+
+def _nobody_waits(machine: AllocatorMachine) -> bool:
+    """Return whether all queues are empty: every job there is has GPUs, claims some, or is parked.
+
+    So it is after most events of a cluster that is not full, however many VCs it has.
+    """
+    others = len(machine.placed) + len(machine.reserved) + len(machine.parked)
+    return len(machine.jobs) == others
 
 
 def _returned(

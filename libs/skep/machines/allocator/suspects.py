@@ -67,8 +67,13 @@ class Suspicion(msgspec.Struct):
 def over(machine: AllocatorMachine, job: JobState, fact: JobRequeued | JobEnded) -> None:
     """Take in that an attempt is over, before the job forgets what it held."""
     known, rule = machine.suspicion, machine.asked.quarantine
-    gpus = [gpu for node in job.members for gpu in _part(job, node)]
     succeeded = isinstance(fact, JobEnded) and fact.end is End.SUCCEEDED
+    if succeeded and not known.signs:
+        # Nothing speaks against any GPU: nobody needs this one's alibi.
+        known.failed.pop(job.job, None)
+        known.ran.pop(job.job, None)
+        return
+    gpus = [gpu for node in job.members for gpu in _part(job, node)]
     gone: list[str] = []
     lasted = fact.at - (job.ran_at or fact.at) >= seconds(rule.within)
     if rule.jobs and 0 < len(gpus) <= GPUS_MAX and (succeeded or lasted):
@@ -113,7 +118,9 @@ def place(
     nobody would learn whose fault it is. Nobody is put aside for that.
     """
     loss = machine.loss(now)
-    failed = machine.suspicion.failed.get(job.job, ())
+    failed = machine.suspicion.failed.get(job.job)
+    if not failed:
+        return machine.cells.place(asked, loss, limit)
     shunned = {gpu.rpartition("/")[0] for gpus in failed for gpu in gpus}
 
     def elsewhere(node: str) -> int:
@@ -121,10 +128,9 @@ def place(
             return 0
         return job.spec.resources.workers if limit is None else limit(node)
 
-    if shunned:
-        where = machine.cells.place(asked, loss, elsewhere)
-        if where is not None and not (where.victims or where.cancels or where.demoted):
-            return where
+    where = machine.cells.place(asked, loss, elsewhere)
+    if where is not None and not (where.victims or where.cancels or where.demoted):
+        return where
     return machine.cells.place(asked, loss, limit)
 
 

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from skep.machines.allocator import cellwork, packs
+from skep.cells.chain import ChainState
+from skep.cells.pools import Pool
+from skep.machines.allocator import cellwork, paces, packs
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
 from skep.policies.registry import NoPolicy, make
 from skep.units import Duration, Instant, after, seconds
-from skep.view.view import JobView, Phase, VcView
+from skep.view.view import JobView, Phase, PinView, VcView
 from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
 from skep.wire.cluster import FIFO
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 ENDED_KEPT = 500
 """Ended jobs of a VC whose service is kept: a distribution of them, for 4 kB of a snapshot."""
+
+FITS_MAX = 1000
+"""Shapes of jobs of which it is kept whether a VC's cells would hold them: few to keep, more than a
+queue has. To find out again costs one attempt."""
 
 TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
@@ -83,6 +89,8 @@ class Planned:
         if view is not None and view.phase in (Phase.WAITING, Phase.AWAY):
             shape = job.spec.resources, job.size
             if shape not in self.fits:
+                if len(self.fits) >= FITS_MAX:
+                    self.fits.clear()
                 self.fits[shape] = cellwork.fits_own(machine, job)
             if not self.fits[shape]:
                 self.misfits[name], view = None, None
@@ -176,12 +184,15 @@ def bring_up(machine: AllocatorMachine, *, due: bool) -> None:
         job = machine.jobs.get(name)
         if job is None:
             soft.left.pop(name, None)
+            paces.forget(machine, name)
             for planned in soft.planned.values():
                 if name in planned.views:
                     planned.forget(name)
                     planned.due = planned.due or due
         elif job.spec.vc in soft.planned and not job.spec.opportunistic:
             planned = soft.planned[job.spec.vc]
+            if job.state is State.QUEUED:
+                paces.forget(machine, name)
             planned.show(machine, job)
             planned.due = planned.due or due
 
@@ -251,6 +262,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         borrows=job.job in machine.borrowed,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=job.can,
+        **paces.shown(machine, job),
     )
 
 
@@ -314,28 +326,40 @@ def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], .
 
 def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
-    gpus = free = whole = 0
+    whole = 0
+    parts: dict[str, PinView] = {}
     for chain in machine.cells.chains.values():
-        shape, firm = chain.topology, chain.forest.firm
-        for (vc, _), pool in chain.pools.items():
+        for (vc, pin), pool in chain.pools.items():
             if vc != planned.vc:
                 continue
-            whole = max(whole, shape.node_size)
-            gpus += sum(count * shape.size[level] for level, count in enumerate(pool.total))
-            free += sum(count * shape.size[level] for level, count in enumerate(pool.left))
-            for level, index in pool.bound:
-                free += shape.size[level] - firm[level][index]
-            for leaf in chain.bad:
-                cell = chain.cell_of(leaf)
-                gpus -= cell is not None and cell.pool is pool
+            whole = max(whole, chain.topology.node_size)
+            gpus, free = _of_pool(chain, pool)
+            known = parts.get(pin)
+            if known is not None:
+                gpus, free = gpus + known.gpus, free + known.free
+            parts[pin] = PinView(pin, gpus, free)
     return VcView(
         vc=planned.vc,
         now=now,
         jobs=tuple(view for view in planned.views.values() if view is not None),
-        gpus=gpus,
-        free=free,
+        gpus=sum(part.gpus for part in parts.values()),
+        free=sum(part.free for part in parts.values()),
+        pins=tuple(part for pin, part in parts.items() if pin),
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         changed=machine.soft.changes,
         ended=tuple(machine.served.get(planned.vc, ())),
     )
+
+
+def _of_pool(chain: ChainState, pool: Pool) -> tuple[int, int]:
+    """Return the GPUs of a VC's cells whose hardware works, and those that none of its jobs has."""
+    shape, firm = chain.topology, chain.forest.firm
+    gpus = sum(count * shape.size[level] for level, count in enumerate(pool.total))
+    free = sum(count * shape.size[level] for level, count in enumerate(pool.left))
+    for level, index in pool.bound:
+        free += shape.size[level] - firm[level][index]
+    for leaf in chain.bad:
+        cell = chain.cell_of(leaf)
+        gpus -= cell is not None and cell.pool is pool
+    return gpus, free

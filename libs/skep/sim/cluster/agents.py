@@ -330,6 +330,8 @@ class Agents:
 
     def settle(self, now: Instant) -> None:
         """Reckon anew with whoever has other jobs beside it than before."""
+        if not self._stale:
+            return
         stale, self._stale = self._stale, {}
         for run in stale:
             if not run.trains:

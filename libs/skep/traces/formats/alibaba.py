@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from skep.traces.formats.form import Form, Numbered
-from skep.traces.formats.row import Row, RowError
+from skep.traces.formats.row import NO_GPU, WHOLE, Row, RowError
 from skep.traces.job import RowProblem, TraceJob
 from skep.units import GIB, MIB, Duration, seconds
 
@@ -30,7 +30,8 @@ def _task(row: Row) -> TraceJob:
     each = row.number_of("plan_gpu") if row.has("plan_gpu") else 0.0
     if each % 100:
         percent = row.text("plan_gpu")
-        raise RowError(column="plan_gpu", text=f"asks for a fraction of a GPU: {percent} per cent")
+        text = f"asks for a fraction of a GPU: {percent} per cent"
+        raise RowError(column="plan_gpu", text=text, hint=WHOLE)
     gpus = int(each // 100)
     kind = row.text("gpu_type").lower() if gpus else ""
     return TraceJob(
@@ -53,7 +54,7 @@ def _merge(rows: list[Numbered]) -> tuple[list[Numbered], list[RowProblem], int]
     for group in roles.values():
         gpus = sum(role.gpus for _, role in group)
         if not gpus:
-            no_gpu = RowError("plan_gpu", "asks for no GPU")
+            no_gpu = RowError("plan_gpu", "asks for no GPU", NO_GPU)
             problems += [no_gpu.at(number) for number, _ in group]
             continue
         merged += len(group) - 1
@@ -77,7 +78,8 @@ def _between(row: Row, begin: str, end: str) -> Duration:
 def _pod(row: Row) -> TraceJob:
     gpus, part = row.gpus("num_gpu"), row.whole("gpu_milli")
     if part != 1000:
-        raise RowError(column="gpu_milli", text=f"asks for a fraction of a GPU: {part} thousandths")
+        text = f"asks for a fraction of a GPU: {part} thousandths"
+        raise RowError(column="gpu_milli", text=text, hint=WHOLE)
     return TraceJob(
         id=row.text("name"), at=seconds(row.number_of("creation_time")), gpus=gpus, workers=1,
         run_time=_between(row, "scheduled_time", "deletion_time"),

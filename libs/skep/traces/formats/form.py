@@ -36,14 +36,19 @@ class Form(NamedTuple):
     """Makes one job of several rows: jobs, problems, and how many rows went into others' jobs."""
 
 
-def layout_of(form: Form, first: list[str]) -> tuple[tuple[str, ...], bool] | str:
-    """Return a table's columns by its first row, and whether that is a header; or why it is not."""
+def layout_of(
+    form: Form, first: list[str], *, sure: bool = False
+) -> tuple[tuple[str, ...], bool] | str:
+    """Return a table's columns by its first row, and whether that is a header; or why it is not.
+
+    `sure`: it is of this form, so without a header its columns only have to be as many.
+    """
     stripped = tuple(each.strip() for each in first)
     if set(form.columns) <= set(stripped):
         return stripped, True
     if form.known is not None:
         for layout in form.layouts:
-            if len(layout) == len(first) and form.known(first):
+            if len(layout) == len(first) and (sure or form.known(first)):
                 return layout, False
         counts = " or ".join(str(len(layout)) for layout in form.layouts)
         by = "tabs" if form.tabs else "commas"

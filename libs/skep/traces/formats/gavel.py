@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from skep.traces.formats.form import Form
-from skep.traces.formats.row import Row
+from skep.traces.formats.row import Row, RowError
 from skep.traces.job import TraceJob
 from skep.units import Duration, seconds
 
@@ -28,6 +28,8 @@ def _job(row: Row) -> TraceJob:
     batch = BATCH.search(model)
     gpus, at = row.gpus("scale_factor"), seconds(row.number_of("arrival"))
     run_time = seconds(row.number_of("duration")) if row.has("duration") else Duration(0)
+    if row.has("duration") and run_time == 0:
+        raise RowError(column="duration", text="runs for no time")
     return TraceJob(
         id=f"g{row.number}", at=at, run_time=run_time, gpus=gpus, model=model,
         mini_batches=row.whole("total_steps", 1), batch_size=int(batch[1]) if batch else 0,

@@ -10,6 +10,8 @@ from skep.traces.job import RowProblem
 
 NUMBER_MAX = 1e15
 """Beyond it a number is a mistake: as seconds, 30 million years."""
+NO_GPU = "a job that needs none is not simulated"
+WHOLE = "GPUs are whole here; who shares one is for a policy to say"
 
 
 class RowError(Exception):
@@ -76,9 +78,9 @@ class Row:
         """Return a number of GPUs: whole, and 1 at least."""
         value = self.number_of(column)
         if value == 0:
-            raise RowError(column, "asks for no GPU", "a job that needs none is not simulated")
+            raise RowError(column, "asks for no GPU", NO_GPU)
         if value != int(value):
-            raise RowError(column, f"asks for a fraction of a GPU: {self.text(column)}")
+            raise RowError(column, f"asks for a fraction of a GPU: {self.text(column)}", WHOLE)
         return int(value)
 
     def wall(self, column: str) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from skep.traces.formats.form import Numbered
-from skep.traces.formats.row import RowError, near
+from skep.traces.formats.row import NO_GPU, WHOLE, RowError, near
 from skep.traces.job import RowProblem, Trace, TraceJob
 
 NAME, ABOUT = "skep", "Skep's own: JSON lines, `skep traces convert` writes it"
@@ -85,6 +85,9 @@ def _job(line: str) -> TraceJob:
     for key in tree:
         if key not in FIELDS:
             raise RowError(key, f"is not a field of a job: {key!r}", near(key, FIELDS))
+    if isinstance(tree.get("gpus"), float):
+        text = f"asks for a fraction of a GPU: {tree['gpus']}"
+        raise RowError(column="gpus", text=text, hint=WHOLE)
     try:
         job = msgspec.convert(tree, TraceJob)
     except msgspec.ValidationError as error:
@@ -95,7 +98,7 @@ def _job(line: str) -> TraceJob:
         if value < least:
             raise RowError(column, f"is negative: {value}")
     if job.gpus == 0:
-        raise RowError(column="gpus", text="asks for no GPU")
+        raise RowError(column="gpus", text="asks for no GPU", hint=NO_GPU)
     if job.workers and job.gpus % job.workers:
         raise RowError(
             column="workers", text=f"do not divide the GPUs: {job.workers} of {job.gpus}"

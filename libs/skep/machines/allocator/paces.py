@@ -1,0 +1,97 @@
+"""How jobs go, as the advisor tells it: what a policy is shown of rates and predictions.
+
+    Outlook --> paces of jobs, scales of families --> JobView.steps, rates, slowdown, left ...
+
+Soft: after a restart it is told again. Only what the jobs of VCs with a policy do is kept, and what
+is told of a job that stands is not: it would say how fast it is to stand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skep.machines.allocator.jobs import JobState, State
+from skep.perf import scaling
+from skep.units import Instant
+from skep.wire.advice import JobPace, Outlook, ScalePoint
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+SCALES_MAX = scaling.FAMILIES_MAX
+NO_POINTS: tuple[ScalePoint, ...] = ()
+
+
+def heard(machine: AllocatorMachine, event: Outlook, now: Instant) -> None:
+    """Take over what is told of jobs and families."""
+    soft = machine.soft
+    if not soft.planned:
+        return
+    for scale in event.families:
+        soft.scales.pop((scale.family, scale.gpu_type), None)
+        soft.scales[scale.family, scale.gpu_type] = scale.points
+        if len(soft.scales) > SCALES_MAX:
+            del soft.scales[next(iter(soft.scales))]
+    families = {scale.family for scale in event.families}
+    for planned in soft.planned.values() if families else ():
+        for name, view in planned.views.items():
+            if view is not None and view.spec.size.family in families:
+                soft.touched[name] = None
+    for pace in event.jobs:
+        job = machine.jobs.get(pace.job)
+        if job is not None and job.spec.vc in soft.planned and job.attempt == pace.attempt:
+            _goes(machine, job, pace, now)
+
+
+def _goes(machine: AllocatorMachine, job: JobState, pace: JobPace, now: Instant) -> None:
+    if job.state is not State.RUNNING or job.change is not None:
+        return
+    soft = machine.soft
+    soft.paces[job.job] = pace, now
+    if pace.remaining is not None:
+        soft.left[job.job] = pace.remaining, job.served + max(0, now - job.since)
+    soft.touched[job.job] = None
+
+
+def forget(machine: AllocatorMachine, name: str) -> None:
+    """Forget how an attempt went that is over."""
+    machine.soft.paces.pop(name, None)
+
+
+def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
+    """Return what of a job's view is known of its pace, and of how it would go otherwise."""
+    found: dict[str, Any] = {}
+    told = machine.soft.paces.get(job.job)
+    own = (0, 0)
+    if told is not None and job.state not in (State.QUEUED, State.RESERVED):
+        pace, at = told
+        found.update(steps=pace.steps, steps_at=at, rate_milli=pace.rate_milli,
+                     utilisation=pace.utilisation, memory=pace.memory)  # fmt: skip
+        if pace.attempt == job.attempt and not job.mixed:
+            own = job.size, pace.rate_milli
+    points = _points(machine, job)
+    if points:
+        found["slowdown"] = scaling.slowdown(points)
+        found["rates"] = scaling.rates(points, job.spec.resources.gpus, _sizes(job), own)
+    return found
+
+
+def _sizes(job: JobState) -> range:
+    elastic = job.spec.elastic
+    if elastic is None:
+        return range(job.size, job.size + 1)
+    return range(min(elastic.min, job.size), max(elastic.max, job.size) + 1)
+
+
+def _points(machine: AllocatorMachine, job: JobState) -> tuple[ScalePoint, ...]:
+    """Return what is known of a job's family where it is, or may be: the type known best."""
+    family, scales = job.spec.size.family or "", machine.soft.scales
+    if not family or not scales:
+        return NO_POINTS
+    chain = machine.cells.chains.get(job.chain) if job.members else None
+    kind = chain.topology.gpu if chain is not None else job.spec.resources.gpu_type or ""
+    if kind:
+        return scales.get((family, kind), NO_POINTS)
+    kinds = dict.fromkeys(each.topology.gpu for each in machine.cells.chains.values())
+    return max((scales.get((family, each), NO_POINTS) for each in sorted(kinds)),
+               key=len, default=NO_POINTS)  # fmt: skip
