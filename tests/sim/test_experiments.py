@@ -14,6 +14,7 @@ import pytest
 
 from skep.experiments import catalogue, hived
 from skep.experiments.quota import QuotaRun, Rules
+from skep.experiments.setting import Setting
 from skep.traces.generators import hived as workload
 from skep.traces.job import TraceJob
 from skep.units import Duration, in_seconds, seconds
@@ -155,7 +156,7 @@ def test_private_clusters_can_be_the_quotas_scheduler_too() -> None:
 
 def test_what_was_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = hived.compare(3, 12, SMALL, arms=("private", "quota"), plain=True)
-    setting = catalogue.Setting("any", 12, SMALL, ("private", "quota"), plain=True)
+    setting = Setting("any", 12, SMALL, ("private", "quota"), plain=True)
     keep.put(tmp_path / "kept", setting, 3, one)
     assert keep.get(tmp_path / "kept", setting._replace(label="another"), 3) == one
     assert keep.get(tmp_path / "kept", setting, 4) is None
@@ -166,7 +167,7 @@ def test_what_was_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     todo = play.tasks(small, [3], None)
     found = play.run_all(todo, 1, lambda _: None, Stop(), tmp_path / "kept")
     assert found == {todo[0]: one}
-    monkeypatch.setattr(keep, "_program", lambda: b"another")
+    monkeypatch.setattr(keep, "_program", lambda *, plain: b"another")
     assert keep.get(tmp_path / "kept", setting, 3) is None
 
 
@@ -188,8 +189,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(
         settings=lambda days: [
-            catalogue.Setting("279 nodes: cells", 12, workload.Options(days=days or 2, part=0.02)),
-            catalogue.Setting("279 nodes: quotas", 12, workload.Options(days=days or 2, part=0.02),
+            Setting("279 nodes: cells", 12, workload.Options(days=days or 2, part=0.02)),
+            Setting("279 nodes: quotas", 12, workload.Options(days=days or 2, part=0.02),
                               ("private", "quota"), plain=True),
         ])  # fmt: skip
     monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)

@@ -7,34 +7,15 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from skep.experiments import hived as arms
 from skep.experiments.hived import Outcome
-from skep.experiments.quota import RULES, Rules
+from skep.experiments.quota import Rules
+from skep.experiments.setting import Setting
 from skep.traces.generators import hived
 
 WEEK = 7.0
 """Days of submissions where there are cells: the production allocator takes its time."""
 TESTBED = 10.0
 """Days of section 5.1's trace."""
-
-
-class Setting(NamedTuple):
-    """One setting of an experiment, run for every seed."""
-
-    label: str
-    nodes: int
-    options: hived.Options
-    arms: tuple[str, ...] = ("private", "quota", "cells")
-    policy: tuple[str, dict[str, Any]] = ("fifo", {})
-    levels: bool = False
-    """Cells of every level, after each tenant's demand, instead of whole nodes."""
-    beside: bool = False
-    """Leave out what either whole nodes or cells of every level cannot hold."""
-    fixed: bool = False
-    """Cells bound to hardware for good."""
-    plain: bool = False
-    """Private clusters run by the quotas' scheduler as well, which takes seconds for two months."""
-    rules: Rules = RULES
 
 
 class Line(NamedTuple):
@@ -69,19 +50,6 @@ class Experiment(NamedTuple):
     """By days of submissions; None: a week where there are cells, else the whole two months."""
     lines: Callable[[Results], list[Line]]
     about: str = ""
-
-
-def play(setting: Setting, seed: int, tell: Callable[[str], None] = lambda _: None) -> Outcome:
-    """Return what comes of one setting and seed."""
-    cells = hived.assign_levels(setting.nodes) if setting.levels else None
-    other = hived.assign if setting.levels else hived.assign_levels
-    beside = other(setting.nodes) if setting.beside else None
-    fixed = arms.static(setting.nodes) if setting.fixed else None
-    return arms.compare(
-        seed, setting.nodes, setting.options, cells=cells, policy=setting.policy,
-        arms=setting.arms, cluster=fixed, beside=beside, plain=setting.plain,
-        rules=setting.rules, tell=tell,
-    )  # fmt: skip
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What runs of experiments came to, in a folder: for going on later, and for other experiments.
 
 A file's name is a digest of the setting, the seed, and the text of the program that simulates:
-after any change to `skep` nothing that was kept before is found.
+after any change to `skep` nothing that was kept before is found. What is plain is simulated without
+the production machines, and found until the experiments' or traces' own text changes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from pathlib import Path
 import msgspec
 
 import skep.experiments
-from skep.experiments.catalogue import Setting
 from skep.experiments.hived import Outcome
+from skep.experiments.setting import Setting
 
 PROGRAM = Path(skep.experiments.__file__).parents[1]
+PLAIN = ("experiments", "traces")
+SAID = "experiments/catalogue.py"
+"""The list of settings, and what is told of them: it changes no outcome of a setting."""
 
 
 def get(folder: Path, setting: Setting, seed: int) -> Outcome | None:
@@ -38,12 +42,14 @@ def put(folder: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
 
 def _file(folder: Path, setting: Setting, seed: int) -> Path:
     what = msgspec.json.encode((setting._replace(label=""), seed))
-    return folder / f"{hashlib.sha256(_program() + what).hexdigest()[:32]}.json"
+    return folder / f"{hashlib.sha256(_program(plain=setting.plain) + what).hexdigest()[:32]}.json"
 
 
 @cache
-def _program() -> bytes:
+def _program(*, plain: bool) -> bytes:
     digest = hashlib.sha256()
     for file in sorted(PROGRAM.rglob("*.py")):
-        digest.update(str(file.relative_to(PROGRAM)).encode() + b"\0" + file.read_bytes())
+        path = file.relative_to(PROGRAM)
+        if path.as_posix() != SAID and (not plain or path.parts[0] in PLAIN):
+            digest.update(path.as_posix().encode() + b"\0" + file.read_bytes())
     return digest.digest()
