@@ -132,7 +132,7 @@ def test_a_job_that_is_stopped_while_it_goes_on_again_does_not_go_on() -> None:
     result = play(jobs, (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
                   nodes=1, settings=settings, speeds=Linear())  # fmt: skip
     assert result.jobs[1].waited == 0
-    assert spans(result.jobs[0]) == [(0, 30, "suspended"), (52, 152, "ended")]
+    assert spans(result.jobs[0]) == [(0, 31, "suspended"), (52, 152, "ended")]
 
 
 def test_who_is_stopped_while_it_resumes_does_not_train_on() -> None:
