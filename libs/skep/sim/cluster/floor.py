@@ -27,6 +27,11 @@ class Run(msgspec.Struct, eq=False):
     servers: int = 0
 
     @property
+    def workers(self) -> int:
+        """Return how many ranks train together."""
+        return sum(part.ranks for part in self.parts.values() if part.joined)
+
+    @property
     def devices(self) -> dict[str, tuple[int, ...]]:
         """Return its GPUs on each node."""
         return {node: part.devices for node, part in self.parts.items()}

@@ -13,8 +13,10 @@ from skep.ids import job_id
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policies.registry import make
 from skep.sim.cluster.agents import Agents, Later
 from skep.sim.cluster.ledger import BEGIN, Ledger
+from skep.sim.cluster.reports import Reports
 from skep.sim.cluster.samples import Samples
 from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, FIRST_NODE, Settings
 from skep.sim.cluster.specs import Owners
@@ -84,6 +86,7 @@ class World:
         self._at_once = AT_ONCE in settings.compat
         self._in_order = FIRST_NODE in settings.compat
         self._owners = Owners(self.cluster, settings)
+        self.reports = _reports(self.cluster, settings, self.agents)
         self._inbox: deque[Any] = deque()
         """What the allocator has yet to hear at this instant."""
         self._heap: list[tuple[Instant, int, Later]] = []
@@ -142,6 +145,8 @@ class World:
             self.samples.until(at)
             self.now = at
             self.allocator.defers = self._at_once
+            if self.reports is not None:
+                self.reports.tick(at)
             self._happens(at)
             self.allocator.defers = False
             if self.ledger.events >= self._look_at:
@@ -151,11 +156,26 @@ class World:
             if self._at_once or (wake is not None and wake <= at):
                 self._inbox.append(Tick())
             self._settle()
+            if self.reports is not None:
+                self._listen()
             yield at
         if end is not None and self.ledger.open:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
+
+    def _listen(self) -> None:
+        """Have everything be told that is new at this instant, until nothing is."""
+        reports = self.reports
+        assert reports is not None
+        reports.tell(self.now)
+        while reports.said:
+            self._inbox += reports.said
+            reports.said.clear()
+            self._settle()
+            reports.tell(self.now)
+        reports.report(self.now)
+        self._push()
 
     def _happens(self, at: Instant) -> None:
         """Have everything happen that does at an instant: ends first, then arrivals."""
@@ -187,6 +207,10 @@ class World:
             comes = after(BEGIN, self._coming[0])
             if soonest is None or comes < soonest:
                 soonest = comes
+        if self.reports is not None:
+            wakes = self.reports.wake_at()
+            if wakes is not None and (soonest is None or wakes < soonest):
+                soonest = wakes
         return None if soonest is None else max(soonest, self.now)
 
     def _stuck(self, at: Instant) -> bool:
@@ -240,10 +264,14 @@ class World:
             if not inbox and allocator.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
         agents.settle(now)
-        for at, event in agents.later:
+        self._push()
+
+    def _push(self) -> None:
+        """Take over what agents have to come."""
+        for at, event in self.agents.later:
             self._pushed += 1
             heapq.heappush(self._heap, (at, self._pushed, event))
-        agents.later.clear()
+        self.agents.later.clear()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         now, news, ledger = self.now, [], self.ledger
@@ -251,6 +279,8 @@ class World:
             if type(effect) is Record:
                 fact = effect.fact
                 ledger.note(fact, now)
+                if self.reports is not None:
+                    self.reports.note(fact)
                 if type(fact) in ADMISSION_HEARS:
                     news.append(fact)
             elif type(effect) is Send:
@@ -295,6 +325,18 @@ def _can(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
         return settings.can
     acts = any(each.policy not in QUIET for each in cluster.vcs.values())
     return EVERYTHING if acts else ()
+
+
+def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
+    """Return who reports and listens, if anybody does."""
+    wanted = settings.reports
+    if wanted == "auto":
+        goes = any(make(vc.policy, vc.options).sees_rates for vc in cluster.vcs.values())
+        wanted = "on-change" if goes else "none"
+    if wanted == "none":
+        return None
+    agents.paced = {}
+    return Reports(agents, every_second=wanted == "per-second")
 
 
 def _nodes(cluster: Cluster) -> Iterator[NodeJoined]:
