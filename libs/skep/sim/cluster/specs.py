@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.levels import gpus_per_node
 from skep.sim.cluster.settings import Settings
 from skep.traces.job import TraceJob
 from skep.units import in_seconds, seconds
@@ -37,6 +38,16 @@ def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
                     largest = max(largest, size)
                     break
     return largest
+
+
+def nodes_of(cluster: Cluster) -> dict[str, int]:
+    """Return how many GPUs each node has, those of all its chains together."""
+    found: dict[str, int] = {}
+    for chain in cluster.chains.values():
+        size = gpus_per_node(chain)
+        for cell in chain.nodes:
+            found[cell.node] = found.get(cell.node, 0) + size
+    return found
 
 
 def shape(job: TraceJob, node: int) -> tuple[int, int]:
