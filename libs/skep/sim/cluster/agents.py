@@ -133,6 +133,7 @@ class Agents:
         if part.stopping:
             return
         part.stopping = True
+        part.order = order.order  # What was to be over in a while never is.
         if part.joined and self.works[run.name].attempt == run.number:
             self._halt(run, now)
             self.works[run.name].lose()
@@ -180,7 +181,7 @@ class Agents:
         self._in(costs, now, self._suspended, run, part, part.order, release)
 
     def _suspended(self, run: Run, part: Part, order: int, release: bool, now: Instant) -> None:
-        if part.order == order:
+        if part.is_at(order):
             part.stands = True
             self._answer(run, part, now, released=release)
 
@@ -192,7 +193,7 @@ class Agents:
         self._in(costs, now, self._resumed, run, part, part.order)
 
     def _resumed(self, run: Run, part: Part, order: int, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.stands = False
         self._answer(run, part, now)
@@ -204,7 +205,7 @@ class Agents:
             self._go(run, Duration(0), now)
 
     def _stored(self, run: Run, part: Part, order: int, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         work = self.works[run.name]
         work.stored = work.done
@@ -214,7 +215,7 @@ class Agents:
 
     def _sent(self, run: Run, part: Part, order: int, now: Instant) -> None:
         """Have sent the state; once all parts have, whoever awaits it has it."""
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.stands = True
         self._answer(run, part, now)
@@ -248,7 +249,7 @@ class Agents:
         self._in(self._resize, now, self._resized, run, part, part.order, change)
 
     def _resized(self, run: Run, part: Part, order: int, change: Resize, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.devices, part.ranks = _devices(change.ranks), len(change.ranks)
         part.joined = True

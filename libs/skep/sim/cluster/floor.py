@@ -56,6 +56,10 @@ class Part(msgspec.Struct, eq=False):
     """What it answered to that; None: it has yet to."""
     stopping: bool = False
 
+    def is_at(self, order: int) -> bool:
+        """Return whether it is still carrying out an order: no later one came, and no stop."""
+        return self.order == order and not self.stopping
+
 
 class Floor:
     """All nodes, and the attempts that train on them."""

@@ -43,6 +43,9 @@ ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join: its first jobs find them there."""
 FOR_EVER = Duration(2**62)
+IDLE_LOOKS = 1000
+"""Times in a row that a policy looks at jobs that wait, while none runs and none comes: if it does
+nothing by then, it never will."""
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
@@ -95,6 +98,8 @@ class World:
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
+        self._idle = 0
+        """Instants in a row at which nobody but the allocator's own timers had anything to do."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
         self._facts: list[AllocatorFact] = []
@@ -117,7 +122,10 @@ class World:
                 pool.in_order = True
 
     def run(self, watch: Watch | None = None) -> bool:
-        """Go on until every job is over, or the time is; return False if `watch` ended it."""
+        """Go on until every job is over, the time is, or nothing more will ever happen.
+
+        Returns False if `watch` ended it.
+        """
         jobs = len(self.trace.jobs)
         for number, _ in enumerate(self.steps()):
             told = watch is not None and number % WATCHED_EVERY == 0
@@ -126,13 +134,13 @@ class World:
         return True
 
     def steps(self) -> Iterator[Instant]:
-        """Go on until every job is over, or the time is; yield every instant after it."""
+        """Go on as `run` does; yield every instant after it."""
         self._begin()
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         while self.ledger.open:
             at = self._soonest()
-            if at is None or (end is not None and at > end):
+            if at is None or (end is not None and at > end) or self._stuck(at):
                 break
             self.samples.until(at)
             self.now = at
@@ -204,6 +212,14 @@ class World:
             if wakes is not None and (soonest is None or wakes < soonest):
                 soonest = wakes
         return None if soonest is None else max(soonest, self.now)
+
+    def _stuck(self, at: Instant) -> bool:
+        """Return whether jobs wait for what will never come: nobody runs, and nobody submits."""
+        if self._heap or self._next < len(self.trace.jobs) or self._coming is not None:
+            self._idle = 0
+            return False
+        self._idle += 1
+        return self._idle > IDLE_LOOKS or at - BEGIN >= FOR_EVER // 2
 
     def _submit(self, index: int) -> None:
         job = self.trace.jobs[index]
