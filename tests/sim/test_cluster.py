@@ -22,7 +22,7 @@ from skep.units import after, seconds
 from skep.wire.admin import DrainNode
 from skep.wire.facts import JobRan, JobRequeued
 from skep.wire.reasons import Reason
-from skep.workloads.situation import Steady
+from skep.workloads.situation import Situation, Steady
 from skep_services.simulations.order import Order, play
 
 
@@ -56,6 +56,26 @@ def test_what_no_node_can_hold_is_refused_with_the_reason() -> None:
     assert "h100" in result.jobs[0].refused
     assert "64 GPUs" in result.jobs[1].refused
     assert not result.cut
+
+
+class Halting(Steady):
+    """Nothing runs on a K80, not even a mini-batch."""
+
+    def speed(self, job: TraceJob, where: Situation) -> float:
+        return float(where.gpu_type != "k80")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "packing"])
+def test_no_job_goes_where_its_speed_is_nothing(policy: str) -> None:
+    """It would hold the GPUs for ever."""
+    cluster = of_types({"k80": 1, "v100": 1, "p100": 1}, gpus_per_node=1)
+    trace = Trace(name="three", jobs=tuple(job(name, 0, 10, 1) for name in "abc"))
+    settings = Settings(policies=dict.fromkeys(cluster.vcs, (policy, {})))
+    result = run(trace, cluster, settings, Halting())
+    assert [each.ended for each in result.jobs] == [seconds(10), seconds(10), seconds(20)]
+    (lost,) = run(Trace(name="one", jobs=(job("a", 0, 10, 1),)),
+                  of_types({"k80": 1}), Settings(), Halting()).jobs  # fmt: skip
+    assert "one on which its speed is not 0" in lost.refused
 
 
 def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
