@@ -126,6 +126,15 @@ def test_what_was_stored_survives_a_stop() -> None:
     assert [each.jobs[0].preempted for each in (lost, kept, stored)] == [1, 1, 1]
 
 
+def test_a_job_that_is_stopped_while_it_goes_on_again_does_not_go_on() -> None:
+    jobs = [job("a", 0, 100, 8, opportunistic=True), job("b", 42, 10, 8)]
+    settings = Settings(can=("suspend",), costs=Costs(suspend_s=1, resume_s=4))
+    result = play(jobs, (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
+                  nodes=1, settings=settings, speeds=Linear())  # fmt: skip
+    assert result.jobs[1].waited == 0
+    assert spans(result.jobs[0]) == [(0, 31, "suspended"), (52, 152, "ended")]
+
+
 def test_the_same_seed_gives_the_same_noise() -> None:
     jobs = [job("a", 0, 100, 8), job("b", 0, 100, 8)]
     first, again, other = (play(jobs, settings=Settings(noise=0.1, seed=seed))
@@ -151,7 +160,7 @@ class Linear(Steady):
     """Each worker adds as much speed as the first."""
 
     def speed(self, job: TraceJob, where: Situation) -> float:
-        return where.workers / job.workers
+        return where.workers / (job.workers or job.gpus)
 
 
 class Packed(Steady):
