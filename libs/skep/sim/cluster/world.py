@@ -41,6 +41,8 @@ ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join: its first jobs find them there."""
 FOR_EVER = Duration(2**62)
+NEVER = FOR_EVER // 2
+"""What is due so late is only what is never to happen: nothing can change any more."""
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
@@ -123,13 +125,16 @@ class World:
         return True
 
     def steps(self) -> Iterator[Instant]:
-        """Go on until every job is over, or the time is; yield every instant after it."""
+        """Go on until every job is over, the time is, or nothing will ever happen again.
+
+        Yields every instant after it.
+        """
         self._begin()
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         while self.ledger.open:
             at = self._soonest()
-            if at is None or (end is not None and at > end):
+            if at is None or (end is not None and at > end) or at - self.now >= NEVER:
                 break
             self.samples.until(at)
             self.now = at
