@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import islice
 
 import msgspec
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from skep.sim.cluster.build import of_types, uniform
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Costs, Settings
+from skep.sim.cluster.world import World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
+from skep.wire.admin import DrainNode
 from skep.workloads.situation import Steady
 
 
@@ -67,6 +70,18 @@ def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
     assert result.jobs[0].ended is None
     assert result.jobs[0].spans[0].ended_by == "cut"
     assert result.jobs[1].waited == seconds(50)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "gandiva", "las"])
+def test_a_run_in_which_nothing_more_can_happen_ends(policy: str) -> None:
+    """Whatever the policy looks at now and then: the only node is drained, and stays so."""
+    trace = Trace(name="stuck", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
+    world = World(trace, uniform(1, 8), Settings(policies={"all": (policy, {})}), Steady(),
+                  [(seconds(5), DrainNode(node="v100-0"))])  # fmt: skip
+    steps = sum(1 for _ in islice(world.steps(), 5000))
+    assert (world.ledger.open > 0, world.ledger.running) == (True, 0)
+    assert steps < 5000
+    assert world.ledger.entries["j2"].queued_at
 
 
 SCRIPT = """

@@ -135,6 +135,17 @@ def test_a_job_that_is_stopped_while_it_goes_on_again_does_not_go_on() -> None:
     assert spans(result.jobs[0]) == [(0, 31, "suspended"), (52, 152, "ended")]
 
 
+def test_who_is_stopped_while_it_resumes_does_not_train_on() -> None:
+    """Its node answers no change that a stop has overtaken."""
+    settings = Settings(can=("suspend",), costs=Costs(stop_s=1, resume_s=20))
+    result = play([job("a", 0, 100, 8, opportunistic=True), job("b", 45, 200, 8)],
+                  (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
+                  nodes=1, settings=settings)  # fmt: skip
+    first, second = result.jobs
+    assert spans(second) == [(46, 246, "ended")]
+    assert spans(first) == [(0, 30, "suspended"), (246, 346, "ended")]
+
+
 def test_the_same_seed_gives_the_same_noise() -> None:
     jobs = [job("a", 0, 100, 8), job("b", 0, 100, 8)]
     first, again, other = (play(jobs, settings=Settings(noise=0.1, seed=seed))

@@ -326,6 +326,8 @@ def _yields(machine: AllocatorMachine, job: str, attempt: int) -> bool:
 def has_room(machine: AllocatorMachine, job: JobState, made: tuple[Member, ...]) -> bool:
     """Return whether the nodes' free CPUs and memory serve the gang's parts now."""
     wanted = job.spec.resources
+    if not (wanted.cpus or wanted.memory):
+        return True
     return all(machine.nodes[part.node].workers(wanted) >= len(part.devices) for part in made)
 
 
