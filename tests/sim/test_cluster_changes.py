@@ -69,6 +69,18 @@ def test_a_suspended_job_moves_and_stands_there() -> None:
                   (50, AskResume(job="j1")))  # fmt: skip
     assert result.jobs[0].ended == seconds(120)
     assert result.jobs[0].lost == 0
+    assert spans(result.jobs[0]) == [(0, 30, "suspended"), (50, 120, "ended")]
+
+
+def test_a_job_that_moves_without_its_gpus_waits_for_some_there() -> None:
+    result = play([job("a", 0, 100, 8), job("b", 30, 100, 8)],
+                  (20, AskSuspend(job="j1", release=True)), (40, AskMigrate(job="j1")),
+                  (50, AskResume(job="j1")), nodes=3)  # fmt: skip
+    first = result.jobs[0]
+    assert first.migrated == 1
+    assert spans(first) == [(0, 20, "suspended"), (50, 130, "ended")]
+    assert [span.gpus for span in first.spans] == [8, 8]
+    assert first.waited == seconds(20 + 10)
 
 
 def test_a_job_that_grows_is_faster_and_one_that_shrinks_slower() -> None:
@@ -97,6 +109,7 @@ def test_packed_jobs_slow_one_another_down_until_one_leaves() -> None:
                   (50, AskPack(job="j3", beside="j1")), nodes=1, speeds=Packed())  # fmt: skip
     first, _, guest = result.jobs
     assert guest.packed == 1
+    assert [each.spans[0].guest for each in (guest, first)] == [True, False]
     assert spans(guest) == [(50, 90, "ended")]
     assert spans(first) == [(0, 50, "packed"), (50, 90, "unpacked"), (90, 120, "ended")]
 

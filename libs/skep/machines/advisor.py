@@ -250,7 +250,7 @@ class AdvisorMachine:
             submitted_at=fact.submitted_at,
             family=spec.size.family or "",
             gpus=spec.gpus,
-            gpu_type=spec.resources.gpu_type or "",
+            gpu_type=spec.resources.only_type,
             total=spec.size.total(),
             vc=spec.vc,
             each=spec.resources.gpus,

@@ -66,7 +66,8 @@ def illegal(
             return None
     if not _calm(job) or job.state is not State.RUNNING or not job.known:
         return None
-    return changing.refusal(machine, job, wish)
+    refused = changing.refusal(machine, job, wish)
+    return None if refused is not None and refused[0] is Reason.NOT_RUNNING else refused
 
 
 def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:

@@ -85,7 +85,7 @@ class World:
         self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
         self._at_once = AT_ONCE in settings.compat
         self._in_order = FIRST_NODE in settings.compat
-        self._owners = Owners(self.cluster, settings)
+        self._owners = Owners(self.cluster, settings, speeds)
         self.reports = _reports(self.cluster, settings, self.agents)
         self._inbox: deque[Any] = deque()
         """What the allocator has yet to hear at this instant."""
