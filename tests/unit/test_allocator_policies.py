@@ -112,9 +112,22 @@ class Later(Policy, frozen=True):
         return Plan(turns=tuple(Turn(job.job, Reason.ARRIVAL) for job in view.jobs))
 
 
+class Fickle(Policy, frozen=True):
+    """Whoever runs has to go, and whoever waits has a turn: it never lets things be."""
+
+    name: ClassVar[str] = "fickle"
+    source: ClassVar[str] = "a test"
+
+    def plan(self, view: VcView) -> Plan:
+        goes = [job.job for job in view.jobs if job.phase is Phase.RUNNING and job.can]
+        turns = [Turn(job.job, Reason.ARRIVAL) for job in view.jobs if job.phase not in HOLDING]
+        actions = tuple(Preempt(name, Reason.OUTRANKED) for name in goes)
+        return Plan(turns=tuple(turns), actions=actions, strict=False)
+
+
 @pytest.fixture(autouse=True)
 def _tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (Shortest, Broken, Stubborn, Later):
+    for each in (Shortest, Broken, Stubborn, Later, Fickle):
         monkeypatch.setitem(POLICIES, each.name, each)
 
 
@@ -184,6 +197,25 @@ def test_a_job_that_can_be_suspended_is_and_comes_back_by_its_turn() -> None:
     effects = decide(exited("j2"), 120)
     assert of(effects, GpusRegained) == ["j1"]
     assert decide.machine.jobs["j1"].served == seconds(101)
+
+
+def test_whose_gpus_were_taken_is_let_be_until_he_has_run_for_a_second() -> None:
+    """Whatever his policy says: else he would go and come again for ever at one instant."""
+    decide = under("fickle")
+    decide(job(1, gpus=4), 1)
+    decide(started("j1"), 5)
+    told_at = []
+    effects = decide(MemberKnown(node="node-1", identity="id-node-1", job="j1", attempt=1, at=at(5),
+                                 can=("suspend", "release"), tier=Tier.OBSERVED), 10)  # fmt: skip
+    for second in (10, 10.5, 11, 12):
+        effects = effects if second == 10 else decide.tick(second)
+        while commands := told(effects):
+            told_at += [(second, type(each.change).__name__) for each in commands]
+            assert len(told_at) < 20, told_at
+            effects = [each for one in commands
+                       for each in decide(changed(one, at=at(second)), second)]  # fmt: skip
+    goes = [second for second, change in told_at if change == "Suspend"]
+    assert goes == [10, 11, 12], told_at
 
 
 def test_a_policy_is_asked_again_when_it_wished() -> None:
@@ -291,7 +323,8 @@ def test_nobody_is_stopped_while_he_goes_on_again() -> None:
     assert decide.machine.jobs["j1"].state is State.SUSPENDED
     effects = decide(job(3, 10, gpus=4), 121)
     assert of(effects, JobStopping) == []
-    assert told(decide(changed(resume), 122)) != [], "it runs, and makes room alive"
+    decide(changed(resume), 122)
+    assert told(decide(job(4, 5000, gpus=4), 123)) != [], "it has run, and makes room alive"
 
 
 def test_a_deep_queue_is_told_why_it_waits_bit_by_bit() -> None:

@@ -77,6 +77,17 @@ def test_who_comes_after_a_gang_makes_room_and_goes_elsewhere() -> None:
     assert plan("srtf", seen) == "-j2 +j3@n2"
 
 
+def test_who_cannot_go_elsewhere_is_seen_where_he_stands() -> None:
+    """Node 2 has room, and is no use to it: it would go home, and stop whoever is there."""
+    home = job("j1", 4, phase=Phase.AWAY, on=[("n1", 4)], needs=900)
+    first = job("j2", 4, on=[("n1", 4)], needs=100)
+    assert plan("srtf", view([home, first])) == "?j1"
+    mobile = msgspec.structs.replace(home, can=("suspend", "release", "migrate"))
+    assert plan("srtf", view([mobile, first])) == "+j1@n2"
+    later = job("j2", 4, on=[("n1", 4)], needs=1000)
+    assert plan("srtf", view([home, later])) == "-j2 +j1@n1"
+
+
 def test_victims_that_are_stopping_are_not_stopped_again() -> None:
     seen = view(
         [

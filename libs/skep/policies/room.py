@@ -76,6 +76,8 @@ class Room:
         """
         if job.gpus > self.left(job.pin):
             return None
+        if job.at_home:
+            return self._home(job, only)
         per_worker = max(job.gpus // max(job.workers, 1), 1)
         slots = self._slots(job, per_worker, only)
         free = self._gpus.get(job.pin, {})
@@ -91,6 +93,14 @@ class Room:
             if place is not None:
                 return place
         return None
+
+    def _home(self, job: JobView, only: Sequence[str] | None) -> Place | None:
+        """Return where a job's processes stand, if there are as many GPUs on each of its nodes."""
+        free = self._gpus.get(job.pin, {})
+        for node, gpus in job.nodes:
+            if free.get(node, 0) < gpus or (only is not None and node not in only):
+                return None
+        return job.nodes
 
     def _spread(
         self, job: JobView, per_worker: int, slots: dict[str, int], chain: str

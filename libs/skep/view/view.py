@@ -96,6 +96,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the pinned cell in which it has to run; empty: in any of the VC's other cells."""
         return self.spec.resources.pinned
 
+    @property
+    def at_home(self) -> bool:
+        """Return whether it can go on on its own nodes only: its processes are there, suspended."""
+        return self.phase is Phase.AWAY and bool(self.nodes) and "migrate" not in self.can
+
     def ran(self, now: Instant) -> Duration:
         """Return how long it has run in all."""
         going = now - self.since if self.phase is Phase.RUNNING else 0

@@ -39,11 +39,9 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
     if views.borrowing(machine, job):
         return 0
     detail = f"{policy}, {action.why}"
+    if isinstance(action, Preempt | Suspend):
+        return _take(machine, job, action, detail, now)
     match action:
-        case Preempt(detail=more):
-            return _preempt(machine, job, f"{detail}: {more}" if more else detail, now)
-        case Suspend():
-            return _suspend(machine, job, detail, now)
         case Pack(beside=beside):
             return _pack(machine, job, beside, now)
         case Unpack():
@@ -127,6 +125,23 @@ def _elsewhere(
     if before is not None:
         planned.tried[job.job] = before
     return 0
+
+
+def _take(
+    machine: AllocatorMachine, job: JobState, action: Preempt | Suspend, detail: str, now: Instant
+) -> int:
+    """Take a job's GPUs, unless they were taken before and it has hardly had others since."""
+    planned = machine.soft.planned[job.spec.vc]
+    if planned.rests(job, now):
+        return 0
+    if isinstance(action, Suspend):
+        cost = _suspend(machine, job, detail, now)
+    else:
+        more = action.detail
+        cost = _preempt(machine, job, f"{detail}: {more}" if more else detail, now)
+    if cost:
+        planned.taken[job.job] = now
+    return cost
 
 
 def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:

@@ -43,6 +43,10 @@ TRY_AGAIN, TRY_AGAIN_MAX, TRIES_DOUBLED = seconds(30), seconds(600), 5
 """How long a move that came to nothing is not tried again: twice as long each time, up to the most.
 A successor that cannot start costs GPUs and facts every time."""
 
+RUNS_LEAST, TAKES_WITHIN = seconds(1), seconds(60)
+"""What a job whose GPUs its policy took runs for before they are taken again; and how long it may
+take to run at all, once it has others. Plans that contradict each other cost no more than that."""
+
 
 class Planned:
     """What is kept of a VC that has a policy, from one plan to the next."""
@@ -79,6 +83,8 @@ class Planned:
         self.tried: dict[str, tuple[int, Instant]] = {}
         """Suspended jobs that were to go on elsewhere: how often, and when that may be tried again
         if it comes to nothing."""
+        self.taken: dict[str, Instant] = {}
+        """Jobs from which the policy has taken GPUs, and when it last did."""
         self.fits: dict[Any, bool] = {}
         """By what was asked for: whether its cells would hold it."""
         self.failed: dict[Any, tuple[int, bool]] = {}
@@ -115,6 +121,24 @@ class Planned:
         self.tried[name] = count + 1, after(now, Duration(delay))
         return True
 
+    def rests(self, job: JobState, now: Instant) -> bool:
+        """Return whether a job from which GPUs were taken is to be let be, as it has others now.
+
+        It is until it has run for RUNS_LEAST, or TAKES_WITHIN has passed: so each job is taken
+        from a bounded number of times within any time, whatever is planned, and at an instant once.
+        """
+        taken = self.taken.get(job.job)
+        if taken is None or now < taken:
+            return False  # A clock that was set back lets nobody be for longer.
+        runs = job.state is State.RUNNING and job.since >= taken
+        until = after(taken, TAKES_WITHIN)
+        if runs:
+            until = min(until, after(job.since, RUNS_LEAST))
+        if until <= now:
+            return False
+        self.look_at = min(self.look_at or until, until)
+        return True
+
     def hold(self, name: str, freed: int) -> None:
         """Count that a job is held, once for each time that something of the VC had come free."""
         count, last = self.held.get(name, (0, -1))
@@ -128,6 +152,7 @@ class Planned:
         self.misfits.pop(name, None)
         self.held.pop(name, None)
         self.tried.pop(name, None)
+        self.taken.pop(name, None)
         self.seats.move(name, self.views.pop(name), None)
 
 

@@ -15,6 +15,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policies.registry import make
 from skep.sim.cluster.agents import Agents, Later
+from skep.sim.cluster.circles import Circles
 from skep.sim.cluster.ledger import BEGIN, Ledger
 from skep.sim.cluster.reports import Reports
 from skep.sim.cluster.samples import Samples
@@ -102,6 +103,7 @@ class World:
         """Instants in a row at which nobody but the allocator's own timers had anything to do."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
+        self._circles = Circles()
         self._facts: list[AllocatorFact] = []
         """What was decided so far where a decision goes on in a further one at this instant."""
 
@@ -248,13 +250,20 @@ class World:
                     self.ledger.refuse(fact)
 
     def _settle(self) -> None:
-        """Have the allocator decide, and nodes answer, until nobody has more to say now."""
+        """Have the allocator decide, and nodes answer, until nobody has more to say now.
+
+        Raises CircleError if there is no end of that.
+        """
         inbox, agents, allocator, now = self._inbox, self.agents, self.allocator, self.now
         if agents.told:
             inbox += agents.told
             agents.told.clear()
+        self._circles.begin()
+        asked = False
         while inbox:
             effects = allocator.decide(inbox.popleft(), now)
+            self._circles.note(effects, now, asked=asked)
+            asked = False
             if self._judge is not None:
                 self._show(effects)
             self._carry_out(effects)
@@ -263,6 +272,7 @@ class World:
                 agents.told.clear()
             if not inbox and allocator.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
+                asked = True
         agents.settle(now)
         self._push()
 
