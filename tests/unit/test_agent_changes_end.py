@@ -286,6 +286,26 @@ def test_a_suspended_part_stays_so_when_the_agent_returns() -> None:
     assert thawed == [FreezeRun(ONE)]
 
 
+def test_who_was_frozen_when_the_agent_returned_is_asked_how_it_stands_before_it_is_told_more() -> (
+    None
+):
+    """One of them stands by its own word: told to share before it went on, it would stand on."""
+    decide = running()
+    decide(change(Suspend(), deadline_ms=2000))
+    decide(said(talk.Suspended, 0, order=order(1, STOP), step=2))
+    decide.tick(3)
+    assert answer(both(decide, RunFrozen)).manner is Manner.FROZEN
+    decide.restart(4)
+    decide(RunsListed((up(ONE, frozen=True), up(TWO, frozen=True))))
+    decide(change(Resume(), 3))
+    resume = both(decide, RunThawed)
+    assert facts_of(resume) == []
+    asked = told(resume)
+    assert [type(one) for one in asked] == [talk.ResumeRank] * 2
+    assert told(decide(said(talk.Hello, 0, token=ONE))) == [asked[0]]
+    assert answer(all_say(decide, talk.Resumed, order=asked[0].order)).manner is Manner.BOUNDARY
+
+
 def test_a_change_under_way_is_tried_anew_when_the_agent_returns() -> None:
     decide = running()
     decide(change(Suspend()))

@@ -211,8 +211,9 @@ class Changes:
                     drive.undo_by = after(now, UNDO_WAIT)
                 elif drive.phase is Phase.RESUME:
                     held = part.stand in {Stand.SUSPENDED, Stand.SENT, Stand.AWAITING}
-                    standing = self.soft.standing
-                    drive.waits = {each: None for each in alive if held or each in standing}
+                    drive.waits = {
+                        each: None for each in alive if held or self.soft.may_stand(each)
+                    }
                 for token in alive:
                     self._tell(part, drive, token)
 
@@ -466,7 +467,7 @@ class Changes:
             case Failed() if drive.phase is Phase.RESUME:
                 drive.changed_ranks += message.partly
                 # One that goes on already has said hello since the agent started, and no stand.
-                if token in self.soft.standing or token not in self.soft.greeted:
+                if self.soft.may_stand(token):
                     drive.stay[token], drive.detail = None, failure_text(message)
             case Failed():
                 pass  # Told to go on, it did so already.

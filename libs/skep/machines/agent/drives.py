@@ -413,6 +413,13 @@ class Soft(msgspec.Struct):
         """Return how many processes of a part train together, 1 at least."""
         return max(sum(self.voices.count(token) for token in part.alive()), 1)
 
+    def may_stand(self, token: str) -> bool:
+        """Return whether a rank stands by its own word, as far as is known.
+
+        One that was frozen when this agent began has not said how it stands.
+        """
+        return token in self.standing or token not in self.greeted
+
 
 def within(now: Instant, milliseconds: int) -> Instant:
     """Return the deadline that is so far away."""

@@ -52,7 +52,9 @@ class Circles:
         facts = [effect.fact for effect in effects if isinstance(effect, Record)]
         self._empty = self._empty + 1 if asked and not facts else 0
         if self._empty > EMPTY_MAX:
-            raise CircleError(_where(now) + "nothing: the allocator asks to go on, and decides nothing")
+            raise CircleError(
+                _where(now) + "nothing: the allocator asks to go on, and decides nothing"
+            )
         for fact in facts:
             if isinstance(fact, JobChanging | JobBound | GpusRegained | CellsReserved |
                           SuccessorBound):  # fmt: skip
