@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from skep.policies import registry
+from skep.policies.parts import portions
 from skep.policies.registry import POLICIES, make
 from skep.policies.tiresias import Gittins
 from skep.units import Instant, seconds
@@ -148,6 +149,22 @@ def test_tiresias_promotes_who_starves() -> None:
     assert late.look_at == NOW + seconds(4000)
 
 
+def test_who_starved_is_not_stopped_while_he_starts() -> None:
+    """Its start would undo itself, for ever."""
+    waited = Instant(NOW - seconds(8001))
+    starts = job("j1", on=[("n1", 1)], phase=Phase.STARTING, ran=4000, waiting_since=waited)
+    young = job("j2", waiting_since=Instant(NOW - seconds(10)))
+    assert plan("tiresias-l", view([starts, young], nodes=1, size=1), starvation=2) == ""
+    # Who stood with its GPUs waited for none.
+    stood = job("j1", on=[("n1", 1)], ran=4001, since=1, waiting_since=waited, stood=True)
+    assert plan("tiresias-l", view([stood, young], nodes=1, size=1), starvation=2) == "-j1 +j2@n1"
+
+
+def test_no_gpu_is_lost_between_parts() -> None:
+    assert portions(100, {"a": 0.29, "b": 0.71}) == {"a": 29, "b": 71}
+    assert portions(8, dict.fromkeys("abc", 1.0)) == {"a": 3, "b": 3, "c": 2}
+
+
 def test_the_gittins_index_of_two_kinds_of_jobs() -> None:
     """Half of the jobs need 10, half need 1,000: after 10 it is clear which one it is."""
     index = Gittins([10, 10, 1000, 1000], 100)
@@ -249,6 +266,10 @@ def test_packing_as_in_figure_2() -> None:
     assert plan("packing", view([*there, job("j3", 6)], nodes=3)) == "+j3@n3,n2"
 
 
+def test_who_waits_behind_the_first_of_packing_is_told_so() -> None:
+    assert plan("packing", view([job("j1", 9), job("j2", 1)])) == "+j1 ?j2"
+
+
 def test_packing_passes_over_servers_without_processors_or_memory() -> None:
     full, other = view([job("j1", on=[("n1", 1)])]).nodes
     used_up = msgspec.structs.replace(full, cpus_free=1, memory=64, memory_free=1)
@@ -260,7 +281,7 @@ def test_packing_passes_over_servers_without_processors_or_memory() -> None:
 def test_packing_puts_a_gang_that_wants_one_server_on_no_two() -> None:
     there = [job("j1", 3, on=[("n1", 3)]), job("j2", 3, on=[("n2", 3)])]
     seen = view([*there, job("j3", 2, hard=True), job("j4")])
-    assert plan("packing", seen) == "+j3"
+    assert plan("packing", seen) == "+j3 ?j4"
     assert plan("packing", seen, strict=False) == "+j3 +j4@n1"
 
 
@@ -296,6 +317,10 @@ def test_tetris_prefers_what_fits_and_is_short() -> None:
     seen = view([job("j1", 1, needs=100), job("j2", 4, workers=1, needs=100)], nodes=1)
     assert plan("tetris", seen, shortness=0) == "+j2 +j1"
     assert plan("tetris", seen, shortness=9) == "+j1 +j2"
+
+
+def test_tetris_puts_unknown_lengths_last() -> None:
+    assert plan("tetris", view([job("j1"), job("j2", needs=1000)])) == "+j2 +j1"
 
 
 def test_tetris_gives_an_elastic_job_its_best_size() -> None:
@@ -473,6 +498,13 @@ def test_every_policy_says_where_it_is_from(name: str) -> None:
         ("tiresias-l", {"starvation": -1e300}, "starvation.*finite"),
         ("tiresias-g", {"quantum": 1e-10}, "quantum is GPU-seconds, 1 or more"),
         ("tiresias-g", {"samples": [1, float("nan")]}, "samples.*finite"),
+        ("tiresias-g", {"samples": [3, -5]}, "samples are GPU-seconds, 0 or more: not -5"),
+        ("yarn-cs", {"queues": [["a", 1], ["a", 1]]}, "queues name 'a' twice"),
+        ("yarn-cs", {"label": ""}, "it is empty"),
+        ("drf", {"by": ""}, "it is empty"),
+        ("capacity-per-model", {"shares": [["a", 1], ["a", 2]]}, "shares name 'a' twice"),
+        ("min-min", {"factor": -1}, "factor is a multiple"),
+        ("weighted-fair", {"factor": -1}, "factor is a multiple"),
         ("las", {"round_s": 0}, "round_s is seconds, 1 or more"),
         ("las", {"round_s": 1e-10}, "round_s is seconds, 1 or more"),
         ("las", {"round_s": float("inf")}, "round_s.*finite"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from skep.policies.parts import Key, Queued, arrived, known, queued
+from skep.policies.parts import Key, Queued, arrived, known, once, portions, queued
 from skep.policies.policy import Policy
 from skep.view.plan import Hold, Plan, Turn
 from skep.view.view import HOLDING, JobView, VcView
@@ -21,6 +21,10 @@ class MinMin(Queued, frozen=True):
     name: ClassVar[str] = "min-min"
     source: ClassVar[str] = "GENIE, section 7.1 (Min-Min scheduler)"
     factor: float = 2
+
+    def __post_init__(self) -> None:
+        """Refuse a factor that is none."""
+        _positive(self.factor)
 
     def key(self, view: VcView) -> Key:
         """Return when the job is expected to be complete."""
@@ -40,7 +44,8 @@ class WeightedFair(Queued, frozen=True):
     weight: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is none."""
+        """Refuse a weight or a factor that is none."""
+        _positive(self.factor)
         if not 0 <= self.weight <= 1:
             reason = f"weight is the part that the arrival has, 0 to 1: not {self.weight}"
             raise ValueError(reason)
@@ -79,6 +84,7 @@ class ModelCapacity(Policy, frozen=True):
         if any(weight <= 0 for _, weight in self.shares):
             reason = "a family's weight is more than 0; leave out a family that is to have nothing"
             raise ValueError(reason)
+        once("shares", (kind for kind, _ in self.shares))
 
     def plan(self, view: VcView) -> Plan:
         """Return turns within each family's part, and holds for what is beyond."""
@@ -105,8 +111,13 @@ class ModelCapacity(Policy, frozen=True):
 
     def _parts(self, view: VcView) -> dict[str, int]:
         shares = dict(self.shares) or dict.fromkeys(sorted({family(job) for job in view.jobs}), 1.0)
-        total = sum(shares.values())
-        return {kind: int(view.gpus * weight / total) for kind, weight in shares.items()}
+        return portions(view.gpus, shares)
+
+
+def _positive(factor: float) -> None:
+    if factor < 0:
+        reason = f"factor is a multiple of a job's run time, 0 or more: not {factor}"
+        raise ValueError(reason)
 
 
 def completion(job: JobView, factor: float) -> int | None:

@@ -26,6 +26,12 @@ class Drf(Policy, frozen=True):
     by: str = "user"
     strict: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse no label."""
+        if not self.by:
+            reason = "by names the label that tells whose a job is: it is empty"
+            raise ValueError(reason)
+
     @property
     def sees_nodes(self) -> bool:
         """Return True: processors and memory are the nodes'."""

@@ -7,8 +7,9 @@ from typing import ClassVar
 from skep.policies.fifo import in_order
 from skep.policies.policy import Policy
 from skep.policies.room import Room
-from skep.view.plan import Plan, Turn
+from skep.view.plan import Hold, Plan, Turn
 from skep.view.view import HOLDING, VcView
+from skep.wire.reasons import Reason
 
 
 class Packing(Policy, frozen=True):
@@ -32,15 +33,17 @@ class Packing(Policy, frozen=True):
         """Return a turn on its servers for each job that fits; those after it get what is left."""
         room = Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
         jobs = {job.job: job for job in view.jobs}
-        turns = []
+        turns, holds, behind = [], [], False
         for turn in in_order(view):
+            if behind:
+                holds.append(Hold(turn.job, Reason.WAITS_BEHIND))
+                continue
             job = jobs[turn.job]
             place = room.fit(job)
             if place is None:
                 turns.append(turn)
-                if self.strict:
-                    break
+                behind = self.strict
                 continue
             room.take(job, place)
             turns.append(Turn(turn.job, turn.why, tuple(node for node, _ in place)))
-        return Plan(turns=tuple(turns), strict=self.strict)
+        return Plan(turns=tuple(turns), strict=self.strict, holds=tuple(holds))

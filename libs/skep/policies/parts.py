@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from skep.policies.policy import NUMBER_MAX, Policy
@@ -48,6 +49,31 @@ def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
     return tuple(Turn(job.job, why) for job in jobs)
 
 
+def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """Return what everybody has of a whole, by weights above 0: together all of it.
+
+    What is left over once each has the whole part of his share goes to the largest remainders, of
+    equal ones to the first named.
+    """
+    total = sum(Fraction(weight) for weight in weights.values())
+    shares = {name: whole * Fraction(weight) / total for name, weight in weights.items()}
+    parts = {name: int(share) for name, share in shares.items()}
+    rest = sorted(shares, key=lambda name: parts[name] - shares[name])
+    for name in rest[: whole - sum(parts.values())]:
+        parts[name] += 1
+    return parts
+
+
+def once(option: str, names: Iterable[str]) -> None:
+    """Refuse a name that an option has twice. Raises ValueError."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            reason = f"{option} name {name!r} twice"
+            raise ValueError(reason)
+        seen.add(name)
+
+
 def span(option: str, value: float, unit: str) -> None:
     """Refuse a span of less than 1 `unit`, after each of which a plan is made. Raises ValueError.
 
@@ -84,8 +110,8 @@ class Preemptive(Policy, frozen=True, kw_only=True):
     """An order of all jobs, in which those that run may have to go.
 
     With `places` it looks at nodes, so that nobody is stopped for a gang that would not fit after
-    all; without, GPUs are only counted, which is right where every worker has one GPU and no gang
-    has to be close together.
+    all; without, GPUs are only counted, which is right where every worker has one GPU, no gang has
+    to be close together, and all GPUs are of one type.
     """
 
     places: bool = True

@@ -65,7 +65,7 @@ def preempt_for(
 
     With nodes in the view, gangs are tried on them: one that could not be placed as closely as it
     has to be, even if all after it left, is held, and nobody is stopped for it. Without nodes, GPUs
-    are only counted.
+    are only counted, as if all were of one type.
     """
     selection = select(view, ordered)
     if not selection.turns:

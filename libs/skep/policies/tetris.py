@@ -16,7 +16,8 @@ class Tetris(Policy, frozen=True):
     """The highest alignment of a job's demand with a node's free resources, less its length.
 
     Demands and what is free are parts of the node, and are multiplied resource by resource; the
-    remaining work is subtracted, scaled to the same mean and by `shortness`. Nobody is preempted.
+    remaining work is subtracted, scaled to the same mean and by `shortness`. A job of which nobody
+    knows how long it takes comes after the others. Nobody is preempted.
 
     With `size`, a job that is elastic is given the number of workers with the highest predicted
     rate (`performance`), or with the highest ratio of rate to cost (`cost`, GENIE's equations 10
@@ -52,11 +53,14 @@ class Tetris(Policy, frozen=True):
         """Return turns by score, and elastic jobs at their best size."""
         waiting = queued(view)
         fits = {job.job: alignment(job, view.nodes) for job in waiting}
-        work = {job.job: (job.remaining(view.now) or 0) * job.gpus for job in waiting}
+        lengths = {job.job: job.remaining(view.now) for job in waiting}
+        work = {job.job: length * job.gpus for job in waiting
+                if (length := lengths[job.job]) is not None}  # fmt: skip
         mean_fit = sum(fits.values()) / len(fits) if fits else 0.0
         mean_work = sum(work.values()) / len(work) if work else 0.0
         scale = self.shortness * mean_fit / mean_work if mean_work else 0.0
-        ordered = by(waiting, lambda job: scale * work[job.job] - fits[job.job])
+        ordered = by(waiting, lambda job: (
+            job.job not in work, scale * work.get(job.job, 0) - fits[job.job]))  # fmt: skip
         return Plan(
             turns=tuple(Turn(job.job, Reason.BEST_PACKING) for job in ordered),
             strict=self.strict,

@@ -64,9 +64,11 @@ class TiresiasL(Preemptive, frozen=True):
 
     def service(self, job: JobView, now: Instant) -> int:
         """Return the GPU-nanoseconds that count."""
-        if job.phase in QUEUED and self._starved(job, now - job.waiting_since):
-            return 0
-        if job.phase is Phase.RUNNING and self._starved(job, job.since - job.waiting_since):
+        waits = job.phase in QUEUED or job.phase is Phase.STARTING
+        if waits and not job.stood and self._starved(job, now - job.waiting_since):
+            return 0  # Its start is the end of its waiting, and must not undo it.
+        runs = job.phase is Phase.RUNNING and not job.stood
+        if runs and self._starved(job, job.since - job.waiting_since):
             return max(now - job.since, 0) * job.gpus
         return job.attained(now)
 
@@ -109,8 +111,11 @@ class TiresiasG(Preemptive, frozen=True):
     quantum: float = 3250
 
     def __post_init__(self) -> None:
-        """Refuse a quantum that is too short."""
+        """Refuse a quantum that is too short, and negative samples."""
         span("quantum", self.quantum, "GPU-seconds")
+        if any(each < 0 for each in self.samples):
+            reason = f"samples are GPU-seconds, 0 or more: not {min(self.samples)}"
+            raise ValueError(reason)
 
     def key(self, view: VcView) -> Key:
         """Return the negative index, then when the job began."""

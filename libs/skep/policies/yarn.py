@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from skep.policies.parts import arrived, own
+from skep.policies.parts import arrived, once, own, portions
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
 from skep.policies.room import Place, Room, make_room
@@ -39,6 +39,10 @@ class YarnCs(Policy, frozen=True):
         """Refuse weights that are not positive."""
         if any(weight <= 0 for _, weight in self.queues):
             reason = "a queue's weight is more than 0"
+            raise ValueError(reason)
+        once("queues", (name for name, _ in self.queues))
+        if not self.label:
+            reason = "label names the label that tells a job's queue: it is empty"
             raise ValueError(reason)
 
     @property
@@ -87,11 +91,10 @@ class _Queues:
 
     def __init__(self, policy: YarnCs, view: VcView) -> None:
         self._policy = policy
-        total = sum(weight for _, weight in policy.queues)
         self._part = {
-            (name, pin): int(gpus * weight / total)
-            for name, weight in policy.queues
+            (name, pin): part
             for pin, gpus in view.gpus_for().items()
+            for name, part in portions(gpus, dict(policy.queues)).items()
         }
         self._has: dict[Line, dict[int, int]] = {}
         """By queue and priority: GPUs of its jobs, those that are being stopped left out."""

@@ -56,6 +56,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it first ran; 0: it never has."""
     waiting_since: Instant = Instant(0)
     """When it last came to its queue."""
+    stood: bool = False
+    """It has had the GPUs that it has since before it last stood: it did not wait for them."""
     starts: int = 0
     expected: Duration | None = None
     """How long it runs in all where its speed is 1, as predicted or as its owner says; None:

@@ -297,6 +297,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         served=Duration(served),
         began_at=job.began_at,
         waiting_since=job.waiting_since,
+        stood=not job.released and job.suspended_at > job.waiting_since,
         starts=job.starts,
         expected=seconds(expected) if isinstance(expected, float | int) else None,
         left=_left(machine, job, served),
