@@ -19,8 +19,9 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
 
 It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
-it end with its last run, or at once with all of them if its folder was deleted. It is not to be trusted with anything it cannot write to STATE: what it
-knows is in runner.jsonl, and another runner takes over from there (see `runner_holder`).
+it end with its last run, or at once with all of them if its folder was deleted. It is not to be
+trusted with anything it cannot write to STATE: what it knows is in runner.jsonl, and another runner
+takes over from there (see `runner_holder`).
 """
 
 from __future__ import annotations
