@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NewType
 
@@ -32,6 +33,7 @@ def job_id(sequence: int) -> JobId:
     return JobId(f"j{sequence}")
 
 
+@functools.lru_cache(maxsize=1024)
 def job_sequence(job: str) -> int | None:
     """Return the submission's sequence behind a job id, or None if it is not a job id."""
     match = JOB.fullmatch(job)

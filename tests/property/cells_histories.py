@@ -459,10 +459,11 @@ class History:
         self.cells = restore(msgspec.json.decode(raw, type=CellsKept))
         assert guaranteed(self.cells) == guaranteed(before)
         assert ordered(keep(self.cells)) == ordered(kept)
+        assert keep(self.cells).orders == kept.orders
         for number in range(6):
             request = self.request(f"probe{number}")
             old, new = before.place(request, self.loss), self.cells.place(request, self.loss)
-            assert (old is None) == (new is None), f"{request}: {old} and after a restart {new}"
+            assert old == new, f"{request}: {old} and after a restart {new}"
         self.stats["restarts"] += 1
 
     def reconfigure(self) -> None:
@@ -506,7 +507,7 @@ class History:
             self.cells.set_bad(node, None, bad=False)
             self.verify()
         fresh = Cells(self.cells.cluster)
-        assert keep(self.cells) == keep(fresh)
+        assert ordered(keep(self.cells)) == ordered(keep(fresh))
         for name, chain in self.cells.chains.items():
             other = fresh.chains[name]
             assert chain.forest.free == other.forest.free, name
@@ -572,4 +573,5 @@ def ordered(kept: CellsKept) -> CellsKept:
         holds=tuple(sorted(kept.holds, key=lambda hold: hold.job)),
         doomed=tuple(sorted(kept.doomed)),
         astray=tuple(sorted(kept.astray)),
+        orders={},
     )

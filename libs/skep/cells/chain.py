@@ -319,13 +319,12 @@ class ChainState:
                 forest.detach(at, index)
             else:
                 pool.leave(forest, at, index)
-        turned, hardened = set(busy), set(firm)
         for leaf in leaves:
-            hard = sign if leaf in hardened else 0
+            hard = sign if leaf in firm else 0
             free = self._free_level(leaf, regions) if hard else 0
             if free and hard > 0:
                 forest.health(free, shape.up(leaf, free), leaf, bad=True)
-            forest.count(leaf, sign if leaf in turned else 0, hard)
+            forest.count(leaf, sign if leaf in busy else 0, hard)
             if free and hard < 0:
                 forest.health(free, shape.up(leaf, free), leaf, bad=False)
         for at, index, pool in regions:

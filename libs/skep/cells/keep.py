@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
+from skep.cells.orders import Order, orders, reorder
 from skep.cells.state import Cells
 from skep.wire.cluster import Cluster
 
@@ -30,13 +31,17 @@ class HoldKept(msgspec.Struct, frozen=True):
 
 
 class CellsKept(msgspec.Struct, frozen=True, tag="cells-kept"):
-    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index."""
+    """Everything that the cluster file does not say. `doomed`: chain, VC, level, index.
+
+    `orders` are those of the indexes of each chain; a snapshot without leads to places as good.
+    """
 
     cluster: Cluster
     holds: tuple[HoldKept, ...]
     ill: tuple[tuple[str, int], ...]
     doomed: tuple[tuple[str, str, int, int], ...]
     astray: tuple[tuple[str, str, int], ...]
+    orders: dict[str, tuple[Order, ...]] = {}
 
 
 def keep(cells: Cells) -> CellsKept:
@@ -48,6 +53,7 @@ def keep(cells: Cells) -> CellsKept:
         doomed=tuple((name, cell.pool.vc, cell.level, cell.index)
                      for name, chain in cells.chains.items() for cell in chain.doomed),
         astray=tuple((job, *gpu) for job, gpus in cells.astray.items() for gpu in gpus),
+        orders={name: orders(chain) for name, chain in cells.chains.items()},
     )  # fmt: skip
 
 
@@ -64,6 +70,8 @@ def restore(kept: CellsKept) -> Cells:
         cells.enter(_hold(each), settle=False)
     # Who has held longest is told by their order, also of those that only claimed at first.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
+    for name, order in kept.orders.items():
+        reorder(cells.chains[name], order)
     return cells
 
 

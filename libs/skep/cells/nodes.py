@@ -94,11 +94,13 @@ class NodeState:
         may still hold it.
         """
         first, last = self.joined.ports
-        taken = {port for held in self.holdings.values() for port in (held.port, held.meets)}
-        span = last - first + 1
-        for step in range(min(span, len(taken) + 1)):
+        span, held = last - first + 1, self.holdings.values()
+        for step in range(min(span, 2 * len(held) + 1)):
             port = first + (self.next_port - first + step) % span
-            if port not in taken:
+            for each in held:
+                if port in (each.port, each.meets):
+                    break
+            else:
                 return port
         return None
 

@@ -20,7 +20,11 @@ def available(chain: ChainState, level: int, index: int, below: int) -> list[int
     if below <= OPPORTUNISTIC:
         return [leaf for leaf in span
                 if user[leaf] is None and leaf not in claim and leaf not in bad]  # fmt: skip
-    return [leaf for leaf in span if leaf not in bad and chain.priority(leaf) < below]
+    if claim:
+        return [leaf for leaf in span if leaf not in bad and chain.priority(leaf) < below]
+    return [leaf for leaf in span
+            if ((hold := user[leaf]) is None or hold.priority < below)
+            and leaf not in bad]  # fmt: skip
 
 
 def closest(shape: Topology, leaves: Sequence[int], gpus: int) -> tuple[int, ...]:

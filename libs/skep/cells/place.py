@@ -407,6 +407,9 @@ def _found(spoils: Spoils, bound: int) -> Found:
 
 def placement(chain: ChainState, request: Request, found: Found) -> Placement:
     """Return what was found with the workers in the order the request names them."""
+    if len(found.spots) == 1:
+        only = (found.spots[0],)
+        return Placement(chain.topology.name, only, tuple(found.victims), tuple(found.cancels))
     by_size: dict[int, list[Spot]] = {}
     for spot in sorted(found.spots, key=lambda each: each.leaves):
         by_size.setdefault(len(spot.leaves), []).append(spot)

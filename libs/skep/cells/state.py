@@ -19,6 +19,7 @@ from skep.cells.place import Found, Limit, Search, placement
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.wire.cluster import Cluster
+from skep.wire.spec import suits
 
 
 class Offer(NamedTuple):
@@ -108,7 +109,7 @@ class Cells:
         """Yield what a VC owns of a GPU type (empty: of any)."""
         for chain in self.chains.values():
             pool = chain.pools.get((vc, pin))
-            if pool is not None and (pin or gpu in ("", chain.topology.gpu)):
+            if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
                 yield Offer(chain, pool)
 
     def place(
@@ -121,7 +122,7 @@ class Cells:
         """
         if not request.guaranteed:
             idle = [found for chain in self.chains.values()
-                    if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request)
+                    if suits(request.gpu, chain.topology.gpu) and _has_level(chain, request)
                     and (found := place_idle(chain, request, limit)) is not None]  # fmt: skip
             return min(idle, key=lambda found: self._extent(found.chain, found.spots), default=None)
         offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
@@ -133,6 +134,8 @@ class Cells:
                 if below > 0 and (lazy := self._lazily(offer, request, search)) is not None:
                     return lazy
                 result = search.run()
+                if result is not None and len(offers) == 1:
+                    return placement(offer.chain, request, result)
                 if result is not None:
                     # Opportunistic jobs do not decide either in which chain a VC is served.
                     lost = result.loss if below else 0.0
@@ -304,7 +307,8 @@ class Cells:
                 chain.reserve(hold, spot)
             else:
                 chain.use(hold, spot)
-        self.sets.update(dict.fromkeys(hold.partners, hold))
+        if hold.partners:
+            self.sets.update(dict.fromkeys(hold.partners, hold))
         if settle:
             chain.settle()
 
@@ -341,6 +345,8 @@ class Cells:
         if hold is None:
             return []
         claim = self.chains[hold.chain].claim
+        if not claim:
+            return []
         return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job)
                                   if leaf in claim))  # fmt: skip
 
@@ -365,7 +371,8 @@ class Cells:
         Of jobs that share, the others keep it. Without `settle` who bears bad hardware is left to
         what follows (see `carry_out`).
         """
-        self._return_astray(job, node)
+        if self.astray:
+            self._return_astray(job, node)
         if job in self.sets and len(self.sets[job].partners) > 1:
             sets.part(self, job, node)
             return
@@ -383,10 +390,11 @@ class Cells:
                 chain.unclaim(spot)
             else:
                 chain.leave(spot.leaves, hold)
-        for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
-            if user is not None and user.partners:
-                sets.review(self, user)  # What they had to leave to the claimer is theirs again.
-        hold.spots = tuple(spot for spot in hold.spots if spot not in gone)
+        if self.sets:
+            for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
+                if user is not None and user.partners:
+                    sets.review(self, user)  # What they had to leave to the claimer is theirs.
+        hold.spots = tuple([spot for spot in hold.spots if spot not in gone])
         if hold.spots:
             self.recount(hold, 1)
         else:

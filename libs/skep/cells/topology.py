@@ -8,6 +8,8 @@ lists by level have an unused first entry.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from skep.wire.cluster import Chain
 
 
@@ -45,7 +47,8 @@ class Topology:
 
     def level_for(self, gpus: int) -> int | None:
         """Return the lowest level whose cells have at least so many GPUs, or None."""
-        return next((level for level in range(1, self.top + 1) if self.size[level] >= gpus), None)
+        level = bisect_left(self.size, gpus, 1)
+        return level if level <= self.top else None
 
     def up(self, leaf: int, level: int) -> int:
         """Return the cell of a level that contains a leaf."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,15 +36,23 @@ what-ifs: VC.nodes+=2  VC.nodes-=2  cluster.nodes+=4  VC.policy=NAME[:...]  VC.w
   skep sim run --trace philly.csv --cluster 80x8 --out report
   skep sim compare --trace philly.csv --cluster 80x8 --policy fifo --policy tiresias-l
   skep sim compare --trace live --cluster live --what-if "B.nodes+=2"
-  skep sim sweep --trace hived:days=7 --cluster cluster.yaml --seeds 10 --policy fifo --policy srtf
 
-An interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
+Without a trace and a cluster of one's own (each line takes seconds to a minute):
+
+  skep traces generate hived:days=7 --out week.jsonl --cluster vcs.yaml
+  skep sim compare --trace week.jsonl --cluster vcs.yaml --lenient --what-if "res-e.nodes+=2"
+  skep sim compare --trace week.jsonl --cluster vcs.yaml --lenient \\
+    --what-if "res-e.policy=tiresias-l"
+  skep sim sweep --trace hived:days=2 --cluster vcs.yaml --lenient --seeds 5 \\
+    --policy fifo --policy srtf
+
+How far it is and how long it may still take is on standard error, if that is a terminal. An
+interrupted run (Ctrl-C) tells what it has until then, says so, and ends with 130.
 """
 
 
 def options(parser: ArgumentParser) -> None:
     """Add what `sim` takes."""
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = f"{ABOUT}\n{exits.HELP}"
     parser.add_argument("verb", choices=("run", "compare", "sweep"), help="what to do")
     parser.add_argument("--trace", metavar="FILE|GENERATOR", required=True, help="the jobs")
@@ -280,7 +288,7 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
 
 
 def _tell_difference(before: Played, after: Played) -> None:
-    """Print both runs, of all jobs and of each tenant, and what differs."""
+    """Print both runs, of all jobs and of each tenant for whom something differs."""
     from skep_services.simulations.report import group_rows, rows
 
     shown = rows([before.measures, after.measures])
@@ -292,12 +300,21 @@ def _tell_difference(before: Played, after: Played) -> None:
     vcs = list(dict.fromkeys([*before.measures.by_vc, *after.measures.by_vc]))
     told = {"jct_mean_s", "jct_p99_s", "queue_mean_s", "preempted"}
     lines: list[tuple[str, Row]] = []
+    same: list[str] = []
     for vc in vcs:
         pair = [run.measures.by_vc.get(vc) for run in (before, after)]
         if None not in pair:
             groups = [each for each in pair if each is not None]
-            lines += [(vc or "-", row) for row in group_rows(groups) if row.key in told]
+            found = [(vc or "-", row) for row in group_rows(groups) if row.key in told]
+            if any(len(set(row.values)) > 1 for _, row in found):
+                lines += found
+            else:
+                same.append(vc or "-")
     print()
+    if same:
+        print(f"the same for {', '.join(same)}" + ("\n" if lines else ""))
+    if not lines:
+        return
     render.show_table([
         Column("TENANT", [vc for vc, _ in lines]),
         Column("MEASURE", [row.title for _, row in lines]),
@@ -313,7 +330,7 @@ def _difference(row: Row) -> str:
         return "-"
     if after == before:
         return "="
-    text = row.text(abs(after - before))
+    text = row.text(abs(after - before)).replace(" %", " points")
     part = f" ({(after - before) / before:+.1%})" if before else ""
     return f"{'+' if after > before else '-'}{text}{part}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from skep_services.cli import badtraces, exits
@@ -24,7 +24,6 @@ def options_traces(parser: ArgumentParser) -> None:
     from skep.traces.generators.registry import GENERATORS
     from skep.traces.read import FORMATS
 
-    parser.formatter_class = RawDescriptionHelpFormatter
     parser.epilog = "\n".join([
         "formats that are read:",
         *(f"  {name:13} {about}" for name, about in FORMATS.items()),

@@ -160,6 +160,11 @@ def _act(
         if job is None:
             wrong.append(f"{_kind(action)} {action.job}: no such job of {planned.vc}")
             continue
+        refused = acting.illegal(machine, job, action)
+        if refused is not None:
+            why, detail = refused
+            wrong.append(f"{_kind(action)} {action.job}: {why} ({detail})")
+            continue
         taken += acting.act(machine, job, action, planned.policy.name, now)
     return taken
 

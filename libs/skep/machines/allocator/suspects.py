@@ -118,7 +118,9 @@ def place(
     nobody would learn whose fault it is. Nobody is put aside for that.
     """
     loss = machine.loss(now)
-    failed = machine.suspicion.failed.get(job.job, ())
+    failed = machine.suspicion.failed.get(job.job)
+    if not failed:
+        return machine.cells.place(asked, loss, limit)
     shunned = {gpu.rpartition("/")[0] for gpus in failed for gpu in gpus}
 
     def elsewhere(node: str) -> int:
@@ -126,10 +128,9 @@ def place(
             return 0
         return job.spec.resources.workers if limit is None else limit(node)
 
-    if shunned:
-        where = machine.cells.place(asked, loss, elsewhere)
-        if where is not None and not (where.victims or where.cancels or where.demoted):
-            return where
+    where = machine.cells.place(asked, loss, elsewhere)
+    if where is not None and not (where.victims or where.cancels or where.demoted):
+        return where
     return machine.cells.place(asked, loss, limit)
 
 

@@ -66,17 +66,19 @@ def look(machine: AllocatorMachine, now: Instant) -> None:
     if not facts:
         return
     cells = machine.cells
-    every = (broken for chain in cells.chains.values() for broken in unsafe(chain))
-    found = _collect(every)
+    found: list[Broken] = []
+    for chain in cells.chains.values():
+        _collect(found, unsafe(chain))
     for fact in facts:
         if type(fact) in HOLDS:
-            found += _collect(of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
+            _collect(found, of_hold(cells, cellwork.holder(fact.job, fact.attempt)))
     if machine.alarms:
         broken = {_place(each) for each in found}
         for place in [each for each in machine.alarms if each[0] is Reason.CELLS_UNSAFE]:
             if place not in broken:
                 _over(machine, place, now)
-    _raise(machine, found, now)
+    if found:
+        _raise(machine, found, now)
 
 
 def go_round(machine: AllocatorMachine, now: Instant) -> None:
@@ -89,7 +91,9 @@ def go_round(machine: AllocatorMachine, now: Instant) -> None:
     if patrol is None or patrol.over or patrol.cells is not machine.cells:
         patrol = soft.patrol = Patrol(machine.cells)
         soft.seen = {}
-    _raise(machine, _collect(patrol.step(ROUND_GPUS)), now)
+    found: list[Broken] = []
+    _collect(found, patrol.step(ROUND_GPUS))
+    _raise(machine, found, now)
     if patrol.over:
         for place in [each for each in machine.alarms
                       if each not in soft.seen and each[0] not in OF_POLICIES]:  # fmt: skip
@@ -130,15 +134,13 @@ def apply(machine: AllocatorMachine, fact: CellsAlarm) -> None:
         machine.alarms[place] = fact
 
 
-def _collect(look: Iterator[Broken]) -> list[Broken]:
-    """Return what a look finds; that the look itself fails is something found."""
-    found: list[Broken] = []
+def _collect(found: list[Broken], look: Iterator[Broken]) -> None:
+    """Add what a look finds; that the look itself fails is something found."""
     try:
         found.extend(look)
     except WRONG as error:
         text = f"looking at the cells failed: {type(error).__name__}: {error}"
         found.append(Broken(Reason.CELLS_MISCOUNTED, "", (), "", text))
-    return found
 
 
 def _raise(machine: AllocatorMachine, found: list[Broken], now: Instant) -> None:
