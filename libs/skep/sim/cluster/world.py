@@ -256,8 +256,11 @@ class World:
         if agents.told:
             inbox += agents.told
             agents.told.clear()
+        held = allocator.defers
         while inbox:
-            effects = allocator.decide(inbox.popleft(), now)
+            event = inbox.popleft()
+            allocator.defers = held or (self._at_once and bool(inbox))
+            effects = allocator.decide(event, now)
             if self._judge is not None:
                 self._show(effects)
             self._carry_out(effects)
@@ -266,6 +269,7 @@ class World:
                 agents.told.clear()
             if not inbox and allocator.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
+        allocator.defers = held
         agents.settle(now)
         self._push()
 
