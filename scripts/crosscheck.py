@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def measured(row: Row, *, switched: bool) -> Measured:
     """Return what comes of a row's run."""
     with quirks.registered(DATA):
         trace, cluster, settings = inputs(row, DATA, switched=switched)
-        play: Callable[..., RunResult] = quirks.run_stalled if row.stalls and switched else run
+        play: Callable[..., RunResult] = run
+        if row.world is not None and switched:
+            play = partial(quirks.run_in, row.world)
         speeds = row.speeds(DATA) if row.speeds is not None else Steady()
         result = play(trace, cluster, settings, speeds, clock=time.process_time)
     return summed(result)
