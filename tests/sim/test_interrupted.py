@@ -20,6 +20,8 @@ import pytest
 
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval,vc\n"
 ROWS = "".join(f"{n},1,{n},1,r,9,0,A\n" for n in range(8_000))
+LATE = "8000,1,0,1,r,9,0,A\n"
+"""Out of order, so that something is said before any run begins."""
 PATIENCE_S = 60.0
 UNDER_WAY = r" [1-9]\d*%"
 SEED_DONE = r"[1-9]\d* of \d+ runs done"
@@ -89,6 +91,17 @@ def test_what_was_simulated_until_then_is_reported(
     assert "<b>Interrupted.</b>" in html
     ET.fromstring(html.removeprefix("<!DOCTYPE html>\n"))
     ET.fromstring((tmp_path / "out/summary.svg").read_text())
+
+
+def test_a_ctrl_c_while_the_processes_begin_is_none_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text(HEAD + ROWS + LATE)
+    words = ("compare", "--trace", "long.csv", "--cluster", "1x8", "--cluster", "2x8",
+             "--processes", "2")  # fmt: skip
+    with played(tmp_path, "sim", *words) as command:
+        command.until("earlier than the row before")
+        code, tree = command.interrupt()
+        assert "Traceback" not in command.said
+    assert (code, tree["interrupted"]) == (130, True)
 
 
 def test_an_experiment_reports_the_seeds_that_are_whole(tmp_path: Path) -> None:
