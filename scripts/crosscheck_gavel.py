@@ -10,6 +10,7 @@ import ast
 import gzip
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,8 @@ from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
 from skep.workloads.situation import Situation, Steady
 
+ROUNDING = 100_000
+"""By less than this part of a mini-batch, nanoseconds are rounded."""
 LATER_NS = 1000
 """Each round begins so much later than in Gavel's book: who ends with the one before is gone then,
 however nanoseconds were rounded."""
@@ -38,14 +41,17 @@ however nanoseconds were rounded."""
 class Rates(Steady):
     """Gavel's measured mini-batches per second, alone on a GPU."""
 
-    def __init__(self, data: Path) -> None:
-        """Read them."""
+    def __init__(self, of: Mapping[str, Mapping[Kind, float]]) -> None:
+        """Take rates by type, model and GPUs."""
+        self.of = of
+
+    @classmethod
+    def read(cls, data: Path) -> Rates:
+        """Return the published ones."""
         with gzip.open(data / "gavel" / "simulation_throughputs.json.gz", "rt") as lines:
             raw = json.load(lines)
-        self.of: dict[str, dict[Kind, float]] = {
-            gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
-            for gpu in TYPES
-        }
+        return cls({gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
+                    for gpu in TYPES})  # fmt: skip
 
     def speed(self, job: TraceJob, where: Situation) -> float:
         """Return the speed relative to a V100's."""
@@ -56,7 +62,7 @@ class Rates(Steady):
 def trace(data: Path) -> Trace:
     """Return the anchor: jobs as long as their steps take on V100s."""
     path = data / "anchors" / "gavel_gen_seed0_lam600_multigpu_400jobs.trace"
-    rates = Rates(data).of["v100"]
+    rates = Rates.read(data).of["v100"]
     with path.open(newline="") as lines:
         whole = read(lines, "gavel seed 0", "gavel",
                      lengths=lambda job: job.mini_batches / rates[job.model, job.gpus])  # fmt: skip
@@ -66,7 +72,7 @@ def trace(data: Path) -> Trace:
 
 def tied(whole: Trace, data: Path) -> Trace:
     """Return the trace with jobs that do not run on every type tied to the fastest one."""
-    rates = Rates(data).of
+    rates = Rates.read(data).of
     return msgspec.structs.replace(whole, jobs=tuple(
         job if all(rates[gpu][job.model, job.gpus] > 0 for gpu in TYPES)
         else msgspec.structs.replace(job, gpu_type="v100", tied=True)
@@ -84,7 +90,7 @@ class Rounds(Policy, frozen=True):
     name: ClassVar[str] = "gavel-rounds"
     source: ClassVar[str] = "Gavel's simulator, scheduler.py and policies/"
     shares: str = "las"
-    rates: ClassVar[dict[str, dict[Kind, float]]] = {}
+    rates: ClassVar[Mapping[str, Mapping[Kind, float]]] = {}
     books: ClassVar[list[Book]] = []
     """The one that is kept in this run."""
     taken: ClassVar[dict[int, None]] = {}
@@ -103,7 +109,10 @@ class Rounds(Policy, frozen=True):
             fifo = self.shares == "fifo"
             self.books.append(Book(self.rates, Draws() if fifo else las()[0], only_shared=fifo))
         book, jobs = self.books[0], {_number(job.job): job for job in view.jobs}
-        if book.stints and view.now >= self._over(book):
+        if self.nearly_over(view.now) and not any(
+            number in jobs and book.left[number] == stint.steps
+            for number, stint in book.stints.items()
+        ):
             book.close()
             self._open(book, jobs, view, book.over)
         elif not book.stints and any(number not in self.taken for number in jobs):
@@ -125,7 +134,7 @@ class Rounds(Policy, frozen=True):
             turns=tuple(Turn(job.job, Reason.LEAST_TIME, nodes[where[job.job]]) for job in turns),
             strict=False,
             actions=tuple(Preempt(name, Reason.SLICE_OVER) for name in stopped),
-            look_at=self._over(book) if book.stints else None,
+            look_at=self.over(book) if book.stints else None,
         )
 
     def _open(self, book: Book, jobs: dict[int, JobView], view: VcView, now: float) -> None:
@@ -137,10 +146,17 @@ class Rounds(Policy, frozen=True):
         self.rounds.append(view.now)
         book.open(now)
 
-    def _over(self, book: Book) -> Instant:
+    @classmethod
+    def over(cls, book: Book) -> Instant:
         """Return when the round is over here."""
         ends = math.ceil(book.ends_at() * NS_PER_SECOND)
-        return Instant(BEGIN + ends + LATER_NS * len(self.rounds))
+        return Instant(BEGIN + ends + LATER_NS * len(cls.rounds))
+
+    @classmethod
+    def nearly_over(cls, now: Instant) -> bool:
+        """Return whether the round is over, or would be were it not for LATER_NS."""
+        book = cls.books[0] if cls.books else None
+        return book is not None and bool(book.stints) and now >= cls.over(book) - 2 * LATER_NS
 
 
 class Whole(World):
@@ -148,22 +164,21 @@ class Whole(World):
 
     def _happens(self, at: Instant) -> None:
         super()._happens(at)
-        if not any(planned.look_at is not None and planned.look_at <= at
-                   for planned in self.allocator.soft.planned.values()):  # fmt: skip
+        if not Rounds.nearly_over(at):
             return
         for run in self.agents._runs.values():
             work = self.agents.works[run.name]
             if run.trains:
                 work.advance(at, 0)
                 whole, batches = work.job.run_time, work.job.mini_batches
-                steps = work.done * batches // whole
+                steps = (work.done * batches + whole // ROUNDING) // whole
                 work.done = -(-steps * whole // batches)
                 self.agents._reckon(run, work, work.rate, 1.0, at)
 
 
 def bare(data: Path, *, fifo: bool) -> dict[str, Any]:
     """Return what Gavel's scheduler comes to in a bare loop."""
-    whole, rates = trace(data), Rates(data).of
+    whole, rates = trace(data), Rates.read(data).of
     jobs = [(in_seconds(job.at), (job.model, job.gpus), job.mini_batches) for job in whole.jobs]
     shares, whose = (Draws(), "drawn types") if fifo else las()
     ends = loop(jobs, rates, shares, only_shared=fifo)
@@ -184,9 +199,9 @@ def _kind(job: JobView) -> Kind:
     return job.spec.size.family or "", job.gpus
 
 
-def begin(data: Path) -> dict[str, Any]:
+def begin(rates: Rates) -> dict[str, Any]:
     """Forget everything that is kept, and return the policies of this file."""
     for kept in (Rounds.books, Rounds.taken, Rounds.rounds):
         kept.clear()
-    Rounds.rates = Rates(data).of
+    Rounds.rates = rates.of
     return {Rounds.name: Rounds}

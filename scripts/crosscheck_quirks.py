@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -185,10 +184,13 @@ class Lists(Policy, frozen=True):
 
 
 @contextmanager
-def registered(data: Path) -> Iterator[None]:
-    """Let the quirks be policies that a run may name, with nothing kept from another run."""
+def registered(rates: gavel.Rates) -> Iterator[None]:
+    """Let the quirks be policies that a run may name, with nothing kept from another run.
+
+    `rates`: those of Gavel's jobs, if there are any.
+    """
     mine: dict[str, type[Policy]] = {each.name: each for each in (FirstFit, Lists)}
-    mine |= gavel.begin(data)
+    mine |= gavel.begin(rates)
     Lists.kept.clear()
     POLICIES.update(mine)
     try:
