@@ -76,9 +76,9 @@ def test_queues_that_are_lists_are_what_the_bare_loop_says() -> None:
 def test_gavels_rounds_are_carried_out_as_its_book_says() -> None:
     rng = random.Random(7)
     kinds = [(rng.choice(MODELS), rng.choice((1, 2, 4, 8))) for _ in range(60)]
-    times = sorted(rng.randrange(2000) for _ in kinds)
+    arrivals = sorted(rng.randrange(2000) for _ in kinds)
     jobs = [(float(at), kind, rng.randrange(500, 40_000))
-            for at, kind in zip(times, kinds, strict=True)]  # fmt: skip
+            for at, kind in zip(arrivals, kinds, strict=True)]  # fmt: skip
     trace = Trace(name="rounds", jobs=tuple(
         TraceJob(id=f"g{number}", at=seconds(at), gpus=kind[1], workers=kind[1], model=kind[0],
                  mini_batches=steps, run_time=seconds(steps / RATES.of["v100"][kind]))
