@@ -31,6 +31,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return whether its view is to hold every node: that costs time in a large cluster."""
         return False
 
+    @property
+    def only_orders(self) -> bool:
+        """Return whether its plan is a turn for each that waits, on any nodes, and nothing else.
+
+        That is, nobody is held, nobody who runs is touched, it does not ask to be asked again, and
+        one that does not fit holds up nobody. While nothing comes free such a plan is not made.
+        """
+        return False
+
     counts_holds: ClassVar[bool] = False
     """Whether its view is to tell how often each job was held (`JobView.held`)."""
 
