@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import islice
 
 import msgspec
 import pytest
 
 from skep.sim.cluster.build import of_types, uniform
+from skep.sim.cluster.ledger import BEGIN, Ledger
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Costs, Settings
+from skep.sim.cluster.work import Work
+from skep.sim.cluster.world import World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace, TraceJob
-from skep.units import seconds
-from skep.workloads.situation import Steady
+from skep.units import after, seconds
+from skep.wire.admin import DrainNode
+from skep.wire.facts import JobRan, JobRequeued
+from skep.wire.reasons import Reason
+from skep.workloads.situation import Situation, Steady
+from skep_services.simulations.order import Order, play
 
 
 def test_jobs_run_one_after_the_other_where_only_one_fits() -> None:
@@ -50,6 +58,26 @@ def test_what_no_node_can_hold_is_refused_with_the_reason() -> None:
     assert not result.cut
 
 
+class Halting(Steady):
+    """Nothing runs on a K80, not even a mini-batch."""
+
+    def speed(self, job: TraceJob, where: Situation) -> float:
+        return float(where.gpu_type != "k80")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "packing"])
+def test_no_job_goes_where_its_speed_is_nothing(policy: str) -> None:
+    """It would hold the GPUs for ever."""
+    cluster = of_types({"k80": 1, "v100": 1, "p100": 1}, gpus_per_node=1)
+    trace = Trace(name="three", jobs=tuple(job(name, 0, 10, 1) for name in "abc"))
+    settings = Settings(policies=dict.fromkeys(cluster.vcs, (policy, {})))
+    result = run(trace, cluster, settings, Halting())
+    assert [each.ended for each in result.jobs] == [seconds(10), seconds(10), seconds(20)]
+    (lost,) = run(Trace(name="one", jobs=(job("a", 0, 10, 1),)),
+                  of_types({"k80": 1}), Settings(), Halting()).jobs  # fmt: skip
+    assert "one on which its speed is not 0" in lost.refused
+
+
 def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
     trace = Trace(name="long", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
     result = run(trace, uniform(1, 8), Settings(until=seconds(60)), Steady())
@@ -57,6 +85,39 @@ def test_a_run_that_is_cut_says_so_and_tells_what_ran() -> None:
     assert result.jobs[0].ended is None
     assert result.jobs[0].spans[0].ended_by == "cut"
     assert result.jobs[1].waited == seconds(50)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "gandiva", "las"])
+def test_a_run_in_which_nothing_more_can_happen_ends(policy: str) -> None:
+    """Whatever the policy looks at now and then: the only node is drained, and stays so."""
+    trace = Trace(name="stuck", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
+    world = World(trace, uniform(1, 8), Settings(policies={"all": (policy, {})}), Steady(),
+                  [(seconds(5), DrainNode(node="v100-0"))])  # fmt: skip
+    steps = sum(1 for _ in islice(world.steps(), 5000))
+    assert (world.ledger.open > 0, world.ledger.running) == (True, 0)
+    assert steps < 5000
+    assert world.ledger.entries["j2"].queued_at
+
+
+def test_waiting_while_a_borrower_is_stopped_makes_nobody_worse_off() -> None:
+    costs = Settings(costs=Costs(stop_s=60))
+    order = Order(label="x", policy="", shape="", cluster=uniform(2, 8, vcs={"a": 1, "b": 1}),
+                  settings=costs, audited=True)  # fmt: skip
+    trace = Trace(name="t", jobs=(job("a", 0, 100, 8, vc="a"),))
+    found = play(order, trace, Steady(), lambda over, jobs: True).audit
+    assert found is not None
+    assert found.slack_s == 60
+
+
+def test_only_who_made_room_was_preempted() -> None:
+    ledger = Ledger({"j1": Work(job("a", 0, 100, 8))})
+    for number, why in enumerate((Reason.NODE_STOPPED, Reason.PREEMPTED_BY_POLICY), 1):
+        ledger.note(JobRan(job="j1", attempt=number, at=BEGIN), after(BEGIN, seconds(number)))
+        gone = JobRequeued(job="j1", attempt=number, why=why, counted=False, at=BEGIN)
+        ledger.note(gone, after(BEGIN, seconds(number + 0.5)))
+    entry = ledger.entries["j1"]
+    assert [span.ended_by for span in entry.spans] == ["node-stopped", "preempted"]
+    assert entry.preempted == 1
 
 
 SCRIPT = """

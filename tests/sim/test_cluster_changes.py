@@ -69,6 +69,18 @@ def test_a_suspended_job_moves_and_stands_there() -> None:
                   (50, AskResume(job="j1")))  # fmt: skip
     assert result.jobs[0].ended == seconds(120)
     assert result.jobs[0].lost == 0
+    assert spans(result.jobs[0]) == [(0, 30, "suspended"), (50, 120, "ended")]
+
+
+def test_a_job_that_moves_without_its_gpus_waits_for_some_there() -> None:
+    result = play([job("a", 0, 100, 8), job("b", 30, 100, 8)],
+                  (20, AskSuspend(job="j1", release=True)), (40, AskMigrate(job="j1")),
+                  (50, AskResume(job="j1")), nodes=3)  # fmt: skip
+    first = result.jobs[0]
+    assert first.migrated == 1
+    assert spans(first) == [(0, 20, "suspended"), (50, 130, "ended")]
+    assert [span.gpus for span in first.spans] == [8, 8]
+    assert first.waited == seconds(20 + 10)
 
 
 def test_a_job_that_grows_is_faster_and_one_that_shrinks_slower() -> None:
@@ -97,6 +109,7 @@ def test_packed_jobs_slow_one_another_down_until_one_leaves() -> None:
                   (50, AskPack(job="j3", beside="j1")), nodes=1, speeds=Packed())  # fmt: skip
     first, _, guest = result.jobs
     assert guest.packed == 1
+    assert [each.spans[0].guest for each in (guest, first)] == [True, False]
     assert spans(guest) == [(50, 90, "ended")]
     assert spans(first) == [(0, 50, "packed"), (50, 90, "unpacked"), (90, 120, "ended")]
 
@@ -126,6 +139,26 @@ def test_what_was_stored_survives_a_stop() -> None:
     assert [each.jobs[0].preempted for each in (lost, kept, stored)] == [1, 1, 1]
 
 
+def test_a_job_that_is_stopped_while_it_goes_on_again_does_not_go_on() -> None:
+    jobs = [job("a", 0, 100, 8, opportunistic=True), job("b", 42, 10, 8)]
+    settings = Settings(can=("suspend",), costs=Costs(suspend_s=1, resume_s=4))
+    result = play(jobs, (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
+                  nodes=1, settings=settings, speeds=Linear())  # fmt: skip
+    assert result.jobs[1].waited == 0
+    assert spans(result.jobs[0]) == [(0, 31, "suspended"), (52, 152, "ended")]
+
+
+def test_who_is_stopped_while_it_resumes_does_not_train_on() -> None:
+    """Its node answers no change that a stop has overtaken."""
+    settings = Settings(can=("suspend",), costs=Costs(stop_s=1, resume_s=20))
+    result = play([job("a", 0, 100, 8, opportunistic=True), job("b", 45, 200, 8)],
+                  (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
+                  nodes=1, settings=settings)  # fmt: skip
+    first, second = result.jobs
+    assert spans(second) == [(46, 246, "ended")]
+    assert spans(first) == [(0, 30, "suspended"), (246, 346, "ended")]
+
+
 def test_the_same_seed_gives_the_same_noise() -> None:
     jobs = [job("a", 0, 100, 8), job("b", 0, 100, 8)]
     first, again, other = (play(jobs, settings=Settings(noise=0.1, seed=seed))
@@ -151,7 +184,7 @@ class Linear(Steady):
     """Each worker adds as much speed as the first."""
 
     def speed(self, job: TraceJob, where: Situation) -> float:
-        return where.workers / job.workers
+        return where.workers / (job.workers or job.gpus)
 
 
 class Packed(Steady):

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from skep.experiments import catalogue, hived
-from skep.experiments.quota import QuotaRun
+from skep.experiments.quota import QuotaRun, Rules
+from skep.experiments.setting import Setting
 from skep.traces.generators import hived as workload
 from skep.traces.job import TraceJob
 from skep.units import Duration, in_seconds, seconds
 from skep_services.cli import exits
 from skep_services.cli.main import main
-from skep_services.experiments import page, play
+from skep_services.experiments import keep, page, play
 from skep_services.simulations.pool import DiedError, Stop
 
 DRAWN = cache(workload.generate)
@@ -112,6 +113,64 @@ def test_tenants_without_jobs_and_tenants_that_left_are_no_trouble() -> None:
     assert not any(found.anomalies.values())
 
 
+def test_under_quotas_a_tenant_that_asks_for_little_waits_for_the_others() -> None:
+    """The paper's anomaly: among jobs of 1 GPU no whole node is left."""
+    jobs = [job("b", 0, (100, 1000)[number % 2], 1) for number in range(24)]
+    jobs.append(job("a", 200, 10, 8))
+    run = played(*jobs, nodes=3, a=8, b=16)
+    assert waits(run) == [0] * 24 + [800], "12 jobs are left, 4 on every node, all within the quota"
+    assert waits(played(jobs[-1], nodes=1, a=8)) == [0]
+
+
+def test_rules_that_the_paper_leaves_open() -> None:
+    jobs = [job("a", 0, 20, 8), job("a", 0, 100, 8), job("b", 30, 10, 8), job("b", 30, 10, 8)]
+    low = QuotaRun(jobs, {"a": 8, "b": 16}, 2, Duration(0), Rules(promote=False))
+    low.run()
+    assert low.preempted_gpus == 8, "it is as low at 30 as it was"
+    wait = QuotaRun(jobs[:2], {"a": 8, "b": 8}, 2, Duration(0), Rules(beyond=False))
+    wait.run()
+    assert waits(wait) == [0, 20]
+    jobs = [job("a", 0, 200, 8), job("b", 0, 200, 8), job("a", 0, 50, 8), job("b", 1, 10, 8),
+            job("a", 2, 10, 8), job("c", 3, 10, 8)]  # fmt: skip
+    order = QuotaRun(jobs, {"a": 32, "b": 16, "c": 8}, 3, Duration(0), Rules(least_used=True))
+    order.run()
+    assert waits(order)[3:] == [69, 58, 47], "c has nothing, a a quarter, and b half of its quota"
+
+
+def test_what_is_sampled_tells_the_high_from_the_low() -> None:
+    jobs = [job("a", 0, 100, 4), job("a", 0, 100, 8)]
+    run = QuotaRun(jobs, {"a": 4, "b": 12}, 2, seconds(50))
+    run.run()
+    assert [each.no_affinity for each in run.samples] == [0, 0.5, 0.5]
+    assert [(each.taken, each.high) for each in run.samples] == [(0, 0), (12, 4), (12, 4)]
+
+
+def test_private_clusters_can_be_the_quotas_scheduler_too() -> None:
+    both = ("private", "quota")
+    found = hived.compare(3, 12, SMALL, arms=both, plain=True)
+    slow = hived.compare(3, 12, SMALL, arms=both)
+    assert found.completion_s["quota"] == slow.completion_s["quota"]
+    assert found.completion_s["private"] == pytest.approx(slow.completion_s["private"], rel=0.1)
+    assert 0 < found.high <= found.utilisation["quota"]
+
+
+def test_what_was_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = hived.compare(3, 12, SMALL, arms=("private", "quota"), plain=True)
+    setting = Setting("any", 12, SMALL, ("private", "quota"), plain=True)
+    keep.put(tmp_path / "kept", setting, 3, one)
+    assert keep.get(tmp_path / "kept", setting._replace(label="another"), 3) == one
+    assert keep.get(tmp_path / "kept", setting, 4) is None
+    assert keep.get(tmp_path / "kept", setting._replace(nodes=13), 3) is None
+    assert keep.get(tmp_path / "none", setting, 3) is None
+    small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(settings=lambda _: [setting])
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)
+    todo = play.tasks(small, [3], None)
+    found = play.run_all(todo, 1, lambda _: None, Stop(), tmp_path / "kept")
+    assert found == {todo[0]: one}
+    monkeypatch.setattr(keep, "_program", lambda *, plain: b"another")
+    assert keep.get(tmp_path / "kept", setting, 3) is None
+
+
 def test_static_cells_are_as_many_gpus_in_chains_of_their_own() -> None:
     fixed = hived.static(12)
     assert sum(len(chain.nodes) for chain in fixed.chains.values()) <= 12 + 4
@@ -129,12 +188,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Make an experiment small, and run it in this process."""
     monkeypatch.chdir(tmp_path)
     small = catalogue.EXPERIMENTS["hived-fig6a"]._replace(
-        settings=lambda days: [catalogue.Setting("12 nodes", 12, workload.Options(
-            days=days, part=0.02))])  # fmt: skip
+        settings=lambda days: [
+            Setting("279 nodes: cells", 12, workload.Options(days=days or 2, part=0.02)),
+            Setting("279 nodes: quotas", 12, workload.Options(days=days or 2, part=0.02),
+                              ("private", "quota"), plain=True),
+        ])  # fmt: skip
     monkeypatch.setitem(catalogue.EXPERIMENTS, "hived-fig6a", small)
     monkeypatch.setattr(
-        play, "run_all", lambda todo, processes, tell, stop: {task: play.one(task) for task in todo}
-    )
+        play, "run_all",
+        lambda todo, processes, tell, stop, folder: {task: play.one(task) for task in todo},
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("tiny")
@@ -145,7 +208,9 @@ def test_an_experiment_tells_and_writes_a_report_that_loads_nothing(
     assert main([*words, "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["experiment"] == "hived-fig6a"
-    worse = [line for line in tree["figures"] if "worse off than alone, cells" in line["what"]]
+    worse = [
+        line for line in tree["figures"] if line["what"] == "cells: tenants worse off than alone"
+    ]
     assert [line["ours"] for line in worse] == [[0]]
     assert json.loads(Path("report/hived-fig6a.json").read_text()) == tree
     html = Path("report/hived-fig6a.html").read_text()
@@ -183,11 +248,11 @@ def test_the_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def some(todo: list[play.Task], _processes: int, _tell: object, stop: Stop) -> dict[
-        play.Task, hived.Outcome
-    ]:  # fmt: skip
+    def some(
+        todo: list[play.Task], _processes: int, _tell: object, stop: Stop, _folder: object
+    ) -> dict[play.Task, hived.Outcome]:
         stop.asked = True
-        return {todo[0]: play.one(todo[0])}
+        return {task: play.one(task) for task in todo[:3]}
 
     monkeypatch.setattr(play, "run_all", some)
     code = main(["experiment", "hived-fig6a", "--seeds", "3-5", "--days", "2"])
@@ -199,7 +264,9 @@ def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
 def test_one_interrupted_before_a_seed_is_whole_writes_a_report_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(_todo: object, _processes: int, _tell: object, stop: Stop) -> dict[object, object]:
+    def none(
+        _todo: object, _processes: int, _tell: object, stop: Stop, _folder: object
+    ) -> dict[object, object]:
         stop.asked = True
         return {}
 
@@ -226,6 +293,6 @@ def test_a_seed_counts_if_all_its_settings_were_run() -> None:
     todo = play.tasks(catalogue.EXPERIMENTS["hived-fig10"], [0, 1], 1.0)
     found = play.results(settings, dict.fromkeys(todo[:3], one))
     assert {label: len(outcomes) for label, outcomes in found.items()} == {
-        "dynamic": 1, "static": 1,
+        "dynamic: cells": 1, "static": 1,
     }  # fmt: skip
     assert page.page(catalogue.EXPERIMENTS["hived-fig10"], found, [], "").startswith("<!DOCTYPE")

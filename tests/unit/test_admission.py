@@ -325,7 +325,7 @@ def hardware(admission: Driver[AdmissionMachine]) -> Driver[AdmissionMachine]:
     "wish",
     [
         {"gpus": 4, "workers": 2},
-        {"gpu_type": "h200", "gpus": 2},
+        {"gpu_type": "h200|cpu", "gpus": 2},
         {"workers": 4, "hard": True},
         {"workers": 4, "hard": True, "cpus": 4, "memory": 16 * GIB},
         {"workers": 2, "cpus": 32, "memory": 32 * GIB},
@@ -342,7 +342,7 @@ def test_what_an_empty_cluster_could_hold(
     "wish, problem",
     [
         (
-            {"gpu_type": "h100"},
+            {"gpu_type": "h200|h100"},
             Problem(
                 path="$.resources.gpu_type",
                 reason=Reason.NO_SUCH_GPU_TYPE,

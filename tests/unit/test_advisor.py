@@ -8,10 +8,13 @@ from skep.machines import advisor
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
-from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
+from skep.wire.admin import SetVcs
+from skep.wire.advice import ADVISED_MAX, JobAdvice, Outlook, QueueAdvice
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import (
     Admitted,
+    CellsSet,
     End,
     EpochBegan,
     JobBound,
@@ -22,6 +25,7 @@ from skep.wire.facts import (
     NodeAdded,
 )
 from skep.wire.findings import JobRate, Rates
+from skep.wire.moves import JobMoved, SuccessorBound
 from skep.wire.node import Gpu, NodeJoined
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Resources, SizeHint
@@ -390,3 +394,52 @@ def test_an_event_it_does_not_follow_is_a_bug(service: Service) -> None:
 def test_a_prediction_is_a_duration_that_can_be_sent(service: Service) -> None:
     service.hears(0, *run("j1", 3600.0), queued("j2", spec(10**9)))
     assert service.machine.remaining("j2") == Duration(10 * 365 * 24 * 3600 * NS_PER_SECOND)
+
+
+def planned(**policies: str) -> CellsSet:
+    """Return the word that VCs have these policies."""
+    cluster = SetVcs(vcs={vc: VirtualCluster(gpus=4, policy=policy)
+                          for vc, policy in policies.items()}).cluster  # fmt: skip
+    return CellsSet(cluster=cluster, asked=cluster)
+
+
+def outlooks(service: Service, seconds_: range, **more: Any) -> list[tuple[int, Outlook]]:
+    """Return what is told while j1 makes two mini-batches a second."""
+    told = []
+    for second in seconds_:
+        fields = {"attempt": 1, "rate_milli": 2000, "workers": 1, **more}
+        rate = JobRate(job="j1", steps=2 * second, **fields)
+        effects = service.sees(second, Rates(at=at(second), jobs=(rate,)))
+        told += [(second, each.message) for each in effects
+                 if isinstance(each, Send) and isinstance(each.message, Outlook)]  # fmt: skip
+    return told
+
+
+def test_how_a_job_goes_is_told_where_its_vc_has_a_policy_and_again_to_a_new_allocator(
+    service: Service,
+) -> None:
+    wanted = queued("j1", spec(1000)), bound("j1")
+    service.hears(0, node("n1", "v100"), planned(vision="fifo"), *wanted)
+    assert outlooks(service, range(1, 40)) == []
+    service.hears(40, planned(vision="optimus"))
+    ((_, told),) = outlooks(service, range(41, 80))
+    assert [(pace.job, pace.attempt, pace.rate_milli) for pace in told.jobs] == [("j1", 1, 2000)]
+    assert [(each.family, each.gpu_type) for each in told.families] == [("resnet", "v100")]
+    service.hears(80, EpochBegan(epoch=2, owner="allocator-2"))
+    (again,) = outlooks(service, range(81, 100))
+    assert again[0] == 85
+    assert again[1].families == told.families
+    service.hears(100, planned(vision="fifo"))
+    assert outlooks(service, range(101, 140)) == []
+
+
+def test_the_pace_of_a_job_that_moved_is_that_of_its_new_attempt(service: Service) -> None:
+    service.hears(0, planned(vision="optimus"), queued("j1", spec(1000)), bound("j1"))
+    members = bound("j1", "n1", "n2").members
+    service.hears(1, SuccessorBound(job="j1", attempt=2, order=2, members=members, at=at(1),
+                                    master_port=1, chain="c", secret=""))  # fmt: skip
+    service.hears(2, JobMoved(job="j1", attempt=2, source=1, order=3, at=at(2)))
+    assert outlooks(service, range(3, 40)) == []
+    ((_, told),) = outlooks(service, range(40, 80), attempt=2)
+    assert told.jobs[0].attempt == 2
+    assert told.families[0].points[0].nodes == 2

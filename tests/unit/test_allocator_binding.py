@@ -226,6 +226,17 @@ def test_a_gpu_type_is_honoured() -> None:
     assert places(decide(admitted(2))) == {"j2": "node-1:0"}
 
 
+def test_of_several_gpu_types_any_will_do_and_no_other() -> None:
+    """A type on which its model does not run is no place, however idle it is."""
+    decide = allocator(joined("node-1", {"k80": 1, "h200": 1, "a100": 1}))
+    assert places(decide(admitted(1, gpu_type="a100|h200"))) == {"j1": "node-1:1"}
+    assert places(decide(admitted(2, gpu_type="a100|h200"))) == {"j2": "node-1:2"}
+    effects = decide(admitted(3, gpu_type="a100|h200"))
+    assert waits(effects) == [
+        ("j3", Reason.WAITS_FOR_CELLS, "1 x 1 GPUs (a100|h200) in cells of nlp")
+    ]
+
+
 def test_a_rendezvous_needs_a_port() -> None:
     decide = allocator(joined(ports=(20000, 20000)))
     assert places(decide(admitted(1))) == {"j1": "node-1:0"}

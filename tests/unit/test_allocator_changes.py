@@ -336,3 +336,16 @@ def test_times_are_those_of_the_facts() -> None:
     (command,) = told(decide(ask(2, AskSuspend(job="j1")), 20))
     (fact,) = of(decide(changed(command), 21), JobChanged)
     assert fact.at == at(21)
+
+
+def test_a_clock_that_was_wrong_while_a_job_stood_makes_no_time_limit_longer() -> None:
+    """It was an hour ahead when the job went on; then it was set right."""
+    decide = running("node-1", time=20)
+    for number, (stands, goes_on) in enumerate([(10, 3700), (130, 132)]):
+        (command,) = told(decide(ask(2 + 2 * number, AskSuspend(job="j1")), stands))
+        decide(changed(command), stands)
+        (command,) = told(decide(ask(3 + 2 * number, AskResume(job="j1")), goes_on))
+        decide(changed(command), goes_on)
+        assert state(decide) is State.RUNNING
+    stopped = of(decide(Tick(), 132 + 20), JobStopping)
+    assert [fact.why for fact in stopped] == [Reason.TIME_LIMIT]

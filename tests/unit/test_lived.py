@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.sim.lived import NothingError, lived, starts
 from skep.sim.measures.summary import measure
 from skep.units import Duration, Instant, in_seconds, seconds
-from skep.wire.changes import Goal, JobChanged, Result
+from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging, Result
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
+from skep.wire.commands import Resume, Suspend
 from skep.wire.facts import (
     CellsSet,
     End,
@@ -23,6 +25,7 @@ from skep.wire.facts import (
     Member,
     NodeLost,
 )
+from skep.wire.moves import JobMoved
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Resources
 from tests.replay_kit import Record
@@ -66,6 +69,11 @@ def changed(job: str, second: float, goal: Goal) -> JobChanged:
                       at=at(second))  # fmt: skip
 
 
+def changing(job: str, second: float, change: Resume | Suspend) -> JobChanging:
+    return JobChanging(job=job, attempt=2, order=9, goal=Goal.MIGRATE, change=change, nodes=("n1",),
+                       why=Reason.REQUESTED, at=at(second))  # fmt: skip
+
+
 def told(*facts: Any) -> list[Record]:
     whole = (CellsSet(cluster=CLUSTER, asked=CLUSTER), *facts)
     return [Record(1, 1, at(0), whole, b"")]
@@ -89,6 +97,45 @@ def test_what_was_lost_to_others_is_not_work_and_what_failed_by_itself_is() -> N
     assert (live.costs.start_s, live.costs.stop_s) == (1.0, 3.0)
     assert (live.result.gpus, live.result.node_gpus) == (4, 4)
     assert measure(live.result).makespan_s == 51.0
+
+
+def test_what_was_stored_before_it_made_room_is_work_and_not_lost() -> None:
+    """It trains for 8 s, stores that, is stopped 2 s later, and trains for 30 s more."""
+    live = lived(told(
+        queued("j1", 0), *bound("j1", 1, 1), changed("j1", 10, Goal.CHECKPOINT),
+        requeued("j1", 12, Reason.PREEMPTED_BY_POLICY, counted=False),
+        *bound("j1", 2, 20), ended("j1", 51),
+    ))  # fmt: skip
+    (one,) = live.result.jobs
+    assert in_seconds(one.job.run_time) == 8.0 + 30.0
+    assert (one.preempted, in_seconds(one.lost), one.spans[0].ended_by) == (1, 2.0, "preempted")
+    assert live.result.vc_gpus == {"nlp": 4}
+
+
+def test_without_its_gpus_a_suspended_job_waits() -> None:
+    """It gives them back at 11 and has them again at 40; then it moves without, and goes on."""
+    gone = msgspec.structs.replace(changed("j1", 11, Goal.SUSPEND), released=True)
+    away = msgspec.structs.replace(changed("j1", 51, Goal.SUSPEND), released=True)
+    live = lived(told(
+        queued("j1", 0), *bound("j1", 1, 0), gone,
+        GpusRegained(job="j1", attempt=1, chain="v100", at=at(40)), changed("j1", 41, Goal.RESUME),
+        away, JobMoved(job="j1", attempt=2, source=1, order=9, at=at(60)),
+        changing("j1", 60, Resume()), changed("j1", 62, Goal.MIGRATE), ended("j1", 70),
+    ))  # fmt: skip
+    (one,) = live.result.jobs
+    assert in_seconds(one.waited) == (40 - 11) + (60 - 51)
+    assert [(in_seconds(Duration(span.began)), in_seconds(Duration(span.ended)))
+            for span in one.spans] == [(1, 11), (41, 51), (62, 70)]  # fmt: skip
+
+
+def test_who_moves_while_it_is_suspended_stands_there_too() -> None:
+    live = lived(told(
+        queued("j1", 0), *bound("j1", 1, 0), changed("j1", 11, Goal.SUSPEND),
+        JobMoved(job="j1", attempt=2, source=1, order=9, at=at(20)),
+        changing("j1", 20, Suspend()), changed("j1", 21, Goal.MIGRATE),
+        changed("j1", 40, Goal.RESUME), ended("j1", 45),
+    ))  # fmt: skip
+    assert in_seconds(live.trace.jobs[0].run_time) == 10.0 + 5.0
 
 
 def test_standing_still_is_no_run_time_and_is_told() -> None:

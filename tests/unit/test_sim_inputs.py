@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skep.cells.levels import gpus_owned
+from skep.policies.check import cluster_problems
 from skep.sim.cluster.build import uniform
 from skep.sim.cluster.settings import Costs
 from skep.sim.private import own_jobs, private_cluster
@@ -47,6 +48,10 @@ def test_policies_are_for_everyone_or_for_each_vc() -> None:
     assert inputs.policies("backfill", ["A", "B"]) == {"A": ("backfill", {}), "B": ("backfill", {})}
     mixed = inputs.policies("A=backfill+B=fifo", ["A", "B", "C"])
     assert mixed == {"A": ("backfill", {}), "B": ("fifo", {})}
+    for text in ("A=backfill+fifo", "fifo+A=backfill"):  # Whoever is named has its own.
+        assert inputs.policies(text, ["A", "B"]) == mixed
+    assert inputs.policies("tiresias-l:thresholds=[1e+3]+B=fifo", ["A", "B"]) == {
+        "A": ("tiresias-l", {"thresholds": [1e3]}), "B": ("fifo", {})}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,8 @@ def test_policies_are_for_everyone_or_for_each_vc() -> None:
         ("fifo:strikt=1", "no option 'strikt'"),
         ("fifo:x", "write options as NAME:option=value"),
         ("C=fifo", "no VC is called 'C'; there are A, B"),
+        ("fifo+backfill", "two policies for everybody"),
+        ("A=fifo+A=backfill", "two policies for A"),
     ],
 )
 def test_a_wrong_policy_says_what_is_right(text: str, what: str) -> None:
@@ -120,6 +127,21 @@ def test_nodes_are_taken_away_before_any_are_given() -> None:
     assert found.changes[0].startswith("A gives up 1 node")
     assert nodes(what_if("cluster.nodes+=4").cluster) == 14
     assert nodes(what_if("cluster.nodes-=3").cluster) == 7
+
+
+def test_several_that_get_new_nodes_get_nodes_of_different_names() -> None:
+    full = uniform(4, 8, vcs={"A": 2, "B": 2})
+    found = what_if("A.nodes+=1;B.nodes+=2", full)
+    names = [cell.node for chain in found.cluster.chains.values() for cell in chain.nodes]
+    assert (len(names), len(set(names))) == (7, 7)
+    again = what_if("B.nodes+=1", found.cluster)
+    assert not cluster_problems(again.cluster)
+    assert nodes(again.cluster) == 8
+
+
+def test_a_what_if_that_no_cluster_can_be_is_refused() -> None:
+    with pytest.raises(WrongError, match=r"would not do: .*weight"):
+        what_if("A.weight=1e300")
 
 
 def test_a_new_node_makes_whole_racks() -> None:

@@ -178,6 +178,33 @@ def test_fragmentation_is_that_of_the_paper() -> None:
     assert over_time.running == (3, 1, 1, 0)
 
 
+def test_fragmentation_is_that_of_each_nodes_own_size() -> None:
+    """One node of 8 GPUs, half of them held, and four of 2: of one, one GPU is held."""
+    sizes = {"n0": 8, **{f"k{index}": 2 for index in range(4)}}
+    run = result(ran("a", 0, 10, (0, 10), gpus=4), ran("b", 0, 10, (0, 10), node="k0"),
+                 gpus=16, node_gpus=8, nodes=sizes)  # fmt: skip
+    over_time = series.series(run, 2)
+    assert over_time.fragmentation[0] == pytest.approx((1 / 2 + 1 / 2) / 5)
+    assert over_time.no_affinity[0] == 2 / 5
+
+
+def test_gpus_that_packed_jobs_share_are_held_once() -> None:
+    host, guest = ran("a", 0, 10, (0, 10)), ran("b", 0, 10, (0, 10))
+    (span,) = guest.spans
+    beside = msgspec.structs.replace(
+        guest, spans=(msgspec.structs.replace(span, packed=True, guest=True),)
+    )
+    assert series.series(result(host, beside), 2) != series.series(result(host, guest), 2)
+    alone, shared = (series.series(each, 2).fragmentation
+                     for each in (result(host), result(host, beside)))  # fmt: skip
+    assert alone == shared
+
+
+def test_who_was_refused_makes_no_run_longer() -> None:
+    late = ran("b", 500, 10, ended=None, refused="too large")
+    assert series.span_of(result(ran("a", 20, 10, (20, 30)), late)) == (seconds(20), seconds(30))
+
+
 def test_borrowed_gpus_do_not_count_against_affinity() -> None:
     soft = ran("a", 0, 30, (0, 30), opportunistic=True)
     assert series.series(result(soft), 2).no_affinity == (0.0, 0.0)
@@ -200,6 +227,16 @@ def test_what_was_sampled_is_taken_as_sampled() -> None:
     assert over_time.allocated == (4.0, 4.0, 0.0)
     assert over_time.busy == (2.0, 2.0, 0.0)
     assert over_time.useful == (1.0, 1.0, 0.0)
+
+
+def test_busy_is_of_the_time_since_the_first_submission() -> None:
+    samples = tuple(
+        Sample(at=seconds(at), allocated=gpus, busy=gpus / 2, useful=0.0, waiting=0, running=0,
+               free_nodes=0, free=0)
+        for at, gpus in ((0, 0), (90, 4))
+    )  # fmt: skip
+    found = summary.measure(result(ran("a", 90, 10, (90, 100), gpus=4), samples=samples))
+    assert (found.allocated, found.busy) == (1.0, 0.5)
 
 
 # --- a whole run ----------------------------------------------------------------------------------

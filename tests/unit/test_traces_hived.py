@@ -47,6 +47,30 @@ def test_every_tenant_has_the_same_load_on_its_gpus_of_1600() -> None:
         assert work / share == pytest.approx(0.9, rel=1e-3), vc
 
 
+def test_a_tenants_load_can_be_another_and_nobody_elses_changes() -> None:
+    usual = generate(SEED, Options(without=SMALL))
+    other = generate(SEED, Options(without=SMALL, loads=("prod-a:0.45",)))
+    before, now = work_by_vc(usual), work_by_vc(other)
+    assert now["prod-a"] == pytest.approx(before["prod-a"] / 2, rel=1e-3)
+    assert {**now, "prod-a": 0} == {**before, "prod-a": 0}
+    assert [job.at for job in other.jobs] == [job.at for job in usual.jobs]
+
+
+def test_days_can_be_steadier() -> None:
+    usual = generate(SEED, Options(without=SMALL))
+    steady = generate(SEED, Options(without=SMALL, day_sigma=0.0))
+    assert len(steady.jobs) == len(usual.jobs)
+    busiest = [max(Counter(job.at // seconds(DAY_S) for job in trace.jobs if job.vc == "res-d")
+                   .values()) for trace in (steady, usual)]  # fmt: skip
+    assert busiest[0] < 0.7 * busiest[1]
+
+
+@pytest.mark.parametrize("loads", [("prod-x:1",), ("prod-a",), ("prod-a:much",), ("prod-a:0",)])
+def test_wrong_loads_are_refused(loads: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"prod-x|NAME:NUMBER|above 0"):
+        Options(loads=loads)
+
+
 def test_jobs_are_in_order_within_two_months_and_of_bounded_length() -> None:
     jobs = whole().jobs
     assert all(before.at <= now.at for before, now in pairwise(jobs))

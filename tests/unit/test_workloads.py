@@ -80,6 +80,8 @@ def test_gavel_knows_types_numbers_and_two_placements() -> None:
     # Of the K80 nothing is known apart, so the V100's loss is taken.
     assert models.speed(resnet, at(1, 1, gpu_type="k80")) == pytest.approx(2 / 12 * 6 / 8)
     assert models.mini_batch_s(resnet, at(4, gpu_type="k80")) == pytest.approx(1 / 4)
+    # It does not fit on eight of them, which is what the file's zero says.
+    assert models.speed(job(resnet.model, 8, gpu_type="v100"), at(8, gpu_type="k80")) == 0
 
 
 def test_gavel_knows_pairs_on_one_gpu() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from skep.units import Instant, seconds
+from skep.perf import outlook
+from skep.units import Duration, Instant, seconds
 from skep.wire import subjects
-from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.advice import FamilyScale, JobAdvice, JobPace, Outlook, QueueAdvice, ScalePoint
 from skep.wire.inputs import NOTE_BYTES_MAX, Input, InputNotes, NotesReader
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat, NodeReport
@@ -96,3 +97,15 @@ def test_what_is_too_long_for_a_record_is_noted_as_such_and_forgotten() -> None:
     first, second, third, fourth = reader.read(notes.take())
     assert first == third == Input(at(2), message=few)
     assert second.unknown == fourth.unknown == '{"type":"too-long"}'
+
+
+def test_the_longest_outlook_is_noted_whole() -> None:
+    pace = JobPace(job="j" + "9" * 18, attempt=10**9, steps=10**15, rate_milli=10**12,
+                   utilisation=1000, memory=10**15, remaining=Duration(10**18))  # fmt: skip
+    point = ScalePoint(gpus=10**5, nodes=10**4, step_ns=Duration(10**15))
+    family = FamilyScale(family="f" * 64, gpu_type="g" * 20, points=(point,))
+    told = Outlook(at=at(1), jobs=(pace,) * outlook.JOBS_MAX,
+                   families=(family,) * outlook.POINTS_TOLD)  # fmt: skip
+    notes = InputNotes()
+    notes.heard(told, at(2))
+    assert NotesReader().read(notes.take()) == [Input(at(2), message=told)]

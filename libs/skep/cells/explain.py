@@ -15,6 +15,7 @@ from skep.cells.pack import Bin, fits
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.wire.reasons import Reason
+from skep.wire.spec import suits
 
 NAMES_MAX = 4
 """Jobs or nodes that a sentence lists."""
@@ -181,7 +182,7 @@ def _waits_for_idle(cells: Cells, request: Request) -> Why:
     idle = best = 0
     for chain in cells.chains.values():
         shape, forest = chain.topology, chain.forest
-        if request.gpu not in ("", shape.gpu):
+        if not suits(request.gpu, shape.gpu):
             continue
         idle += sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
         best = max(best, _roomiest(chain))

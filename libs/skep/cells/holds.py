@@ -39,9 +39,10 @@ class Placement(NamedTuple):
 class Request(NamedTuple):
     """What a job asks for: `members` are (workers, GPUs of each), all on GPUs of one chain.
 
-    `priority` is OPPORTUNISTIC or 0 and more, meaningful within the VC. `gpu` names the type, empty
-    for any; `pin` the pinned cell it must be in. `within` names the level of the cell all workers
-    should share: a `hard` wish waits for it. `lazy`: as a victim it may be demoted in place.
+    `priority` is OPPORTUNISTIC or 0 and more, meaningful within the VC. `gpu` names the type (or
+    several: `v100|p100`), empty for any; `pin` the pinned cell it must be in. `within` names the
+    level of the cell all workers should share: a `hard` wish waits for it. `lazy`: as a victim it
+    may be demoted in place.
     """
 
     job: str

@@ -16,6 +16,7 @@ from skep.cells.pack import Bin, fits
 from skep.wire.cluster import Chain, Cluster
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
+from skep.wire.spec import TYPES_APART, suits
 
 NAMES_MAX = 8
 """Names of types or levels that a sentence lists."""
@@ -79,9 +80,10 @@ def impossible(cluster: Cluster, request: Request) -> Refusal | None:
         return Refusal(Reason.UNKNOWN_VC, f"there is no virtual cluster `{request.vc}`",
                        nearest(request.vc, sorted(cluster.vcs)))  # fmt: skip
     types = list(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
-    if request.gpu and not request.pin and request.gpu not in types:
-        return Refusal(Reason.NO_SUCH_GPU_TYPE, f"no chain has GPUs of the type `{request.gpu}`",
-                       nearest(request.gpu, types) or _listed("the types are", types))  # fmt: skip
+    strange = [kind for kind in request.gpu.split(TYPES_APART) if kind and kind not in types]
+    if strange and not request.pin:
+        return Refusal(Reason.NO_SUCH_GPU_TYPE, f"no chain has GPUs of the type `{strange[0]}`",
+                       nearest(strange[0], types) or _listed("the types are", types))  # fmt: skip
     if request.pin and not request.guaranteed:
         return Refusal(Reason.PIN_NEEDS_GUARANTEE,
                        f"`{request.pin}` is a pinned cell: opportunistic jobs run anywhere",
@@ -114,7 +116,7 @@ def _views(cluster: Cluster, request: Request) -> Iterator[View]:
         yield View(f"the pinned cell {request.pin}", pin.chain, chain, cells)
         return
     for name, chain in cluster.chains.items():
-        if request.gpu not in ("", chain.gpu):
+        if not suits(request.gpu, chain.gpu):
             continue
         if not request.guaranteed:
             top = (0,) * len(chain.levels)

@@ -19,6 +19,7 @@ from skep.cells.place import Found, Limit, Search, placement
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.wire.cluster import Cluster
+from skep.wire.spec import suits
 
 
 class Offer(NamedTuple):
@@ -108,7 +109,7 @@ class Cells:
         """Yield what a VC owns of a GPU type (empty: of any)."""
         for chain in self.chains.values():
             pool = chain.pools.get((vc, pin))
-            if pool is not None and (pin or gpu in ("", chain.topology.gpu)):
+            if pool is not None and (pin or suits(gpu, chain.topology.gpu)):
                 yield Offer(chain, pool)
 
     def place(
@@ -121,7 +122,7 @@ class Cells:
         """
         if not request.guaranteed:
             idle = [found for chain in self.chains.values()
-                    if request.gpu in ("", chain.topology.gpu) and _has_level(chain, request)
+                    if suits(request.gpu, chain.topology.gpu) and _has_level(chain, request)
                     and (found := place_idle(chain, request, limit)) is not None]  # fmt: skip
             return min(idle, key=lambda found: self._extent(found.chain, found.spots), default=None)
         offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from skep.experiments.quota import QuotaRun
+from skep.experiments.quota import RULES, QuotaRun, Rules
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.measures.series import series
 from skep.sim.outcome import RunResult
 from skep.traces.generators import hived
 from skep.traces.job import Trace, TraceJob
-from skep.units import in_seconds, seconds
+from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Chain, Cluster, Quota, VirtualCluster
 from skep.workloads.situation import Steady
 
@@ -49,10 +49,15 @@ class Arm(msgspec.Struct):
     fragmentation: list[tuple[float, float]] = []
     """Days, as long as jobs come, and the part of nodes without 8 GPUs for high priority."""
     utilisation: float = 0.0
+    high: float = 0.0
+    """The part of the GPUs that high-priority jobs hold, as long as jobs come (quota arm)."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """A tenant in all arms; delays in seconds. An arm's windows are those worse than private."""
+    """A tenant in all arms; delays in seconds. An arm's windows are those worse than private.
+
+    So are its jobs, one by one, as in `sim.measures.audit`: HiveD's own measure are windows.
+    """
 
     jobs: int
     private_s: float
@@ -64,6 +69,8 @@ class Tenant(msgspec.Struct, frozen=True):
     quota_excess_s: float
     """By how much its worst window is worse than in its private cluster."""
     cells_excess_s: float
+    quota_jobs: int = 0
+    cells_jobs: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +88,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over all jobs, by arm."""
     utilisation: dict[str, float]
     workload_fragmentation: float
+    high: float = 0.0
+    """The part of the GPUs with jobs of high priority, quota arm."""
 
     @property
     def anomalies(self) -> dict[str, int]:
@@ -107,13 +116,16 @@ def compare(
     arms: Iterable[str] = ("private", "quota", "cells"),
     cluster: Cluster | None = None,
     beside: Mapping[str, dict[str, int]] | None = None,
+    plain: bool = False,
+    rules: Rules = RULES,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
 
     The policy is that inside the VCs, and inside private clusters; quotas are served in order.
     `cluster` has those cells in another way (`static`). What cells `beside` these cannot hold is
-    left out as well, so that both are compared with one workload.
+    left out as well, so that both are compared with one workload. `plain` has private clusters run
+    by the quotas' scheduler too, as the paper has: two months in seconds. `rules` are the quotas'.
     """
     owned = cells if cells is not None else hived.assign(nodes)
     owned = {vc: each for vc, each in owned.items() if vc not in options.without}
@@ -124,10 +136,10 @@ def compare(
     found: dict[str, Arm] = {}
     if "private" in arms:
         tell("private")
-        found["private"] = private(trace, owned, seed, policy)
+        found["private"] = alone(trace, owned) if plain else private(trace, owned, seed, policy)
     if "quota" in arms:
         tell("quota")
-        found["quota"] = quota(trace, owned, nodes)
+        found["quota"] = quota(trace, owned, nodes, rules)
     if "cells" in arms:
         tell("cells")
         whole = cluster if cluster is not None else hived.cluster(nodes, owned)
@@ -166,20 +178,36 @@ def shared(
     return arm
 
 
-def quota(trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int) -> Arm:
+def alone(trace: Trace, owned: Mapping[str, dict[str, int]]) -> Arm:
+    """Return every tenant's jobs in a cluster of its own, as `quota` schedules them."""
+    both = Arm({}, {})
+    for vc, cells in owned.items():
+        own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
+        nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
+        arm = quota(own, {vc: cells}, nodes, Rules(beyond=False))
+        both.waited |= arm.waited
+        both.completion |= arm.completion
+    return both
+
+
+def quota(
+    trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int, rules: Rules = RULES
+) -> Arm:
     """Return all tenants in one cluster, each with a number of GPUs."""
     gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
-    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S))
+    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
     played.run()
     waited = {job.id: in_seconds(each) for job, each in
               zip(trace.jobs, played.waited, strict=True)}  # fmt: skip
     completion = {job.id: in_seconds(end - job.at) for job, end in
                   zip(trace.jobs, played.ended, strict=True) if end is not None}  # fmt: skip
     last = trace.jobs[-1].at if trace.jobs else 0
-    taken = [gpus for at, _, gpus in played.samples if at <= last]
+    seen = [each for each in played.samples if each.at <= last]
+    gpu_samples = max(1, len(seen)) * nodes * hived.NODE_GPUS
     return Arm(waited, completion, played.preempted_gpus,
-               [(in_seconds(at) / 86400, level) for at, level, _ in played.samples if at <= last],
-               sum(taken) / max(1, len(taken)) / (nodes * hived.NODE_GPUS))  # fmt: skip
+               [(in_seconds(Duration(each.at)) / 86400, each.no_affinity) for each in seen],
+               sum(each.taken for each in seen) / gpu_samples,
+               sum(each.high for each in seen) / gpu_samples)  # fmt: skip
 
 
 def static(nodes: int, owned: Mapping[str, dict[str, int]] | None = None) -> Cluster:
@@ -254,6 +282,7 @@ def _outcome(
             sum(each > SLACK_S for each in excess.get("cells", [])),
             len(by_arm[next(iter(by_arm))]),
             max(excess.get("quota", []), default=0.0), max(excess.get("cells", []), default=0.0),
+            _worse(jobs, arms, "quota"), _worse(jobs, arms, "cells"),
         )  # fmt: skip
     return Outcome(
         seed=seed, nodes=nodes, left_out=left_out, tenants=tenants, delays=delays,
@@ -262,7 +291,16 @@ def _outcome(
         completion_s={name: _mean(arm.completion.values()) for name, arm in arms.items()},
         utilisation={name: arm.utilisation for name, arm in arms.items() if arm.utilisation},
         workload_fragmentation=hived.fragmentation(trace),
+        high=arms["quota"].high if "quota" in arms else 0.0,
     )  # fmt: skip
+
+
+def _worse(jobs: Iterable[TraceJob], arms: Mapping[str, Arm], name: str) -> int:
+    """Return how many jobs wait longer in an arm than alone, each for itself."""
+    if name not in arms or "private" not in arms:
+        return 0
+    here, there = arms[name].waited, arms["private"].waited
+    return sum(here[job.id] > there[job.id] + SLACK_S for job in jobs)
 
 
 def _windows(jobs: Iterable[TraceJob], waited: Waited) -> list[tuple[float, float]]:

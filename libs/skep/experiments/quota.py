@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from skep.traces.job import TraceJob
 from skep.units import Duration
@@ -20,19 +21,50 @@ from skep.units import Duration
 NODE_GPUS = 8
 
 
+class Sample(NamedTuple):
+    """The cluster at one instant."""
+
+    at: int
+    no_affinity: float
+    """The part of the nodes where a high-priority job holds a GPU (section 5.2)."""
+    taken: int
+    """GPUs with a job."""
+    high: int
+    """GPUs with a job of high priority."""
+
+
+class Rules(NamedTuple):
+    """What the paper leaves open, or what a private cluster has otherwise."""
+
+    beyond: bool = True
+    """Jobs beyond the quota run at low priority; or else they wait."""
+    promote: bool = True
+    """Low-priority jobs have a high one when the quota has room; or else they stay as they are."""
+    least_used: bool = False
+    """The tenant that uses least of its quota is first, as with YARN's queues; or the first job."""
+
+
+RULES = Rules()
+
+
 class QuotaRun:
     """One run. Times are nanoseconds from the beginning of the trace."""
 
     def __init__(
-        self, jobs: Sequence[TraceJob], quota: Mapping[str, int], nodes: int, sample_every: Duration
+        self,
+        jobs: Sequence[TraceJob],
+        quota: Mapping[str, int],
+        nodes: int,
+        sample_every: Duration,
+        rules: Rules = RULES,
     ) -> None:
         """Play these jobs, in order of arrival, on so many nodes; `quota` is GPUs by tenant."""
+        self._rules = rules
         self.jobs, self.quota = jobs, dict(quota)
         self.waited = [0] * len(jobs)
         self.ended: list[int | None] = [None] * len(jobs)
         self.preempted_gpus = 0
-        self.samples: list[tuple[int, float, int]] = []
-        """Time, part of the nodes where a high-priority job holds a GPU, GPUs with a job."""
+        self.samples: list[Sample] = []
         self._every, self._due = sample_every, 0
         self._used = dict.fromkeys(quota, 0)
         self._firm, self._soft = [0] * nodes, [0] * nodes
@@ -76,8 +108,9 @@ class QuotaRun:
     def _pass(self, at: int) -> None:
         while self._every and self._due <= at:
             idle = sum(len(nodes) for (firm, _), nodes in self._nodes.items() if not firm)
-            taken = sum(self._firm) + sum(self._soft)
-            self.samples.append((self._due, 1 - idle / len(self._firm), taken))
+            high = sum(self._firm)
+            taken = high + sum(self._soft)
+            self.samples.append(Sample(self._due, 1 - idle / len(self._firm), taken, high))
             self._due += self._every
         self._now = at
 
@@ -85,16 +118,22 @@ class QuotaRun:
         """Serve the first of every queue by arrival, high priority before low, until all wait."""
         while self._dirty:
             changed, self._dirty = self._dirty, {}
-            for high in (True, False):
-                heads = [(queue[0], tenant) for tenant, queue in self._queues.items()
+            for high in (True, False)[: 1 + self._rules.beyond]:
+                heads = [self._head(tenant) for tenant, queue in self._queues.items()
                          if queue and tenant in changed]  # fmt: skip
                 heapq.heapify(heads)
                 while heads:
-                    _, tenant = heapq.heappop(heads)
+                    *_, tenant = heapq.heappop(heads)
                     queue = self._queues[tenant]
                     if self._serve(queue[0], high=high) and queue:
-                        heapq.heappush(heads, (queue[0], tenant))
-            self._promote(changed)
+                        heapq.heappush(heads, self._head(tenant))
+            if self._rules.promote:
+                self._promote(changed)
+
+    def _head(self, tenant: str) -> tuple[float, int, str]:
+        """Return what the first of a tenant's queue is served by, least first."""
+        used = self._used[tenant] / max(1, self.quota[tenant]) if self._rules.least_used else 0.0
+        return used, self._queues[tenant][0], tenant
 
     def _serve(self, number: int, *, high: bool) -> bool:
         job = self.jobs[number]

@@ -47,7 +47,7 @@ from skep.wire.facts import (
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, Elastic, JobSpec, ParameterServers, Problem
+from skep.wire.spec import GANG_NODES_MAX, TYPES_APART, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -401,11 +401,12 @@ class AdmissionMachine:
             return None  # No hardware has joined yet: nothing is known to be impossible.
         wanted = spec.resources
         types = sorted({kind for build in self._builds() for kind, _ in build.gpus})
-        if wanted.gpu_type is not None and wanted.gpu_type not in types:
-            text = f"no node has GPUs of type `{wanted.gpu_type}`; there are: {', '.join(types)}"
+        asked = types if wanted.gpu_type is None else wanted.gpu_type.split(TYPES_APART)
+        for kind in (kind for kind in asked if kind not in types):
+            text = f"no node has GPUs of type `{kind}`; there are: {', '.join(types)}"
             return Problem(path="$.resources.gpu_type", reason=Reason.NO_SUCH_GPU_TYPE, text=text,
-                           suggestion=nearest(wanted.gpu_type, types))  # fmt: skip
-        kinds = types if wanted.gpu_type is None else [wanted.gpu_type]
+                           suggestion=nearest(kind, types))  # fmt: skip
+        kinds = [kind for kind in types if kind in asked]
         if any(self._holds(kind, spec) for kind in kinds):
             return None
         return self._too_big(spec, kinds)

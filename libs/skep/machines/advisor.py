@@ -125,6 +125,8 @@ class AdvisorMachine:
         self._outlooks = Outlooks()
         self._planned: dict[str, None] = {}
         """VCs with a policy."""
+        self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
+        """A simulation in which nothing is lost may be less busy."""
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
         """Return the advice that is due."""
@@ -170,7 +172,7 @@ class AdvisorMachine:
         if self._changed:
             return max(after(self._ranked_at, ADVISE_EVERY), self._quiet_until)
         if self._advised:
-            return max(after(self._advised_at, RESEND_AFTER), self._quiet_until)
+            return max(after(self._advised_at, self.resend_after), self._quiet_until)
         return None
 
     def remaining(self, job: str) -> Duration | None:
@@ -248,7 +250,7 @@ class AdvisorMachine:
             submitted_at=fact.submitted_at,
             family=spec.size.family or "",
             gpus=spec.gpus,
-            gpu_type=spec.resources.gpu_type or "",
+            gpu_type=spec.resources.only_type,
             total=spec.size.total(),
             vc=spec.vc,
             each=spec.resources.gpus,
@@ -377,14 +379,14 @@ class AdvisorMachine:
             self._advised = ()
             return []
         order = tuple(each.waiting.job for each in ranked)
-        if order == self._advised and now < after(self._advised_at, RESEND_AFTER):
+        if order == self._advised and now < after(self._advised_at, self.resend_after):
             return []
         self._advised, self._advised_at = order, now
         jobs = tuple(
             JobAdvice(job=waiting.job, why=why, remaining=waiting.remaining)
             for waiting, why in ranked
         )
-        advice = QueueAdvice(at=now, expires_at=after(now, EXPIRES_AFTER), jobs=jobs)
+        advice = QueueAdvice(at=now, expires_at=after(now, self.expires_after), jobs=jobs)
         return [Send(subjects.ADVICE_QUEUE, advice)]
 
     def _rank(self, now: Instant) -> list[Ranked]:

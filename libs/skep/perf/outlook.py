@@ -15,7 +15,7 @@ import msgspec
 from skep.perf import predict
 from skep.perf.progress import WINDOW
 from skep.perf.scaling import FAMILIES_MAX, POINTS_MAX, Key, Scaling
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.wire.advice import FamilyScale, JobPace, Outlook
 from skep.wire.findings import JobRate
 
@@ -29,14 +29,16 @@ OTHER_UTILISATION = 100
 """Thousandths by which a utilisation is another one."""
 AT_MOST_EVERY = WINDOW
 """How often a job's pace is told: what is measured takes a window to become what it will be."""
+SETTLES_IN, SETTLES_STEPS = Duration(2 * WINDOW), 3
+"""How long, or how many mini-batches, until a rate rests on what is so since a change."""
 DRIFT_AFTER = seconds(600.0)
 AGAIN_AFTER = seconds(5.0)
 """How long after the allocator began it is told everything: it listens by then."""
 AGAIN_EVERY = seconds(3600.0)
 """How often everything is told: a lost message is made up for. 20,000 jobs are 3 MB of notes."""
-JOBS_MAX = 200
-"""Jobs in one message: it is kept with what was decided on, in a record of 512 KiB."""
-POINTS_TOLD = 400
+JOBS_MAX = 100
+"""Jobs in one message: all of it is noted with what was decided on, 64 KiB at most."""
+POINTS_TOLD = 128
 """Points of families in one message."""
 
 assert POINTS_MAX <= POINTS_TOLD
@@ -62,6 +64,12 @@ class Runner(msgspec.Struct):
     seen_at: Instant = Instant(0)
     told: JobPace | None = None
     told_at: Instant = Instant(0)
+    size: int = 0
+    """Workers, as measured last."""
+    since: Instant = Instant(0)
+    """When it was first measured where it is, with so many workers."""
+    idle_since: Instant = Instant(0)
+    """Since when its utilisation alone is another one; 0: it is not."""
 
 
 class Outlooks:
@@ -102,8 +110,12 @@ class Outlooks:
             return
         steady = abs(rate.rate_milli - runner.before) * STEADY_DIVISOR <= runner.before
         runner.before = rate.rate_milli
+        if not runner.since or rate.workers != runner.size:
+            runner.since, runner.size = now, rate.workers
         if steady and (rate.rate_milli or runner.told is not None):
-            runner.seen, runner.seen_at = rate, now
+            if runner.seen is None or _told_otherwise(runner.seen, rate):
+                # What is as before is reckoned on from when it became so.
+                runner.seen, runner.seen_at = rate, now
             due = _due(runner, rate, now)
             if due is None:
                 self._due.pop(rate.job, None)
@@ -124,7 +136,8 @@ class Outlooks:
             self._fresh.update(dict.fromkeys(self.scaling.keys()))
             self._due.update({job: now for job, runner in self.runners.items() if runner.seen})
             self._again_at = after(now, AGAIN_EVERY)
-        jobs = [self._tell(self.runners[job], now) for job, at in self._due.items() if at <= now]
+        due = sorted((job for job, at in self._due.items() if at <= now), key=_by_number)
+        jobs = [self._tell(self.runners[job], now) for job in due]
         self._due = {job: at for job, at in self._due.items() if at > now}
         if jobs and self._again_at is None:
             self._again_at = after(now, AGAIN_EVERY)
@@ -152,7 +165,7 @@ class Outlooks:
                               memory=rate.memory,
                               remaining=predict.remaining(runner.total, steps, step_ns),
                               )  # fmt: skip
-        runner.told_at = now
+        runner.told_at, runner.idle_since = now, Instant(0)
         if step_ns and runner.key[0] and runner.nodes and rate.workers and not runner.shares:
             gpus = rate.workers * runner.each
             self.scaling.learn(runner.key, gpus, runner.nodes, runner.job, step_ns)
@@ -172,21 +185,33 @@ class Outlooks:
                 del self._families[next(iter(self._families))]
 
 
+def _told_otherwise(seen: JobRate, rate: JobRate) -> bool:
+    now = rate.rate_milli, rate.utilisation, rate.memory, rate.workers
+    return (seen.rate_milli, seen.utilisation, seen.memory, seen.workers) != now
+
+
+def _by_number(job: str) -> tuple[int, str]:
+    """Return what orders jobs as they came, whoever's rate was told first."""
+    return len(job), job
+
+
 def _due(runner: Runner, rate: JobRate, now: Instant) -> Instant | None:
     """Return when a job's pace is to be told, None if nothing is new."""
     told = runner.told
-    if told is None:
-        return now
+    step_ns = predict.rate_step_ns(rate.rate_milli) or 0
+    settled = after(runner.since, max(SETTLES_IN, Duration(SETTLES_STEPS * step_ns)))
+    if told is None or rate.attempt != told.attempt:
+        return max(now, settled)
     apart = abs(rate.rate_milli - told.rate_milli)
-    other = (
-        apart * OTHER_DIVISOR > told.rate_milli
-        or abs(rate.utilisation - told.utilisation) >= OTHER_UTILISATION
-        or rate.attempt != told.attempt
-    )
-    if other:
-        return max(now, after(runner.told_at, AT_MOST_EVERY))
+    if apart * OTHER_DIVISOR > told.rate_milli:
+        return max(now, settled, after(runner.told_at, AT_MOST_EVERY))
+    if abs(rate.utilisation - told.utilisation) >= OTHER_UTILISATION:
+        # Whoever is changed, or stores its state, stands for a moment.
+        runner.idle_since = runner.idle_since or now
+        return max(now, settled, after(max(runner.told_at, runner.idle_since), AT_MOST_EVERY))
+    runner.idle_since = Instant(0)
     if apart * DRIFT_DIVISOR > told.rate_milli:
-        return max(now, after(runner.told_at, DRIFT_AFTER))
+        return max(now, settled, after(runner.told_at, DRIFT_AFTER))
     return None
 
 

@@ -20,8 +20,8 @@ class Optimus(Policy, frozen=True):
     in order of arrival, with the workers of their spec; nobody is stopped. Parameter servers stay
     as they are: their predicted speeds are not in the view.
 
-    Only jobs whose rates are predicted are resized. Nothing in Skep predicts them yet
-    (`JobView.rates`), and until then this is an order of arrival in which nobody is resized.
+    Only jobs whose rates are predicted are resized: those whose family was measured at two sizes at
+    least (`JobView.rates`). For all others this is an order of arrival.
     """
 
     name: ClassVar[str] = "optimus"
@@ -32,6 +32,11 @@ class Optimus(Policy, frozen=True):
     def __post_init__(self) -> None:
         """Refuse an interval that is too short."""
         span("every_s", self.every_s, "seconds")
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return True."""
+        return True
 
     def plan(self, view: VcView) -> Plan:
         """Return turns in order of arrival, and at the beginning of a round new sizes."""

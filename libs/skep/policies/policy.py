@@ -40,6 +40,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         return False
 
+    @property
+    def sees_rates(self) -> bool:
+        """Return whether it goes by what is measured and predicted of jobs: simulations skip it."""
+        return False
+
+    @property
+    def sees_cells(self) -> bool:
+        """Return whether its view is to tell which of its VC's cells are free, by level."""
+        return False
+
     counts_holds: ClassVar[bool] = False
     """Whether its view is to tell how often each job was held (`JobView.held`)."""
 

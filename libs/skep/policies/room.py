@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from skep.view.view import HOLDING, JobView, NodeView, VcView
+from skep.wire.spec import suits
 
 Place = tuple[tuple[str, int], ...]
 """GPUs on each node."""
@@ -109,7 +110,7 @@ class Room:
             node = self._nodes.get(name)
             if node is None or name not in free:
                 continue  # Its hardware is bad, or others have it: there is no room for anybody.
-            if wants.gpu_type is not None and wants.gpu_type != node.gpu_type:
+            if not suits(wants.gpu_type, node.gpu_type):
                 continue
             count = free[name] // per_worker
             if wants.cpus and node.cpus:
@@ -230,4 +231,4 @@ def best_locality(job: JobView, view: VcView, *, emptied: bool = False) -> bool:
 
 
 def _may(job: JobView, node: NodeView) -> bool:
-    return job.spec.resources.gpu_type in (None, node.gpu_type)
+    return suits(job.spec.resources.gpu_type, node.gpu_type)

@@ -78,8 +78,8 @@ class Dsif(Sif, frozen=True):
 class Saf(Queued, frozen=True):
     """Shortest actual time job first: how long it would run where there is room for it now.
 
-    A job of which no slowdown is predicted counts as if it were as fast on any nodes. Nothing in
-    Skep predicts slowdowns yet (`JobView.slowdown`), and until then this is `sif`.
+    A job of which no slowdown is predicted counts as if it were as fast on any nodes: it is, for
+    families that were measured on different numbers of nodes (`JobView.slowdown`).
     """
 
     name: ClassVar[str] = "saf"
@@ -88,6 +88,11 @@ class Saf(Queued, frozen=True):
     @property
     def sees_nodes(self) -> bool:
         """Return True: it asks where a job would go."""
+        return True
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return True: it asks how slow a job would be there."""
         return True
 
     def key(self, view: VcView) -> Key:

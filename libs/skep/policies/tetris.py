@@ -21,7 +21,8 @@ class Tetris(Policy, frozen=True):
     With `size`, a job that is elastic is given the number of workers with the highest predicted
     rate (`performance`), or with the highest ratio of rate to cost (`cost`, GENIE's equations 10
     and 11 with weight `theta`), once it runs: an attempt begins with the workers of its spec.
-    Nothing in Skep predicts rates yet (`JobView.rates`), and until then every `size` is `spec`.
+    Rates are predicted for families that were measured at two sizes at least (`JobView.rates`); for
+    all others every `size` is `spec`.
     """
 
     name: ClassVar[str] = "tetris"
@@ -41,6 +42,11 @@ class Tetris(Policy, frozen=True):
     def sees_nodes(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def sees_rates(self) -> bool:
+        """Return whether it chooses sizes."""
+        return self.size != "spec"
 
     def plan(self, view: VcView) -> Plan:
         """Return turns by score, and elastic jobs at their best size."""

@@ -185,7 +185,9 @@ class Watch:
     def _apart(self, host: Host, run: Run, other: Run) -> None:
         shared = [device for device in run.devices
                   if device in other.devices and not other.released]  # fmt: skip
-        agreed = self.allocator.gpus.together((run.job, run.attempt), (other.job, other.attempt))
+        late = host.identity in self.allocator.disowned
+        agreed = self.allocator.gpus.together((run.job, run.attempt), (other.job, other.attempt),
+                                              once=late)  # fmt: skip
         text = f"{run.token} and {other.token} on {host.identity} {shared}"
         require(not shared or agreed, "I2", text)
 

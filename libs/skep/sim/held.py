@@ -25,13 +25,15 @@ class Gpus:
         """By GPU: the attempts on it."""
         self.decisions: dict[Key, GpusShared] = {}
         """By attempt: the decision by which it is on GPUs that others held."""
+        self.made: dict[Key, GpusShared] = {}
+        """All decisions: a machine that was given up hears of them late, and carries them out."""
 
     def decide(self, fact: GpusShared) -> None:
         """Take over a decision: all who are on those GPUs are named in it, and run there."""
         name = fact.job, fact.attempt
         require(bool(fact.beside) and name not in fact.beside, "I16", f"{fact} names nobody")
         require(0.0 <= fact.share < 1.0 and 0.0 < fact.told <= 1.0, "I16", f"{fact}")
-        self.decisions[name] = fact
+        self.decisions[name] = self.made[name] = fact
 
     def take(self, gpus: Sequence[Key], attempt: Key, text: str) -> None:
         """Have an attempt hold GPUs that nobody holds, or (by its decision) those it names."""
@@ -65,10 +67,11 @@ class Gpus:
         """Return whether an attempt holds these GPUs of a machine."""
         return all(attempt in self.held.get((identity, device), {}) for device in devices)
 
-    def together(self, one: Key, other: Key) -> bool:
-        """Return whether a decision names two attempts together."""
+    def together(self, one: Key, other: Key, *, once: bool = False) -> bool:
+        """Return whether a decision names two attempts together; `once`: whether one ever did."""
+        known = self.made if once else self.decisions
         return any(name in fact.beside for name, fact in (
-            (other, self.decisions.get(one)), (one, self.decisions.get(other)))
+            (other, known.get(one)), (one, known.get(other)))
             if fact is not None)  # fmt: skip
 
     def partners(self, attempt: Key) -> list[Key]:

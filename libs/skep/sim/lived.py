@@ -15,16 +15,18 @@ from statistics import median
 
 import msgspec
 
+from skep.cells.levels import gpus_owned
 from skep.sim.again import Recorded
 from skep.sim.cluster.run import name_of
 from skep.sim.cluster.settings import Costs
-from skep.sim.cluster.specs import node_gpus
-from skep.sim.outcome import JobOutcome, RunResult, Span
+from skep.sim.cluster.specs import node_gpus, nodes_of
+from skep.sim.outcome import PREEMPTED, JobOutcome, RunResult, Span, stopped_by
 from skep.traces.job import RowProblem, Trace, TraceJob
 from skep.units import Duration, Instant, in_seconds
-from skep.wire.changes import Goal, JobChanged
+from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging
 from skep.wire.changes import Result as ChangeResult
 from skep.wire.cluster import Cluster
+from skep.wire.commands import Resume
 from skep.wire.facts import (
     CellsSet,
     End,
@@ -57,6 +59,8 @@ class Life(msgspec.Struct):
     """Where it ran: from, to, and what ended that."""
     attempt_ns: int = 0
     """Run in this attempt so far."""
+    kept_ns: int = 0
+    """What of that a checkpoint holds which was stored on request, as before it made room."""
     work_ns: int = 0
     """Run in earlier attempts that ended of themselves."""
     lost_ns: int = 0
@@ -66,6 +70,8 @@ class Life(msgspec.Struct):
     began: int = 0
     ran_at: int = 0
     """Since when it runs now."""
+    goes_on: bool = False
+    """It was told to go on where it has moved."""
     stopping_at: int = 0
     ended: int = 0
     end: End | None = None
@@ -85,6 +91,20 @@ class Life(msgspec.Struct):
             self.spans.append((self.ran_at, max(at, self.ran_at), why))
             self.attempt_ns += max(0, at - self.ran_at)
         self.ran_at = 0
+
+    def waits(self, at: int) -> None:
+        """Have it wait, if it does not yet."""
+        self.waiting_since = self.waiting_since or at
+
+    def waits_no_more(self, at: int) -> None:
+        """End its waiting: it has GPUs, or no need of them."""
+        if self.waiting_since:
+            self.waited_ns += max(0, at - self.waiting_since)
+        self.waiting_since = 0
+
+    def stores(self, at: int) -> None:
+        """Note that all it has done so far is stored."""
+        self.kept_ns = self.attempt_ns + (max(0, at - self.ran_at) if self.ran_at else 0)
 
 
 class Lived(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,10 +182,15 @@ class _Fold:
                 self._requeued(self.lives[fact.job], fact)
             case JobEnded():
                 self._ended(self.lives[fact.job], fact)
-            case JobChanged() if fact.result is ChangeResult.DONE:
+            case JobChanging():
+                self.lives[fact.job].goes_on = isinstance(fact.change, Resume)
+            case JobChanged():
                 self._changed(self.lives[fact.job], fact)
+            case GpusRegained():
+                self.lives[fact.job].waits_no_more(fact.at)
             case JobMoved():
                 self.lives[fact.job].migrated += 1
+                self.lives[fact.job].waits_no_more(fact.at)
                 self._happen(type(fact).__name__)
             case GangWidened() | GangNarrowed():
                 self.lives[fact.job].resized += 1
@@ -175,7 +200,7 @@ class _Fold:
 
     def _cells(self, cluster: Cluster) -> None:
         """Keep the largest cluster there was: nodes join one by one."""
-        gpus = sum(len(chain.nodes) for chain in cluster.chains.values()) * node_gpus(cluster)
+        gpus = sum(nodes_of(cluster).values())
         if gpus >= self._gpus and cluster.vcs:
             self.cluster, self._gpus = cluster, gpus
 
@@ -186,9 +211,9 @@ class _Fold:
         spread = sorted((sum(map(len, member.devices)) for member in fact.members), reverse=True)
         life.spread, life.gpus, life.chain = tuple(spread), sum(spread), fact.chain
         life.borrowed = not any(fact.members[0].levels)
-        life.waited_ns += max(0, fact.at - life.waiting_since)
-        life.bound_at, life.waiting_since = fact.at, 0
-        life.attempt_ns, life.stopping_at = 0, 0
+        life.waits_no_more(fact.at)
+        life.bound_at = fact.at
+        life.attempt_ns = life.kept_ns = life.stopping_at = 0
 
     def _over(self, life: Life, at: Instant, why: str) -> None:
         life.stands(at, why)
@@ -196,27 +221,37 @@ class _Fold:
             self._stops.append(at - life.stopping_at)
 
     def _requeued(self, life: Life, fact: JobRequeued) -> None:
-        preempted = fact.why is Reason.PREEMPTED
-        self._over(life, fact.at, "preempted" if preempted else str(fact.why))
-        life.preempted += preempted
-        if fact.counted:
-            life.work_ns += life.attempt_ns
-        else:
-            life.lost_ns += life.attempt_ns
-        life.attempt_ns, life.waiting_since = 0, fact.at
+        why = stopped_by(fact.why)
+        self._over(life, fact.at, why)
+        life.preempted += why == PREEMPTED
+        kept = life.attempt_ns if fact.counted else min(life.kept_ns, life.attempt_ns)
+        life.work_ns += kept
+        life.lost_ns += life.attempt_ns - kept
+        life.attempt_ns = life.kept_ns = 0
+        life.waits(fact.at)
 
     def _ended(self, life: Life, fact: JobEnded) -> None:
         self._over(life, fact.at, "ended")
-        if life.waiting_since:
-            life.waited_ns += max(0, fact.at - life.waiting_since)
-        life.ended, life.end, life.why, life.waiting_since = fact.at, fact.end, fact.why, 0
+        life.waits_no_more(fact.at)
+        life.ended, life.end, life.why = fact.at, fact.end, fact.why
 
     def _changed(self, life: Life, fact: JobChanged) -> None:
-        if fact.goal is Goal.SUSPEND:
-            life.stands(fact.at, "suspended")
-            life.suspended += 1
-        elif fact.goal is Goal.RESUME:
-            life.ran_at = life.ran_at or fact.at
+        if fact.released:
+            life.waits(fact.at)  # Its GPUs are others', also where it was to have them again.
+        if fact.result is not ChangeResult.DONE:
+            return
+        match fact.goal:
+            case Goal.SUSPEND:
+                life.suspended += bool(life.ran_at)
+                life.stands(fact.at, "suspended")
+            case Goal.CHECKPOINT:
+                life.stores(fact.at)
+            case Goal.RESUME:
+                life.ran_at = life.ran_at or fact.at
+            case Goal.MIGRATE if life.goes_on:  # Else it was suspended, and stands there too.
+                life.ran_at = life.ran_at or fact.at
+            case _:
+                pass
 
     def costs(self) -> Costs:
         """Return what starting and stopping took: medians, s."""
@@ -261,8 +296,8 @@ def _trace_job(life: Life, begin: Instant) -> TraceJob:
         workers=resources.workers,
         vc=life.spec.vc,
         mini_batches=life.spec.size.total() or 0,
-        gpu_type=resources.gpu_type or "",
-        tied=bool(resources.gpu_type),
+        gpu_type=resources.only_type,
+        tied=bool(resources.only_type),
         priority=life.spec.priority,
         opportunistic=life.spec.opportunistic,
         within=topology.within if topology is not None else "",
@@ -295,11 +330,10 @@ def _outcome(life: Life, job: TraceJob, begin: Instant) -> JobOutcome:
 
 
 def _result(cluster: Cluster, outcomes: tuple[JobOutcome, ...]) -> RunResult:
-    each = node_gpus(cluster)
-    gpus = sum(len(chain.nodes) * node_gpus(Cluster(chains={"c": chain}))
-               for chain in cluster.chains.values())  # fmt: skip
+    each, gpus = node_gpus(cluster), sum(nodes_of(cluster).values())
     return RunResult(trace=NAME, cluster=name_of(cluster), policy="live", seed=0, gpus=gpus,
-                     node_gpus=each, jobs=outcomes,
+                     node_gpus=each, jobs=outcomes, nodes=nodes_of(cluster),
+                     vc_gpus={vc: gpus_owned(cluster, vc) for vc in cluster.vcs},
                      events=sum(2 for outcome in outcomes if outcome.ended))  # fmt: skip
 
 

@@ -6,13 +6,23 @@ import msgspec
 
 from skep.traces.job import TraceJob
 from skep.units import Duration
+from skep.wire.reasons import Reason
+
+PREEMPTED = "preempted"
+MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY)
+
+
+def stopped_by(why: Reason) -> str:
+    """Return what ended a stretch whose attempt was stopped: whoever made room was preempted."""
+    return PREEMPTED if why in MAKES_ROOM else str(why)
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     """One stretch in which a job had the same GPUs and ran. Times count from the trace's beginning.
 
     `spread`: its GPUs on each node, largest first. `ended_by` says why it came to an end: ended,
-    preempted, suspended, migrated, resized, packed, unpacked, node-lost, cut (the run ended).
+    preempted, suspended, migrated, resized, packed, cut (the run ended), or the reason for which it
+    was stopped otherwise, such as unpacked or node-lost.
     """
 
     began: Duration
@@ -27,6 +37,8 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
     borrowed: bool = False
     nodes: tuple[str, ...] = ()
     """Which nodes those of `spread` are, in the same order."""
+    guest: bool = False
+    """Its GPUs are another job's, who has them too all the while."""
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,9 +95,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int
     gpus: int
     node_gpus: int
+    """Of the largest node."""
     jobs: tuple[JobOutcome, ...]
     samples: tuple[Sample, ...] = ()
     vc_gpus: dict[str, int] = {}
+    nodes: dict[str, int] = {}
+    """The GPUs of each node; empty: all nodes are as large as the largest."""
     events: int = 0
     """Starts and ends of jobs, as published simulators count."""
     decisions: str = ""

@@ -163,8 +163,8 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node_gpus: int = 8
     """GPUs of a whole node (the largest kind it has)."""
     free_cells: dict[str, tuple[int, ...]] = {}
-    """By chain: its free cells of each level, from one GPU up (HiveD's free list). The allocator
-    does not fill it yet: it is empty."""
+    """By chain: its free cells of each level, from one GPU up (HiveD's free list); only for a
+    policy that asks for them (`Policy.sees_cells`)."""
     nodes: tuple[NodeView, ...] = ()
     """Only for a policy that asks for them (`Policy.sees_nodes`)."""
     changed: int = 0

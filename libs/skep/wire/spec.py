@@ -46,11 +46,21 @@ class Topology(_Part, frozen=True):
     hard: bool = False
 
 
+TYPES_APART = "|"
+"""Between types of GPUs of which any will do, as in Alibaba's traces."""
+
+
+def suits(wanted: str | None, kind: str) -> bool:
+    """Return whether GPUs of a type are of those asked for (none: of any)."""
+    return not wanted or kind in wanted.split(TYPES_APART)
+
+
 class Resources(_Part, frozen=True):
     """What one worker needs, and how many workers there are.
 
     `memory` is bytes of host memory per worker, or text such as `16GiB`; `cpus` per worker.
-    `pinned` names one of the VC's pinned cells that the job is to run in.
+    `gpu_type` is the type of all its GPUs, or several that it runs on: `v100|p100`. `pinned` names
+    one of the VC's pinned cells that the job is to run in.
     """
 
     gpus: int = 1
@@ -60,6 +70,11 @@ class Resources(_Part, frozen=True):
     memory: int | str = 0
     topology: Topology | None = None
     pinned: str = ""
+
+    @property
+    def only_type(self) -> str:
+        """Return the type of all its GPUs if it may only be one, else nothing."""
+        return "" if self.gpu_type is None or TYPES_APART in self.gpu_type else self.gpu_type
 
 
 class Limits(_Part, frozen=True):

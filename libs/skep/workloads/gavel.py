@@ -34,9 +34,14 @@ class Gavel(Table):
         self,
         alone: dict[tuple[str, bool, Job], dict[int, float]],
         pairs: dict[str, dict[tuple[Job, Job], float]],
+        unfit: frozenset[tuple[str, Job, int]] = frozenset(),
     ) -> None:
-        """Take rates; `True` is consolidated. Pairs are relative to alone, on one GPU."""
+        """Take rates; `True` is consolidated. Pairs are relative to alone, on one GPU.
+
+        What is `unfit` does not run on so many GPUs of a type.
+        """
         self.alone = alone
+        self.unfit = unfit
         self.pairs = pairs
         self._batches: dict[str, tuple[int, ...]] = {}
         for _, _, (model, batch) in alone:
@@ -78,6 +83,8 @@ class Gavel(Table):
         return 1 / rate if rate else None
 
     def _rate(self, kind: str, job: Job, gpus: int) -> float | None:
+        if (kind, job, gpus) in self.unfit:
+            return 0.0
         points = self.alone.get((kind, True, job))
         if points is None or (gpus > 1 and len(points) == 1):
             return None  # Some models were measured on one GPU only.
@@ -91,11 +98,14 @@ class Gavel(Table):
 def parse(isolated: Iterable[str], pairs: Iterable[str] = ()) -> Gavel:
     """Read `isolated_throughput.csv` and `packed_pairs.csv`. Raises ValueError for other texts."""
     alone: dict[tuple[str, bool, Job], dict[int, float]] = {}
+    unfit: dict[tuple[str, Job, int], None] = {}
     for row in csv.DictReader(isolated):
         rate = float(row["iters_per_s"])
         if rate > 0:  # 0 is how Gavel notes that the model does not fit.
             key = row["gpu_type"], row["placement"] == "consolidated", _job(row["job_type"])
             alone.setdefault(key, {})[int(row["num_gpus"])] = rate
+        else:
+            unfit[row["gpu_type"], _job(row["job_type"]), int(row["num_gpus"])] = None
     if not alone:
         raise ValueError("gavel: no rates in isolated_throughput.csv")  # noqa: EM101
     both: dict[str, dict[tuple[Job, Job], float]] = {}
@@ -109,7 +119,7 @@ def parse(isolated: Iterable[str], pairs: Iterable[str] = ()) -> Gavel:
             single = alone.get((row["gpu_type"], True, job), {}).get(1)
             if single is not None and (job, other) not in found:
                 found[job, other] = float(row[f"iters_per_s_{column}"]) / single
-    return Gavel(alone, both)
+    return Gavel(alone, both, frozenset(unfit))
 
 
 def _job(text: str) -> Job:

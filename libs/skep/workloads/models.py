@@ -165,8 +165,8 @@ class Models:
                 work = self._work(job, name)
                 now = table.rate(work, then._replace(gpu_type=there.gpu_type))
                 was = self._rate_then(table, work, then)
-                if now and was:
-                    return Part("type", now / was, table.name)
+                if now is not None and was:
+                    return Part("type", now / was, table.name)  # 0: its model does not fit there.
         return Part("type", 1.0, "")
 
     def _rate_then(self, table: Table, work: Work, then: Place) -> float | None:

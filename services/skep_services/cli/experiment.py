@@ -34,16 +34,20 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="SEEDS", default="10",
                         help="10 (that is 0 to 9), 3-12 or 1,5,9; default 10")  # fmt: skip
     parser.add_argument("--days", metavar="N", type=float, default=None,
-                        help="days of submissions; default as in the paper's figure")  # fmt: skip
+                        help="days of submissions; default a week with cells, two months with "
+                             "quotas, ten days on the testbed")  # fmt: skip
     parser.add_argument("--processes", metavar="N", type=int, default=0,
                         help="runs at a time; default as many as processors")  # fmt: skip
+    parser.add_argument("--keep", metavar="DIR", type=Path,
+                        help="keep there what each run came to, and run nothing again that this "
+                             "very program has kept")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", type=Path,
                         help="write NAME.html, NAME.svg and NAME.json there")  # fmt: skip
 
 
 def run(arguments: Namespace) -> int:
     """Run the experiment, tell, and return the exit code."""
-    from skep.experiments.catalogue import DAYS, EXPERIMENTS
+    from skep.experiments.catalogue import EXPERIMENTS
     from skep_services.simulations import inputs, pool
 
     if arguments.name == "list":
@@ -52,8 +56,8 @@ def run(arguments: Namespace) -> int:
     if experiment is None:
         hint = inputs.like(arguments.name, EXPERIMENTS)
         raise CommandError(exits.USAGE, f"no experiment is called {arguments.name}{hint}")
-    days = DAYS if arguments.days is None else arguments.days
-    if days <= 0 or arguments.processes < 0:
+    days: float | None = arguments.days
+    if (days is not None and days <= 0) or arguments.processes < 0:
         raise CommandError(exits.USAGE, "--days is above 0, and --processes 1 or more")
     try:
         seeds = inputs.seeds(arguments.seeds)
@@ -61,7 +65,8 @@ def run(arguments: Namespace) -> int:
         raise CommandError(exits.USAGE, str(error)) from None
     with pool.Stop().on_interrupt() as stop:
         try:
-            results = _play(experiment, seeds, days, arguments.processes, stop)
+            results = _play(experiment, seeds, days, arguments.processes, stop,
+                            arguments.keep)  # fmt: skip
         except pool.DiedError as error:
             raise CommandError(exits.FAILED, str(error)) from None
         found = _found(experiment, results, seeds, days, interrupted=stop.asked)
@@ -86,7 +91,12 @@ def _list(arguments: Namespace, experiments: Sequence[Experiment]) -> int:
 
 
 def _play(
-    experiment: Experiment, seeds: Sequence[int], days: float, processes: int, stop: Stop
+    experiment: Experiment,
+    seeds: Sequence[int],
+    days: float | None,
+    processes: int,
+    stop: Stop,
+    folder: Path | None,
 ) -> Results:
     from skep_services.experiments import play
     from skep_services.simulations import pool
@@ -98,7 +108,7 @@ def _play(
         progress.tell([1.0] * done + [0.0] * (len(todo) - done))
 
     try:
-        done = play.run_all(todo, processes or pool.processors(), tell, stop)
+        done = play.run_all(todo, processes or pool.processors(), tell, stop, folder)
     finally:
         progress.end()
     say(f"{render.plural(len(done), 'run')} in {time_text(progress.passed_s())}")
@@ -118,11 +128,12 @@ class Found(NamedTuple):
 
 
 def _found(
-    experiment: Experiment, results: Results, asked: Sequence[int], days: float, *,
+    experiment: Experiment, results: Results, asked: Sequence[int], days: float | None,
+    *,
     interrupted: bool,
 ) -> Found:  # fmt: skip
     seeds = tuple(each.seed for each in next(iter(results.values())))
-    told = f"{render.plural(len(seeds), 'seed')}, {days:g} days of submissions."
+    told = f"{render.plural(len(seeds), 'seed')}{'' if days is None else f', {days:g} days'}."
     if interrupted:
         told += f" Interrupted: {len(seeds)} of {len(asked)} seeds are whole."
     lines = experiment.lines(results) if seeds else []

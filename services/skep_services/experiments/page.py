@@ -38,7 +38,9 @@ def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: 
         "<h2>How it is run</h2><p>The workload is drawn from what the paper prints (Table 1, "
         "the load, the affinity of jobs); its trace was never published, so run times and "
         "arrivals are a fit to Philly's. The cells arm is the production allocator on a virtual "
-        "clock. Jobs larger than all their tenant owns are left out of every arm.</p>",
+        "clock. Settings with cells are a week of submissions, quotas alone the two months, the "
+        "testbed ten days, unless days were asked for. Jobs larger than all their tenant owns are "
+        "left out of every arm.</p>",
         "</body></html>\n",
     ])  # fmt: skip
 
@@ -57,6 +59,8 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
         if experiment.name.startswith("hived-fig6"):
             found.append(_fragmentation([(arm, first.fragmentation[arm])
                                          for arm in first.fragmentation]))  # fmt: skip
+    if experiment.name == "hived-load":
+        found.insert(0, _shares(results))
     if experiment.name in ("hived-fig10", "hived-fig11"):
         found.append(_fragmentation([(label, outcomes[0].fragmentation["cells"])
                                      for label, outcomes in results.items()
@@ -67,6 +71,16 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
         found.append(plots.bars("Preempted GPUs, mean of the seeds", list(results),
                                 [plots.Bars("preempted", values)], plots.number_text))  # fmt: skip
     return found
+
+
+def _shares(results: Results) -> str:
+    """Return the delay of `prod-a` over its private one, by load."""
+    ratios = [[each.tenants[SHOWN[0]].quota_s / max(each.tenants[SHOWN[0]].private_s, 60.0)
+               for each in outcomes] for outcomes in results.values()]  # fmt: skip
+    means = [sum(each) / len(each) if each else None for each in ratios]
+    title = f"{SHOWN[0]}: mean delay under quotas over that alone, mean of the seeds"
+    return plots.bars(title, list(results), [plots.Bars("quota over private", means)],
+                      plots.number_text)  # fmt: skip
 
 
 def _tenants(label: str, outcomes: Sequence[Outcome]) -> str:

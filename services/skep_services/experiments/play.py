@@ -6,10 +6,13 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import NamedTuple
 
-from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results, Setting, play
+from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results
 from skep.experiments.hived import Outcome
+from skep.experiments.setting import Setting, play
+from skep_services.experiments import keep
 from skep_services.simulations.pool import DiedError, Stop, deaf_children
 
 LOOK_S = 0.2
@@ -22,10 +25,14 @@ class Task(NamedTuple):
     experiment: str
     setting: int
     seed: int
-    days: float
+    days: float | None
+
+    def setting_of(self) -> Setting:
+        """Return what is run."""
+        return EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
 
 
-def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Task]:
+def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
     """Return everything that is to be run, seed by seed: an early stop leaves whole seeds."""
     settings = experiment.settings(days)
     return [Task(experiment.name, place, seed, days)
@@ -33,13 +40,19 @@ def tasks(experiment: Experiment, seeds: Sequence[int], days: float) -> list[Tas
 
 
 def run_all(
-    todo: Sequence[Task], processes: int, tell: Callable[[int], None], stop: Stop
+    todo: Sequence[Task],
+    processes: int,
+    tell: Callable[[int], None],
+    stop: Stop,
+    folder: Path | None = None,
 ) -> dict[Task, Outcome]:
     """Return what came of each task; what was not done when `stop` was asked is left out.
 
-    Raises DiedError.
+    In a `folder` each outcome is kept, and found again by the same program: also by another
+    experiment with the same setting. Raises DiedError.
     """
-    done: dict[Task, Outcome] = {}
+    done = _kept(folder, todo) if folder is not None else {}
+    todo = [task for task in todo if task not in done]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         with deaf_children():
@@ -47,7 +60,11 @@ def run_all(
         try:
             while waiting and not stop.asked:
                 over, _ = wait(waiting, LOOK_S, FIRST_COMPLETED)
-                done |= {waiting.pop(each): each.result() for each in over}
+                for each in over:
+                    task = waiting.pop(each)
+                    done[task] = each.result()
+                    if folder is not None:
+                        keep.put(folder, task.setting_of(), task.seed, done[task])
                 tell(len(done))
         except BrokenProcessPool:
             reason = "a run ended without a result: its process was killed, or had no memory left"
@@ -61,7 +78,7 @@ def run_all(
 
 def one(task: Task) -> Outcome:
     """Run one task."""
-    return play(EXPERIMENTS[task.experiment].settings(task.days)[task.setting], task.seed)
+    return play(task.setting_of(), task.seed)
 
 
 def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
@@ -72,3 +89,8 @@ def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
     by = {(task.setting, task.seed): outcome for task, outcome in done.items()}
     return {setting.label: [by[place, seed] for seed in whole]
             for place, setting in enumerate(settings)}  # fmt: skip
+
+
+def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome]:
+    found = {task: keep.get(folder, task.setting_of(), task.seed) for task in todo}
+    return {task: outcome for task, outcome in found.items() if outcome is not None}

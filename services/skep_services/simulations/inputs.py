@@ -20,6 +20,8 @@ SHAPE = re.compile(r"(?P<nodes>\d+)x(?P<gpus>\d+)(:(?P<type>[\w.-]+))?(/(?P<vcs>
 NODES_MAX = 100_000
 SEEDS_MAX = 1000
 TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhdw]?)")
+PARTS = re.compile(r"(?<!\d[eE])\+|\+(?!\d)")
+"""Between two policies; not the plus in `1e+3`."""
 UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 Choice = tuple[str, dict[str, Any]]
@@ -88,21 +90,28 @@ def file_place(name: str, cluster: Cluster) -> Place:
 def policies(text: str, vcs: Iterable[str]) -> dict[str, Choice]:
     """Return each VC's policy of `NAME[:option=value,...]` or, by VC, `VC=NAME[:...]+VC=NAME`.
 
-    Raises WrongError.
+    One without a VC is everybody's whom no other part names. Raises WrongError.
     """
     known = list(vcs)
+    everybodys: list[str] = []
     found: dict[str, Choice] = {}
-    for part in text.split("+"):
+    for part in PARTS.split(text):
         before, mark, after = part.partition("=")
         by_vc = bool(mark) and ":" not in before
         if not by_vc:
-            found |= dict.fromkeys(known, policy(part))
+            everybodys.append(part)
             continue
         if before not in known:
             reason = f"no VC is called {before!r}{like(before, known)}"
             raise WrongError(reason)
+        if before in found:
+            reason = f"{text}: two policies for {before}"
+            raise WrongError(reason)
         found[before] = policy(after)
-    return found
+    if len(everybodys) > 1:
+        reason = f"{text}: two policies for everybody; write VC=NAME+VC=NAME"
+        raise WrongError(reason)
+    return {**dict.fromkeys(known, policy(everybodys[0])), **found} if everybodys else found
 
 
 def policy(text: str) -> Choice:

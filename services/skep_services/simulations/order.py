@@ -18,6 +18,7 @@ from skep.sim.measures.stat import Curve
 from skep.sim.measures.summary import Measures, curves, measure
 from skep.sim.outcome import JobOutcome, RunResult
 from skep.sim.private import own_jobs, private_cluster
+from skep.sim.replay import STOP_S
 from skep.traces.job import Trace, TraceJob
 from skep.wire.cluster import Cluster
 from skep.workloads.situation import Speeds
@@ -87,10 +88,11 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
     cut = "interrupted" if not goes_on else "" if not result.cut else (
         "until" if order.settings.until is not None else "stuck"
     )  # fmt: skip
+    slack_s = max(STOP_S, order.settings.costs.stop_s)  # Who borrowed is stopped first.
     return Played(
         label=order.label, policy=order.policy, shape=order.shape, seed=order.settings.seed,
         measures=measure(result, alone_by(speeds)), series=series(result), curves=curves(result),
-        audit=audit(result, private) if order.audited and goes_on else None,
+        audit=audit(result, private, slack_s) if order.audited and goes_on else None,
         vc_gpus=result.vc_gpus, cut=cut, cpu_s=result.cpu_s,
     )  # fmt: skip
 

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import count as counting
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
+from skep.cells.clustercheck import cluster_problems
 from skep.cells.levels import gpus_per_node, level_names
 from skep.cells.propose import resolve
 from skep.wire.cluster import Chain, Cluster, NodeCell, Quota, VirtualCluster
@@ -96,6 +99,10 @@ def apply(changes: Sequence[Change], cluster: Cluster) -> WhatIf:
         else:
             cluster, text = _weight(cluster, change)
         words.append(text)
+    problems = cluster_problems(cluster)
+    if problems:
+        reason = f"--what-if: that cluster would not do: {problems[0].path}: {problems[0].text}"
+        raise WrongError(reason)
     return WhatIf(cluster, policies, tuple(words))
 
 
@@ -190,7 +197,9 @@ def _grow(cluster: Cluster, name: str, count: int) -> Cluster:
     chain = cluster.chains[name]
     top = _gpus(chain, level_names(chain)[-1]) // gpus_per_node(chain)
     count = -(-count // top) * top
-    made = tuple(NodeCell(node=f"{name}-new-{number}") for number in range(1, count + 1))
+    taken = {cell.node for each in cluster.chains.values() for cell in each.nodes}
+    unused = (new for number in counting(1) if (new := f"{name}-new-{number}") not in taken)
+    made = tuple(NodeCell(node=new) for new in islice(unused, count))
     grown = msgspec.structs.replace(chain, nodes=(*chain.nodes, *made))
     return msgspec.structs.replace(cluster, chains={**cluster.chains, name: grown})
 

@@ -12,7 +12,7 @@ from skep.machines.allocator import changing, moving, packing, packs, placing, r
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant
 from skep.view.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
-from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize
+from skep.wire.changes import Ask, AskMigrate, AskPack, AskResize, AskSuspend, AskUnpack
 from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason
 
@@ -38,6 +38,36 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
             return _migrate(machine, job, nodes, now)
         case Resize(workers=workers, servers=servers):
             return _resize(machine, job, workers, servers, now)
+
+
+def illegal(
+    machine: AllocatorMachine, job: JobState, action: Action
+) -> tuple[Reason, str] | None:  # fmt: skip
+    """Return why an action can never be meant of a job as it is, None if it can.
+
+    What only cannot be done now (no room, a change under way) is no mistake of the policy's.
+    """
+    wish: Ask
+    match action:
+        case Suspend(job=name):
+            wish = AskSuspend(job=name, release=True)
+        case Unpack(job=name):
+            wish = AskUnpack(job=name)
+        case Migrate(job=name):
+            wish = AskMigrate(job=name)
+        case Resize(job=name, workers=workers, servers=servers):
+            wish = AskResize(job=name, workers=workers, servers=servers or None)
+        case Pack(beside=beside):
+            other = machine.jobs.get(beside)
+            if other is None or other.spec.vc != job.spec.vc or other is job:
+                return Reason.NOT_ITS_JOB, f"beside {beside}"
+            return None
+        case Preempt():
+            return None
+    if not _calm(job) or job.state is not State.RUNNING or not job.known:
+        return None
+    refused = changing.refusal(machine, job, wish)
+    return None if refused is not None and refused[0] is Reason.NOT_RUNNING else refused
 
 
 def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:

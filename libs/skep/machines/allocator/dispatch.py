@@ -243,10 +243,9 @@ def _hurry(machine: AllocatorMachine, job: JobState, attempt: int, now: Instant)
 def limit(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Arm the time limit of an attempt that runs; what it was suspended for does not count."""
     if isinstance(job.spec.limits.time, int):
-        # A clock that was set back since would make the limit as much longer.
-        ends_at = after(
-            min(job.ran_at, now), Duration(seconds(job.spec.limits.time) + job.suspended_ns)
-        )
+        # A clock that was set back since, or while it stood, would make the limit as much longer.
+        began_at = min(after(job.ran_at, Duration(job.suspended_ns)), now)
+        ends_at = after(began_at, seconds(job.spec.limits.time))
         machine.soft.remind(ends_at, ("", job.job, job.attempt))
 
 

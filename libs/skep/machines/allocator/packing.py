@@ -26,6 +26,7 @@ from skep.wire.commands import Resume, Share
 from skep.wire.facts import JobBound, Member, ReservationDropped
 from skep.wire.packs import GpusShared, Mode
 from skep.wire.reasons import Reason
+from skep.wire.spec import suits
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -154,7 +155,7 @@ def _unfit(
 ) -> Refusal | None:
     """Return why a job does not go with a hold, whichever of its GPUs it had; or None."""
     wanted = job.spec.resources
-    if wanted.gpu_type not in (None, shape.gpu):
+    if not suits(wanted.gpu_type, shape.gpu):
         return Reason.OTHER_GPU_TYPE, f"{shape.gpu}, and it asks for {wanted.gpu_type}"
     if wanted.pinned and hold.pin != wanted.pinned:
         return Reason.TIED_ELSEWHERE, f"pinned cell {wanted.pinned}"

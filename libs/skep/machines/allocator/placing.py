@@ -28,7 +28,7 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX
+from skep.wire.spec import GANG_NODES_MAX, suits
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -133,7 +133,7 @@ def _yielding(
         return None
     shares = {vc: (used[vc], each.weight) for vc, each in cells.cluster.vcs.items()}
     for chain in cells.chains.values():
-        if asked.gpu in ("", chain.topology.gpu):
+        if suits(asked.gpu, chain.topology.gpu):
             found = place_yielding(chain, cells.holds, asked, shares, machine.loss(now), limit,
                                    going.__contains__)  # fmt: skip
             if found is not None:

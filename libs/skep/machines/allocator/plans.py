@@ -91,7 +91,7 @@ def _in_vain(machine: AllocatorMachine, planned: Planned) -> bool:
         return False
     if planned.fallen or planned.misfits or planned.returning or machine.alarms:
         return False
-    planned.due, planned.changes = False, changes
+    planned.due, planned.look_at, planned.changes = False, None, changes
     planned.open, planned.outside = bool(demand), demand.outside()
     return True
 
@@ -176,6 +176,11 @@ def _act(
         job = _job(machine, planned, action.job)
         if job is None:
             wrong.append(f"{_kind(action)} {action.job}: no such job of {planned.vc}")
+            continue
+        refused = acting.illegal(machine, job, action)
+        if refused is not None:
+            why, detail = refused
+            wrong.append(f"{_kind(action)} {action.job}: {why} ({detail})")
             continue
         taken += acting.act(machine, job, action, planned.policy.name, now)
     return taken

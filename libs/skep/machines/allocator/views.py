@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellwork, paces, packs
+from skep.machines.allocator import cellviews, cellwork, paces, packs
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -359,6 +359,7 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         pins=tuple(part for pin, part in parts.items() if pin),
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
+        free_cells=cellviews.free_cells(machine, planned.vc) if planned.policy.sees_cells else {},
         changed=machine.soft.changes,
         ended=tuple(machine.served.get(planned.vc, ())),
     )

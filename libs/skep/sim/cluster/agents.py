@@ -78,6 +78,8 @@ class Agents:
         self._counted: dict[Run, tuple[int, int]] = {}
         self._awaiting: dict[str, Run] = {}
         """By job: the attempt that is to take over."""
+        self.paced: dict[Run, None] | None = None
+        """Attempts that go at another pace than before, if anybody wants to know."""
 
     # --- commands ------------------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class Agents:
         if part.stopping:
             return
         part.stopping = True
+        part.order = order.order  # What was to be over in a while never is.
         if part.joined and self.works[run.name].attempt == run.number:
             self._halt(run, now)
             self.works[run.name].lose()
@@ -178,7 +181,7 @@ class Agents:
         self._in(costs, now, self._suspended, run, part, part.order, release)
 
     def _suspended(self, run: Run, part: Part, order: int, release: bool, now: Instant) -> None:
-        if part.order == order:
+        if part.is_at(order):
             part.stands = True
             self._answer(run, part, now, released=release)
 
@@ -190,7 +193,7 @@ class Agents:
         self._in(costs, now, self._resumed, run, part, part.order)
 
     def _resumed(self, run: Run, part: Part, order: int, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.stands = False
         self._answer(run, part, now)
@@ -202,7 +205,7 @@ class Agents:
             self._go(run, Duration(0), now)
 
     def _stored(self, run: Run, part: Part, order: int, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         work = self.works[run.name]
         work.stored = work.done
@@ -212,7 +215,7 @@ class Agents:
 
     def _sent(self, run: Run, part: Part, order: int, now: Instant) -> None:
         """Have sent the state; once all parts have, whoever awaits it has it."""
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.stands = True
         self._answer(run, part, now)
@@ -246,7 +249,7 @@ class Agents:
         self._in(self._resize, now, self._resized, run, part, part.order, change)
 
     def _resized(self, run: Run, part: Part, order: int, change: Resize, now: Instant) -> None:
-        if part.order != order:
+        if not part.is_at(order):
             return
         part.devices, part.ranks = _devices(change.ranks), len(change.ranks)
         part.joined = True
@@ -276,7 +279,7 @@ class Agents:
         for part in run.parts.values():
             self.told.append(MemberExited(
                 node=part.node, identity=part.identity, job=name, attempt=run.number,
-                outcome=Outcome.SUCCEEDED, at=now, steps=steps, step_ns=step_ns,
+                outcome=Outcome.SUCCEEDED, at=now, steps=steps, step_ns=step_ns, order=part.came,
             ))  # fmt: skip
 
     def _gone(self, run: Run, part: Part, now: Instant) -> None:
@@ -323,6 +326,8 @@ class Agents:
         work.version += 1
         work.where = None
         self._count(run, 0, 0)
+        if self.paced is not None:
+            self.paced[run] = None
         self._stale.pop(run, None)
         if not self._steady:
             self._floor.leave(run)
@@ -352,6 +357,8 @@ class Agents:
         work.version += 1
         gpus = sum(len(part.devices) for part in run.parts.values())
         self._count(run, round(gpus * utilisation * GPU), round(gpus * min(speed, 1.0) * GPU))
+        if self.paced is not None:
+            self.paced[run] = None
         if speed > 0:
             self.later.append((after(now, work.left()), (self.ends, run.name, work.version)))
 
@@ -374,6 +381,33 @@ class Agents:
         if costs and work.paid != (run.number, order):
             work.paid = run.number, order
             work.overhead += costs
+
+    # --- what is known of an attempt -------------------------------------------------------------
+
+    def lives(self, run: Run) -> bool:
+        """Return whether an attempt has processes, and its job is not over."""
+        return self._runs.get((run.name, run.number)) is run
+
+    def pace(self, run: Run) -> tuple[int, int]:
+        """Return what a mini-batch takes now, ns, and thousandths of its GPUs' time that are busy.
+
+        0: none is made, or nobody knows how many.
+        """
+        work = self.works[run.name]
+        job, where = work.job, work.where
+        if not run.trains or work.attempt != run.number or work.rate <= 0:
+            return 0, 0
+        busy = 1.0 if where is None else self._speeds.utilisation(job, where)
+        if job.mini_batches:
+            step_s = job.run_time / job.mini_batches / work.rate
+        else:
+            known = 0.0 if where is None else self._speeds.mini_batch_s(job, where)
+            step_s = known * 1e9 / work.factor
+        return round(step_s), min(1000, round(1000 * busy))
+
+    def memory(self, run: Run) -> int:
+        """Return the bytes of a GPU's memory that its largest worker needs; 0 if nobody knows."""
+        return self._speeds.memory(run.job)
 
     # --- what agents say -------------------------------------------------------------------------
 

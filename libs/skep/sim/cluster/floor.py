@@ -27,6 +27,11 @@ class Run(msgspec.Struct, eq=False):
     servers: int = 0
 
     @property
+    def workers(self) -> int:
+        """Return how many ranks train together."""
+        return sum(part.ranks for part in self.parts.values() if part.joined)
+
+    @property
     def devices(self) -> dict[str, tuple[int, ...]]:
         """Return its GPUs on each node."""
         return {node: part.devices for node, part in self.parts.items()}
@@ -50,6 +55,10 @@ class Part(msgspec.Struct, eq=False):
     answer: object = None
     """What it answered to that; None: it has yet to."""
     stopping: bool = False
+
+    def is_at(self, order: int) -> bool:
+        """Return whether it is still carrying out an order: no later one came, and no stop."""
+        return self.order == order and not self.stopping
 
 
 class Floor:

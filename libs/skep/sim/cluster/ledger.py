@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from skep.sim.cluster.work import Work
-from skep.sim.outcome import JobOutcome, Span
+from skep.sim.outcome import PREEMPTED, JobOutcome, Span, stopped_by
 from skep.units import Duration, Instant
 from skep.wire.changes import Goal, GpusRegained, JobChanged, JobChanging, Result
-from skep.wire.commands import Share
+from skep.wire.commands import Resume, Share
 from skep.wire.facts import (
     CellsAlarm,
     CellsReserved,
@@ -29,7 +29,6 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import JobMoved, SuccessorBound
 from skep.wire.packs import GpusShared
-from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 
 BEGIN = Instant(1_700_000_000 * 10**9)
@@ -37,12 +36,6 @@ BEGIN = Instant(1_700_000_000 * 10**9)
 
 DIGESTED = 512
 """Decisions that are hashed together: fewer calls."""
-
-STOPPED = {
-    Reason.UNPACKED: "unpacked",
-    Reason.NODE_LOST: "node-lost",
-}
-"""What a stretch is said to be ended by, by why its attempt was stopped; else preempted."""
 
 
 class AlarmError(RuntimeError):
@@ -71,6 +64,10 @@ class Entry(msgspec.Struct):
     next_chain: str = ""
     borrowed: bool = False
     shares: bool = False
+    guest: bool = False
+    """It is on another job's GPUs."""
+    goes_on: bool = False
+    """What its nodes were told last is to go on."""
     preempted: int = 0
     suspended: int = 0
     migrated: int = 0
@@ -157,8 +154,8 @@ class Ledger:
         self._decided(f"stop {fact.job}.{fact.attempt} {fact.why}", now)
 
     def _requeued(self, fact: JobRequeued, entry: Entry, now: Instant) -> None:
-        why = STOPPED.get(fact.why, "preempted")
-        entry.preempted += why == "preempted"
+        why = stopped_by(fact.why)
+        entry.preempted += why == PREEMPTED
         self._leaves(entry, now, why)
         self._waits(entry, now)
 
@@ -171,11 +168,12 @@ class Ledger:
 
     def _changing(self, fact: JobChanging, entry: Entry, now: Instant) -> None:
         self._decided(f"{fact.goal} {fact.job}.{fact.attempt} {fact.nodes} {fact.why}", now)
+        entry.goes_on = isinstance(fact.change, Resume)
         if isinstance(fact.change, Share) and entry.ran_at:
             shares = bool(fact.change.beside)
             if shares is not entry.shares:
                 self._again(entry, now, "packed" if shares else "unpacked")
-                entry.shares = shares
+                entry.shares, entry.guest = shares, entry.guest and shares
                 entry.packed += shares
 
     def _changed(self, fact: JobChanged, entry: Entry, now: Instant) -> None:
@@ -186,13 +184,14 @@ class Ledger:
                 entry.suspended += bool(entry.ran_at)
                 self._stands(entry, now, "suspended")
                 if fact.released:
-                    entry.next_gpus, entry.gpus = entry.gpus, {}
-                    self._waits(entry, now)
+                    self._releases(entry, now)
             case Goal.RESUME:
                 self._runs(entry, now)
             case Goal.MIGRATE:
                 entry.migrated += 1
-                if not fact.released:
+                if fact.released:
+                    self._releases(entry, now)
+                elif entry.goes_on:  # Else it was suspended, and stands there too.
                     self._runs(entry, now)
             case Goal.RESIZE:
                 entry.resized += 1
@@ -209,7 +208,7 @@ class Ledger:
         self._decided(f"return {fact.job}.{fact.attempt} {_places(fact.members)}", now)
 
     def _shared(self, fact: GpusShared, entry: Entry, now: Instant) -> None:
-        entry.shares = True
+        entry.shares = entry.guest = True
         entry.packed += 1
         self._decided(f"pack {fact.job}.{fact.attempt} {fact.node} {fact.beside}", now)
 
@@ -221,7 +220,7 @@ class Ledger:
         self._stands(entry, now, "migrated")
         self._waits_no_more(entry, now)
         entry.gpus, entry.chain = entry.next_gpus, entry.next_chain
-        entry.shares, entry.next_gpus = False, {}
+        entry.shares, entry.guest, entry.next_gpus = False, False, {}
 
     def _widened(self, fact: GangWidened, entry: Entry, now: Instant) -> None:
         node, count = fact.member.node, sum(map(len, fact.member.devices))
@@ -269,7 +268,13 @@ class Ledger:
 
     def _leaves(self, entry: Entry, now: Instant, why: str) -> None:
         self._stands(entry, now, why)
-        entry.gpus, entry.shares = {}, False
+        entry.gpus, entry.shares, entry.guest = {}, False, False
+
+    def _releases(self, entry: Entry, now: Instant) -> None:
+        """Have it wait for GPUs such as it had: these are others'."""
+        entry.next_gpus, entry.gpus = entry.gpus, {}
+        entry.shares = entry.guest = False
+        self._waits(entry, now)
 
     def _stands(self, entry: Entry, now: Instant, why: str) -> None:
         if not entry.ran_at:
@@ -284,7 +289,7 @@ class Ledger:
                 began=Duration(entry.ran_at - BEGIN), ended=Duration(now - BEGIN),
                 gpus=sum(counts), spread=counts, chain=entry.chain, ended_by=why,
                 useful=Duration(made) if made != span else None, packed=entry.shares,
-                borrowed=entry.borrowed, nodes=nodes,
+                borrowed=entry.borrowed, nodes=nodes, guest=entry.guest,
             ))  # fmt: skip
         entry.ran_at = 0
 

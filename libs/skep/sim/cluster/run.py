@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from skep.sim.cluster.settings import Settings
-from skep.sim.cluster.specs import node_gpus
+from skep.sim.cluster.specs import node_gpus, nodes_of
 from skep.sim.cluster.world import News, Watch, World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace
@@ -69,6 +69,7 @@ def _result(world: World, *, cut: bool) -> RunResult:
         jobs=ledger.outcomes(world.now),
         samples=tuple(world.samples.taken),
         vc_gpus=owned,
+        nodes=nodes_of(world.cluster),
         events=ledger.events,
         decisions=ledger.digest(),
         cut=cut,

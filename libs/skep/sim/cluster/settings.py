@@ -70,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compat: frozenset[str] = frozenset()
     can: tuple[str, ...] | None = None
     samples_by_vc: bool = False
+    reports: Literal["auto", "none", "on-change", "per-second"] = "auto"
+    """What agents report of running jobs, and whether introspector and advisor listen. `auto`: on
+    every change of pace where a policy goes by rates, else nothing, which nobody would hear."""
     over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
     """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`)."""
 

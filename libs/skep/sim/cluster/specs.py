@@ -7,16 +7,23 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.levels import gpus_per_node
 from skep.sim.cluster.settings import Settings
 from skep.traces.job import TraceJob
 from skep.units import in_seconds, seconds
 from skep.wire.cluster import Cluster
-from skep.wire.spec import TIME_S_MAX
+from skep.wire.spec import TIME_S_MAX, TYPES_APART
+from skep.workloads.situation import Situation, Speeds
+from skep.workloads.table import fewest
 
 ENCODER = msgspec.json.Encoder()
 NOISY_SIGMA = 1.0
 """Spread of what owners say under `noisy`: a factor whose logarithm is normal. Users' estimates are
 off by a factor of e at one sigma."""
+
+
+NOWHERE = "one on which its speed is not 0"
+"""The type of GPU that a job asks for which runs on none here: it is refused, with these words."""
 
 
 def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
@@ -31,6 +38,16 @@ def node_gpus(cluster: Cluster, gpu_type: str = "") -> int:
                     largest = max(largest, size)
                     break
     return largest
+
+
+def nodes_of(cluster: Cluster) -> dict[str, int]:
+    """Return how many GPUs each node has, those of all its chains together."""
+    found: dict[str, int] = {}
+    for chain in cluster.chains.values():
+        size = gpus_per_node(chain)
+        for cell in chain.nodes:
+            found[cell.node] = found.get(cell.node, 0) + size
+    return found
 
 
 def shape(job: TraceJob, node: int) -> tuple[int, int]:
@@ -48,11 +65,11 @@ def shape(job: TraceJob, node: int) -> tuple[int, int]:
 class Owners:
     """Writes the specs. What is noisy depends on the seed and the job, on nothing else."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
-        """Write for a cluster."""
-        self._settings = settings
-        kinds = ("", *(chain.gpu for chain in cluster.chains.values()))
-        self._nodes = {kind: node_gpus(cluster, kind) for kind in kinds}
+    def __init__(self, cluster: Cluster, settings: Settings, speeds: Speeds) -> None:
+        """Write for a cluster, where jobs go with these speeds."""
+        self._settings, self._speeds = settings, speeds
+        self._kinds = tuple(dict.fromkeys(chain.gpu for chain in cluster.chains.values()))
+        self._nodes = {kind: node_gpus(cluster, kind) for kind in ("", *self._kinds)}
         self._alone = next(iter(cluster.vcs)) if len(cluster.vcs) == 1 else ""
 
     def vc(self, job: TraceJob) -> str:
@@ -61,7 +78,7 @@ class Owners:
 
     def write(self, job: TraceJob) -> bytes:
         """Return a spec as JSON."""
-        tied = job.gpu_type if job.tied else ""
+        tied = job.gpu_type if job.tied else self._able(job)
         workers, gpus = shape(job, self._nodes.get(tied, self._nodes[""]))
         resources: dict[str, Any] = {"gpus": gpus, "workers": workers}
         if tied:
@@ -92,6 +109,21 @@ class Owners:
         if size:
             spec["size"] = size
         return ENCODER.encode(spec)
+
+    def _able(self, job: TraceJob) -> str:
+        """Return the types of GPUs on which a job's speed is not 0; empty: all of them.
+
+        That its model does not fit on some of them is what an owner knows, and nobody else does.
+        """
+        able = []
+        for kind in self._kinds:
+            spread = fewest(max(job.gpus, 1), self._nodes[kind])
+            where = Situation(kind, spread, job.workers or max(job.gpus, 1), job.servers)
+            if self._speeds.speed(job, where) > 0:
+                able.append(kind)
+        if len(able) == len(self._kinds):
+            return ""
+        return TYPES_APART.join(able) or NOWHERE
 
     def _size(self, job: TraceJob) -> dict[str, Any]:
         size: dict[str, Any] = {}

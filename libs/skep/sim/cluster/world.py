@@ -13,8 +13,10 @@ from skep.ids import job_id
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.policies.registry import make
 from skep.sim.cluster.agents import Agents, Later
 from skep.sim.cluster.ledger import BEGIN, Ledger
+from skep.sim.cluster.reports import Reports
 from skep.sim.cluster.samples import Samples
 from skep.sim.cluster.settings import AT_ONCE, EVERYTHING, FIRST_NODE, Settings
 from skep.sim.cluster.specs import Owners
@@ -41,6 +43,9 @@ ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join: its first jobs find them there."""
 FOR_EVER = Duration(2**62)
+IDLE_LOOKS = 1000
+"""Times in a row that a policy looks at jobs that wait, while none runs and none comes: if it does
+nothing by then, it never will."""
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
@@ -80,7 +85,8 @@ class World:
         self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
         self._at_once = AT_ONCE in settings.compat
         self._in_order = FIRST_NODE in settings.compat
-        self._owners = Owners(self.cluster, settings)
+        self._owners = Owners(self.cluster, settings, speeds)
+        self.reports = _reports(self.cluster, settings, self.agents)
         self._inbox: deque[Any] = deque()
         """What the allocator has yet to hear at this instant."""
         self._heap: list[tuple[Instant, int, Later]] = []
@@ -92,6 +98,8 @@ class World:
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
+        self._idle = 0
+        """Instants in a row at which nobody but the allocator's own timers had anything to do."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
         self._facts: list[AllocatorFact] = []
@@ -114,7 +122,10 @@ class World:
                 pool.in_order = True
 
     def run(self, watch: Watch | None = None) -> bool:
-        """Go on until every job is over, or the time is; return False if `watch` ended it."""
+        """Go on until every job is over, the time is, or nothing more will ever happen.
+
+        Returns False if `watch` ended it.
+        """
         jobs = len(self.trace.jobs)
         for number, _ in enumerate(self.steps()):
             told = watch is not None and number % WATCHED_EVERY == 0
@@ -123,17 +134,19 @@ class World:
         return True
 
     def steps(self) -> Iterator[Instant]:
-        """Go on until every job is over, or the time is; yield every instant after it."""
+        """Go on as `run` does; yield every instant after it."""
         self._begin()
         until = self.settings.until
         end = None if until is None else after(BEGIN, until)
         while self.ledger.open:
             at = self._soonest()
-            if at is None or (end is not None and at > end):
+            if at is None or (end is not None and at > end) or self._stuck(at):
                 break
             self.samples.until(at)
             self.now = at
             self.allocator.defers = self._at_once
+            if self.reports is not None:
+                self.reports.tick(at)
             self._happens(at)
             self.allocator.defers = False
             if self.ledger.events >= self._look_at:
@@ -143,11 +156,26 @@ class World:
             if self._at_once or (wake is not None and wake <= at):
                 self._inbox.append(Tick())
             self._settle()
+            if self.reports is not None:
+                self._listen()
             yield at
         if end is not None and self.ledger.open:
             self.samples.until(end)
             self.now = end
         self.samples.until(self.now)
+
+    def _listen(self) -> None:
+        """Have everything be told that is new at this instant, until nothing is."""
+        reports = self.reports
+        assert reports is not None
+        reports.tell(self.now)
+        while reports.said:
+            self._inbox += reports.said
+            reports.said.clear()
+            self._settle()
+            reports.tell(self.now)
+        reports.report(self.now)
+        self._push()
 
     def _happens(self, at: Instant) -> None:
         """Have everything happen that does at an instant: ends first, then arrivals."""
@@ -179,7 +207,19 @@ class World:
             comes = after(BEGIN, self._coming[0])
             if soonest is None or comes < soonest:
                 soonest = comes
+        if self.reports is not None:
+            wakes = self.reports.wake_at()
+            if wakes is not None and (soonest is None or wakes < soonest):
+                soonest = wakes
         return None if soonest is None else max(soonest, self.now)
+
+    def _stuck(self, at: Instant) -> bool:
+        """Return whether jobs wait for what will never come: nobody runs, and nobody submits."""
+        if self._heap or self._next < len(self.trace.jobs) or self._coming is not None:
+            self._idle = 0
+            return False
+        self._idle += 1
+        return self._idle > IDLE_LOOKS or at - BEGIN >= FOR_EVER // 2
 
     def _submit(self, index: int) -> None:
         job = self.trace.jobs[index]
@@ -224,10 +264,14 @@ class World:
             if not inbox and allocator.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
         agents.settle(now)
-        for at, event in agents.later:
+        self._push()
+
+    def _push(self) -> None:
+        """Take over what agents have to come."""
+        for at, event in self.agents.later:
             self._pushed += 1
             heapq.heappush(self._heap, (at, self._pushed, event))
-        agents.later.clear()
+        self.agents.later.clear()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         now, news, ledger = self.now, [], self.ledger
@@ -235,6 +279,8 @@ class World:
             if type(effect) is Record:
                 fact = effect.fact
                 ledger.note(fact, now)
+                if self.reports is not None:
+                    self.reports.note(fact)
                 if type(fact) in ADMISSION_HEARS:
                     news.append(fact)
             elif type(effect) is Send:
@@ -279,6 +325,18 @@ def _can(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
         return settings.can
     acts = any(each.policy not in QUIET for each in cluster.vcs.values())
     return EVERYTHING if acts else ()
+
+
+def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | None:
+    """Return who reports and listens, if anybody does."""
+    wanted = settings.reports
+    if wanted == "auto":
+        goes = any(make(vc.policy, vc.options).sees_rates for vc in cluster.vcs.values())
+        wanted = "on-change" if goes else "none"
+    if wanted == "none":
+        return None
+    agents.paced = {}
+    return Reports(agents, every_second=wanted == "per-second")
 
 
 def _nodes(cluster: Cluster) -> Iterator[NodeJoined]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -36,13 +36,14 @@ class Series(msgspec.Struct, frozen=True):
 def span_of(result: RunResult) -> tuple[Duration, Duration]:
     """Return the first submission and the last thing that happened, as far as the run tells.
 
-    Of a run that was cut, jobs that were not submitted yet are no part.
+    Of a run that was cut, jobs that were not submitted yet are no part; nor are, of any run, those
+    that the cluster would not have.
     """
-    begin = min((outcome.job.at for outcome in result.jobs), default=Duration(0))
+    begin = min((each.job.at for each in result.jobs if not each.refused), default=Duration(0))
     end = begin
     for outcome in result.jobs:
         end = max(end, outcome.ended or end, outcome.spans[-1].ended if outcome.spans else end)
-        if not result.cut:
+        if not result.cut and not outcome.refused:
             end = max(end, outcome.job.at)
     if result.cut and result.samples:
         end = max(end, result.samples[-1].at)
@@ -98,6 +99,7 @@ def _sampled(samples: Sequence[Sample], times: Sequence[int]) -> Iterator[Sample
         yield samples[place]
 
 
+ONE_SIZE: Mapping[str, int] = {}
 Held = tuple[Span, bool]
 """A stretch of a job, and whether a guaranteed job could end it."""
 
@@ -109,7 +111,7 @@ def _levels(result: RunResult, times: Sequence[int]) -> Iterator[tuple[float, fl
          for outcome in result.jobs for span in outcome.spans),
         key=_began,
     )  # fmt: skip
-    nodes = max(1, result.gpus // max(1, result.node_gpus))
+    nodes = len(result.nodes) or max(1, result.gpus // max(1, result.node_gpus))
     held: list[Held] = []
     place = 0
     for time in times:
@@ -118,27 +120,36 @@ def _levels(result: RunResult, times: Sequence[int]) -> Iterator[tuple[float, fl
             place += 1
         held = [each for each in held if each[0].ended > time]
         taken = len(dict.fromkeys(node for span, soft in held if not soft for node in span.nodes))
-        yield fragmentation(held, time, nodes, result.node_gpus), taken / nodes
+        level = fragmentation(held, time, nodes, result.node_gpus, result.nodes)
+        yield level, taken / nodes
 
 
 def _began(held: Held) -> Duration:
     return held[0].began
 
 
-def fragmentation(held: Sequence[Held], time: int, nodes: int, node_gpus: int) -> float:
+def fragmentation(
+    held: Sequence[Held], time: int, nodes: int, node_gpus: int, sizes: Mapping[str, int] = ONE_SIZE
+) -> float:
     """Return the fragmentation of a cluster (SCHED2, eq. 1), the mean over its nodes.
+
+    `sizes` are the GPUs of each node; one that is not in it has `node_gpus`.
 
     Of one node it is 1 - (sum x_i)^2 / (n sum x_i^2), where x_i is how long GPU i will still be
     held (0: it is free) and n the GPUs of a node: 0 if all become free at once, 1 - 1/n if one is
     held and the others are free. The paper leaves a node with all GPUs free undefined: 0 here.
+    What jobs share counts as long as the one holds it whose GPUs they are.
     """
     sums: dict[str, tuple[float, float]] = {}
     for span, _ in held:
+        if span.guest:
+            continue
         left = float(span.ended - time)
         for node, gpus in zip(span.nodes, span.spread, strict=False):
             one, two = sums.get(node, (0.0, 0.0))
             sums[node] = (one + gpus * left, two + gpus * left * left)
-    levels = sum(max(0.0, 1 - one * one / (node_gpus * two)) for one, two in sums.values() if two)
+    levels = sum(max(0.0, 1 - one * one / (sizes.get(node, node_gpus) * two))
+                 for node, (one, two) in sums.items() if two)  # fmt: skip
     return levels / nodes
 
 

@@ -108,7 +108,7 @@ def measure(result: RunResult, alone: Alone = linear) -> Measures:
     by_size = {name: [each for each in result.jobs if size_class(each.job.gpus) == name]
                for name in sizes}  # fmt: skip
     held = gpu_time(result.jobs, begin, end) / space
-    sampled = _over_samples(result, end)
+    sampled = _over_samples(result, begin, end)
     if sampled is not None and any(span.packed for each in result.jobs for span in each.spans):
         held = sampled[0]  # GPUs that packed jobs share are held once: only samples tell that.
     return Measures(
@@ -179,19 +179,18 @@ def _useful(result: RunResult) -> float:
     return float(done)
 
 
-def _over_samples(result: RunResult, end: int) -> tuple[float, float] | None:
+def _over_samples(result: RunResult, begin: int, end: int) -> tuple[float, float] | None:
     """Return the parts of GPU time that were allocated and busy, as far as samples reach."""
     samples = result.samples
-    if not samples or end <= samples[0].at:
+    if not samples or end <= max(begin, samples[0].at):
         return None
     allocated = busy = 0.0
     for place, each in enumerate(samples):
         until = min(end, samples[place + 1].at) if place + 1 < len(samples) else end
-        if until <= each.at:
-            break
-        allocated += each.allocated * (until - each.at)
-        busy += each.busy * (until - each.at)
-    space = max(1, result.gpus * (end - samples[0].at))
+        span = max(0, until - max(begin, each.at))
+        allocated += each.allocated * span
+        busy += each.busy * span
+    space = max(1, result.gpus * (end - max(begin, samples[0].at)))
     return allocated / space, busy / space
 
 

@@ -82,11 +82,10 @@ class Calendar:
     A day's weight is log-normal, times its day of the week; hours within it follow Philly.
     """
 
-    def __init__(self, rng: random.Random, days: int) -> None:
+    def __init__(self, rng: random.Random, days: int, sigma: float = PHILLY_DAY_SIGMA) -> None:
         self._rng = rng
         weights = [
-            rng.lognormvariate(0.0, PHILLY_DAY_SIGMA) * PHILLY_WEEK[day % WEEK_DAYS]
-            for day in range(days)
+            rng.lognormvariate(0.0, sigma) * PHILLY_WEEK[day % WEEK_DAYS] for day in range(days)
         ]
         self._days = list(accumulate(weights))
         self._hours = list(accumulate(PHILLY_HOURS))

@@ -54,6 +54,7 @@ import msgspec
 from skep.traces.generators.draw import (
     DAY_S,
     PHILLY,
+    PHILLY_DAY_SIGMA,
     Calendar,
     Drawer,
     in_order,
@@ -117,6 +118,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     load: float = 0.9
     """Work over what the tenants' GPUs in the cluster of 200 nodes could do."""
+    loads: tuple[str, ...] = ()
+    """Tenants whose load is another, as `prod-a:0.5`."""
+    day_sigma: float = PHILLY_DAY_SIGMA
+    """How much a tenant's days differ (`draw.Calendar`); 0: but for the day of the week, not."""
     days: float = 0.0
     """Only the jobs of the first so many days; 0: all."""
     part: float = 1.0
@@ -133,13 +138,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Jobs beyond their tenant's cells in a cluster of so many nodes are opportunistic; 0: none."""
 
     def __post_init__(self) -> None:
-        for name in (*self.reshaped, *self.without):
+        for name in (*self.reshaped, *self.without, *self.by_tenant()):
             require(name in TENANTS, f"hived has no tenant {name!r}: {', '.join(TENANTS)}")
         require(0 <= self.part <= 1, "part is from 0 to 1")
         require(0 <= self.soft <= 1, "soft is from 0 to 1")
-        require(self.load > 0, "load is above 0")
+        require(min((self.load, *self.by_tenant().values())) > 0, "load is above 0")
+        require(self.day_sigma >= 0, "day_sigma is 0 or more")
         require(self.days >= 0, "days are 0 or more")
         require(self.nodes == 0 or self.nodes >= NODES_TESTBED, "nodes are 0, or 12 or more")
+
+    def by_tenant(self) -> dict[str, float]:
+        """Return the loads of the tenants that have one of their own. Raises ValueError."""
+        found: dict[str, float] = {}
+        for each in self.loads:
+            name, _, load = each.partition(":")
+            try:
+                found[name] = float(load)
+            except ValueError:
+                text = f"a tenant's load is NAME:NUMBER, as prod-a:0.5, not {each!r}"
+                raise ValueError(text) from None
+        return found
 
 
 DEFAULT = Options()
@@ -294,7 +312,7 @@ def _tenant(
     rng: random.Random, vc: str, options: Options, length: Drawer, past: list[float] | None
 ) -> list[TraceJob]:
     """Return one tenant's jobs, with the work that the load asks for."""
-    tenant, calendar = TENANTS[vc], Calendar(rng, DAYS)
+    tenant, calendar = TENANTS[vc], Calendar(rng, DAYS, options.day_sigma)
     most = assign(NODES)[vc]["node"] * NODE_GPUS
     ats: list[float] = []
     sizes: list[int] = []
@@ -310,7 +328,7 @@ def _tenant(
                 at += rng.uniform(0, 2 * BATCH_GAP_S)
     lengths = [length(size) for size in sizes]
     own = assign(NODES_LOADED)[vc]["node"] * NODE_GPUS
-    work = options.load * own * DAYS * DAY_S
+    work = options.by_tenant().get(vc, options.load) * own * DAYS * DAY_S
     factor = scaled_to(work, sizes, lengths, LONGEST_S)
     return [
         _job(vc, at, min(factor * each, LONGEST_S), size)

@@ -1,0 +1,55 @@
+"""What runs of experiments came to, in a folder: for going on later, and for other experiments.
+
+A file's name is a digest of the setting, the seed, and the text of the program that simulates:
+after any change to `skep` nothing that was kept before is found. What is plain is simulated without
+the production machines, and found until the experiments' or traces' own text changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import skep.experiments
+from skep.experiments.hived import Outcome
+from skep.experiments.setting import Setting
+
+PROGRAM = Path(skep.experiments.__file__).parents[1]
+PLAIN = ("experiments", "traces")
+SAID = "experiments/catalogue.py"
+"""The list of settings, and what is told of them: it changes no outcome of a setting."""
+
+
+def get(folder: Path, setting: Setting, seed: int) -> Outcome | None:
+    """Return what was kept, if it was."""
+    try:
+        return msgspec.json.decode(_file(folder, setting, seed).read_bytes(), type=Outcome)
+    except FileNotFoundError:
+        return None
+
+
+def put(folder: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
+    """Keep an outcome; the folder is made if there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _file(folder, setting, seed)
+    whole = file.with_suffix(".new")
+    whole.write_bytes(msgspec.json.encode(outcome))
+    whole.rename(file)
+
+
+def _file(folder: Path, setting: Setting, seed: int) -> Path:
+    what = msgspec.json.encode((setting._replace(label=""), seed))
+    return folder / f"{hashlib.sha256(_program(plain=setting.plain) + what).hexdigest()[:32]}.json"
+
+
+@cache
+def _program(*, plain: bool) -> bytes:
+    digest = hashlib.sha256()
+    for file in sorted(PROGRAM.rglob("*.py")):
+        path = file.relative_to(PROGRAM)
+        if path.as_posix() != SAID and (not plain or path.parts[0] in PLAIN):
+            digest.update(path.as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.digest()
