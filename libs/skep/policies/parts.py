@@ -45,7 +45,7 @@ def known(value: int | None) -> tuple[bool, int]:
 
 def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
     """Return a turn for each job."""
-    return tuple(Turn(job.job, why) for job in jobs)
+    return tuple([Turn(job.job, why) for job in jobs])
 
 
 def span(option: str, value: float, unit: str) -> None:
@@ -70,6 +70,11 @@ class Queued(Policy, frozen=True, kw_only=True):
         """Return a turn for each that waits."""
         turns = in_turn(by(queued(view), self.key(view)), self.why())
         return Plan(turns=turns, strict=self.strict)
+
+    @property
+    def only_orders(self) -> bool:
+        """Return whether it is not strict."""
+        return not self.strict
 
     def key(self, view: VcView) -> Key:
         """Return by what jobs are ordered: the lowest first."""
