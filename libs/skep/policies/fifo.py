@@ -35,6 +35,11 @@ class Backfill(Policy, frozen=True):
     name: ClassVar[str] = "backfill"
     source: ClassVar[str] = "the greedy FIFO of Tiresias' and HiveD's comparisons"
 
+    @property
+    def only_orders(self) -> bool:
+        """Return True."""
+        return True
+
     def plan(self, view: VcView) -> Plan:
         """Return the waiting jobs in their order."""
         return Plan(turns=in_order(view), strict=False)

@@ -46,7 +46,7 @@ def known(value: int | None) -> tuple[bool, int]:
 
 def in_turn(jobs: Iterable[JobView], why: Reason) -> tuple[Turn, ...]:
     """Return a turn for each job."""
-    return tuple(Turn(job.job, why) for job in jobs)
+    return tuple([Turn(job.job, why) for job in jobs])
 
 
 def portions(whole: int, weights: Mapping[str, float]) -> dict[str, int]:
@@ -96,6 +96,11 @@ class Queued(Policy, frozen=True, kw_only=True):
         """Return a turn for each that waits."""
         turns = in_turn(by(queued(view), self.key(view)), self.why())
         return Plan(turns=turns, strict=self.strict)
+
+    @property
+    def only_orders(self) -> bool:
+        """Return whether it is not strict."""
+        return not self.strict
 
     def key(self, view: VcView) -> Key:
         """Return by what jobs are ordered: the lowest first."""

@@ -32,6 +32,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return False
 
     @property
+    def only_orders(self) -> bool:
+        """Return whether its plan is a turn for each that waits, on any nodes, and nothing else.
+
+        That is, nobody is held, nobody who runs is touched, it does not ask to be asked again, and
+        one that does not fit holds up nobody. While nothing comes free such a plan is not made.
+        """
+        return False
+
+    @property
     def sees_rates(self) -> bool:
         """Return whether it goes by what is measured and predicted of jobs: simulations skip it."""
         return False

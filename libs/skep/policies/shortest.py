@@ -49,6 +49,11 @@ class Dsif(Sif, frozen=True):
             raise ValueError(reason)
 
     @property
+    def only_orders(self) -> bool:
+        """Return False: some are held."""
+        return False
+
+    @property
     def sees_nodes(self) -> bool:
         """Return True: locality is on nodes."""
         return True

@@ -11,11 +11,12 @@ or went), when what its jobs wait for may have come free elsewhere, or when the 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from skep.machines.allocator import acting, cellwork, changing, placing, returns, views, watch
+from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
 from skep.policies.room import room_on
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
 cost a part of a processor, and not all of it."""
-FAILED_MAX = 1000
-"""Shapes of jobs that could not be placed and are kept, so that a deep queue of like jobs costs one
-attempt: more than a queue has, and few to keep."""
 LENDS_LOOK = 200
 """Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
 HOLDS_TOLD = 50
@@ -53,6 +51,8 @@ def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
         if taken >= room:
             machine.soft.check_at = now
             break
+        if _in_vain(machine, planned):
+            continue
         taken += _run(machine, planned, now, room - taken)
         views.bring_up(machine, due=False)
     return taken
@@ -85,9 +85,26 @@ def _asks(machine: AllocatorMachine, planned: Planned, now: Instant) -> bool:
     return elsewhere and planned.changes != machine.soft.changes
 
 
+def _in_vain(machine: AllocatorMachine, planned: Planned) -> bool:
+    """Return whether a plan would come to nothing, and need not be made.
+
+    So it is where all that a policy says is who is next, and nothing that anybody waits for can be
+    had since it was last tried. Who runs, and who has come to ask for the same, is no matter then.
+    """
+    demand, changes = planned.demand, machine.soft.changes
+    if not (planned.whole and planned.policy.only_orders and demand.in_vain(changes)):
+        return False
+    if planned.fallen or planned.misfits or planned.returning or machine.alarms:
+        return False
+    planned.due, planned.look_at, planned.changes = False, None, changes
+    planned.open, planned.outside = bool(demand), demand.outside()
+    return True
+
+
 def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
     """Have a policy plan, and do what it says."""
     planned.due, planned.look_at = False, None
+    whole, planned.whole = planned.whole, False
     planned.returning.clear()
     view = views.of_vc(machine, planned, now)
     try:
@@ -107,7 +124,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
     wrong: list[str] = []
     taken = _act(machine, planned, plan, now, room, wrong)
     if taken < room:
-        taken += _take_turns(machine, planned, plan, now, room - taken, wrong)
+        taken += _take_turns(machine, planned, plan, now, room - taken, wrong, told=whole)
     if taken >= room:
         planned.due, machine.soft.check_at = True, now
     _hold(machine, planned, plan, jobs, now)
@@ -189,7 +206,7 @@ def _lend(
         if cost:
             return cost
         if not job.away:
-            if len(unlent) >= FAILED_MAX:
+            if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
     return 0
@@ -198,7 +215,7 @@ def _lend(
 def _meant(plan: Plan) -> dict[str, None]:
     """Return the jobs that have a turn; raises what a plan does that is none."""
     assert isinstance(plan, Plan), plan
-    return dict.fromkeys(turn.job for turn in plan.turns)
+    return dict.fromkeys([turn.job for turn in plan.turns])
 
 
 def _job(machine: AllocatorMachine, planned: Planned, name: str) -> JobState | None:
@@ -240,10 +257,14 @@ def _kind(action: Action) -> str:
 
 def _take_turns(
     machine: AllocatorMachine, planned: Planned, plan: Plan, now: Instant, room: int,
-    wrong: list[str],
+    wrong: list[str], *, told: bool,
 ) -> int:  # fmt: skip
-    """Place jobs in the order of a plan; return what it took."""
-    taken, stuck, told = 0, False, 0
+    """Place jobs in the order of a plan; return what it took.
+
+    `told`: who waits has been told why, if the policy does nothing but order.
+    """
+    ends = told and planned.policy.only_orders
+    taken, stuck, said = 0, False, 0
     planned.open = planned.outside = False
     for turn in plan.turns:
         job = _job(machine, planned, turn.job)
@@ -262,21 +283,26 @@ def _take_turns(
             # The cells that one will have who has yet to leave are nobody else's.
             stuck = stuck or cost < 0 or (plan.strict and not cost)
             continue
-        if told >= HOLDS_TOLD:
+        if said >= HOLDS_TOLD:
             planned.due, machine.soft.check_at = True, now
             return taken  # It goes on in the next decision, which remembers who was told.
-        said = len(machine.effects)
+        before = len(machine.effects)
         cost = 0 if stuck else _take_turn(machine, planned, job, turn, now, room - taken)
         if cost < 0:
             return room  # It comes first in the next decision.
         taken += cost
         if cost:
+            planned.demand.leave(turn.job)
             continue
         planned.open = True
         stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
-        told += len(machine.effects) > said
+        said += len(machine.effects) > before
+        if ends and said < HOLDS_TOLD and planned.demand.in_vain(machine.soft.changes):
+            planned.outside = planned.demand.outside()
+            break  # Nobody after it can have anything either.
+    planned.whole = True
     return taken
 
 
@@ -292,18 +318,17 @@ def _take_turn(
         planned.outside = planned.outside or not cost
         return cost
     shape = job.spec.resources, job.spec.over_quota, turn.nodes
-    known = planned.failed.get(shape)
-    if known is not None and known[0] == changes:
-        planned.outside = planned.outside or known[1]
+    known = planned.demand.failed(shape, changes)
+    if known is not None:
+        planned.outside = planned.outside or known
         return 0
     cost = placing.serve(machine, job, turn.why, now, room, turn.nodes)
     if cost == 0 and _misled(machine, planned, job, turn, now):
         cost = placing.serve(machine, job, turn.why, now, room, ())
     if cost == 0:
-        if known is None and len(planned.failed) >= FAILED_MAX:
-            planned.failed.clear()
-        planned.failed[shape] = machine.soft.changes, _others_matter(machine, job)
-        planned.outside = planned.outside or planned.failed[shape][1]
+        outside = _others_matter(machine, job)
+        planned.demand.fail(shape, machine.soft.changes, outside=outside)
+        planned.outside = planned.outside or outside
     return cost
 
 
@@ -350,21 +375,36 @@ def _hold(
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
     freed = views.freed(machine, planned.vc)
-    for name, view in planned.views.items():
-        if view is None or name in turns or name in machine.parked:
+    for name in _unsaid(machine, planned, turns, said):
+        if planned.views[name] is None or name in machine.parked:
             continue
         job = machine.jobs[name]
         borrows = views.borrowing(machine, job)
         away = job.away and job.change is None
         if job.state is not State.QUEUED and not away and not borrows:
+            planned.quiet.add(name)
             continue
         if planned.policy.counts_holds:
             planned.hold(name, freed)
         why = said.get(name, usual)
         if job.waits == why or borrows:
+            if borrows or why == usual:
+                planned.quiet.add(name)
             continue
         if told == HOLDS_TOLD:
             planned.due, machine.soft.check_at = True, now
             return
         told += 1
         placing.wait(machine, job, *why)
+
+
+def _unsaid(
+    machine: AllocatorMachine, planned: Planned, turns: Iterable[str], said: Iterable[str]
+) -> list[str]:
+    """Return the jobs without a turn of which there may be something to say, first come first."""
+    names = planned.views
+    if planned.policy.counts_holds:
+        return [name for name in names if name not in turns]
+    quiet = planned.quiet.difference(said, machine.soft.touched)
+    rest = (names.keys() - turns).difference(quiet)
+    return sorted(rest, key=lambda name: machine.jobs[name].sequence)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
 from skep.machines.allocator import cellviews, cellwork, paces, packs
+from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
 from skep.policies.policy import Policy
@@ -87,9 +88,11 @@ class Planned:
         """Jobs from which the policy has taken GPUs, and when it last did."""
         self.fits: dict[Any, bool] = {}
         """By what was asked for: whether its cells would hold it."""
-        self.failed: dict[Any, tuple[int, bool]] = {}
-        """By what was asked for: `Soft.changes` when it could not be had, and whether what it waits
-        for may be in others' hands."""
+        self.demand = Demand()
+        self.whole = False
+        """Whether the last plan's turns were all taken, as far as there was room for anybody."""
+        self.quiet: set[str] = set()
+        """Jobs without a turn of which there is nothing new to be said."""
         self.seats = Seats()
 
     def show(self, machine: AllocatorMachine, job: JobState) -> None:
@@ -108,6 +111,13 @@ class Planned:
             view = replace(view, held=self.held[name][0])
         if view is None or view.phase is Phase.RUNNING:
             self.tried.pop(name, None)
+        self.quiet.discard(name)
+        if view is not None and (view.phase is Phase.AWAY or borrowing(machine, job)):
+            self.demand.come(name, None)  # Where it is or was matters: no shape tells.
+        elif view is not None and view.phase is Phase.WAITING:
+            self.demand.come(name, (job.spec.resources, job.spec.over_quota, ()))
+        else:
+            self.demand.leave(name)
         self.seats.move(name, self.views.get(name), view)
         self.views[name] = view
 
@@ -153,6 +163,8 @@ class Planned:
         self.held.pop(name, None)
         self.tried.pop(name, None)
         self.taken.pop(name, None)
+        self.quiet.discard(name)
+        self.demand.leave(name)
         self.seats.move(name, self.views.pop(name), None)
 
 
@@ -391,7 +403,7 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
     return VcView(
         vc=planned.vc,
         now=now,
-        jobs=tuple(view for view in planned.views.values() if view is not None),
+        jobs=tuple(filter(None, planned.views.values())),
         gpus=sum(part.gpus for part in parts.values()),
         free=sum(part.free for part in parts.values()),
         pins=tuple(part for pin, part in parts.items() if pin),
