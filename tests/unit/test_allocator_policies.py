@@ -18,7 +18,7 @@ from skep.units import Instant, after, seconds
 from skep.view.plan import Hold, Plan, Preempt, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.admin import SetVcs
-from skep.wire.changes import GpusRegained
+from skep.wire.changes import AskResume, AskSuspend, GpusRegained
 from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.commands import ChangeJob
 from skep.wire.facts import CellsAlarm, JobBound, JobRequeued, JobStopping, JobWaits
@@ -36,7 +36,7 @@ from tests.kit import (
     spec,
     started,
 )
-from tests.unit.test_allocator_changes import changed, suspended, told
+from tests.unit.test_allocator_changes import ask, changed, suspended, told
 
 
 class Shortest(Policy, frozen=True):
@@ -325,6 +325,26 @@ def test_nobody_is_stopped_while_he_goes_on_again() -> None:
     assert of(effects, JobStopping) == []
     decide(changed(resume), 122)
     assert told(decide(job(4, 5000, gpus=4), 123)) != [], "it has run, and makes room alive"
+
+
+def test_who_stood_with_his_gpus_waited_for_none() -> None:
+    decide = under("srtf")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    decide(known("j1"))
+
+    def stood() -> bool:
+        views.bring_up(decide.machine, due=False)
+        seen = decide.machine.soft.planned["nlp"].views["j1"]
+        return seen is not None and seen.stood
+
+    for number, release in ((2, False), (4, True)):
+        (command,) = told(decide(ask(number, AskSuspend(job="j1", release=release)), 10 * number))
+        decide(changed(command, released=release), 10 * number + 1)
+        (command,) = told(decide(ask(number + 1, AskResume(job="j1")), 10 * number + 5))
+        decide(changed(command), 10 * number + 6)
+        assert decide.machine.jobs["j1"].state is State.RUNNING
+        assert stood() is not release
 
 
 def test_a_deep_queue_is_told_why_it_waits_bit_by_bit() -> None:
