@@ -59,7 +59,7 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
         if experiment.name.startswith("hived-fig6"):
             found.append(_fragmentation([(arm, first.fragmentation[arm])
                                          for arm in first.fragmentation]))  # fmt: skip
-    if experiment.name == "hived-load":
+    if experiment.name.startswith("hived-load"):
         found.insert(0, _shares(results))
     if experiment.name in ("hived-fig10", "hived-fig11"):
         found.append(_fragmentation([(label, outcomes[0].fragmentation["cells"])
