@@ -41,6 +41,16 @@ class Pool:
         _drop(self.units[level], size - forest.busy[level][index], index)
         _drop(self.loose[level], size - forest.firm[level][index], index)
 
+    def room(self, sizes: list[int]) -> int:
+        """Return how many GPUs a gang could have at most, if only opportunistic jobs yield."""
+        room = 0
+        for count, size in zip(self.left, sizes, strict=True):
+            room += count * size
+        for units in self.loose:
+            for idle, group in units.items():
+                room += idle * len(group)
+        return room
+
     def alike(self, gpus: int, sizes: list[int], most: int) -> Iterator[Iterator[tuple[int, int]]]:
         """Yield groups of units with equal room for so many GPUs, the tightest rooms first.
 
