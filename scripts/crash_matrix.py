@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -49,10 +51,27 @@ def crash_matrix(
         try:
             report = asyncio.run(_play(World(cluster), Path(name), list(wanted), seed, tell))
         finally:
-            cluster.down()
+            _clean_up(cluster)
     failed = sum(not row["ok"] for row in report["cells"])
     return {"seed": seed, "ran": len(report["cells"]), "failed": failed, **report,
             "load_1m": round(os.getloadavg()[0], 1)}  # fmt: skip
+
+
+def _clean_up(cluster: Embedded) -> None:
+    """Stop the cluster, and by force what is left of it: its folder is deleted next.
+
+    Without the folder nobody could reach a runner and its jobs any more, so no signal ends this.
+    """
+    before = {number: signal.signal(number, signal.SIG_IGN)
+              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    try:
+        cluster.down()
+    finally:
+        for pid in cluster.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _play(
@@ -98,7 +117,12 @@ def main() -> int:
         return 0
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     say(f"seed {seed}, {len(wanted)} cells")
-    report = crash_matrix(wanted, seed, told)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Both clean up.
+    try:
+        report = crash_matrix(wanted, seed, told)
+    except KeyboardInterrupt:
+        say("interrupted: the cells above were played to the end")
+        return 130
     text = table.markdown(report["cells"])
     summary = (f"seed {seed}: {report['ran']} cells, {report['failed']} failed, "
                f"{len(report['problems'])} problems at the end, {report['jobs']} jobs, "

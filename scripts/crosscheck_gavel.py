@@ -1,8 +1,7 @@
-"""Gavel's simulator: who runs on which type of GPU in each round, told from its published code.
+"""Gavel's trace, cluster and rates; and its scheduler in rounds, carried out by Skep's machines.
 
-All state is kept from one plan to the next, which a policy must not do: this serves the cross-check
-alone. Time is in rounds of 360 s; an allocation says which part of the time a job should have on
-each type, and who is furthest behind his comes first.
+The policy keeps Gavel's book (`crosscheck_rounds`) from one plan to the next, which a policy must
+not do: this serves the cross-check alone.
 """
 
 from __future__ import annotations
@@ -10,47 +9,49 @@ from __future__ import annotations
 import ast
 import gzip
 import json
-import random
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
+from scripts.crosscheck_rounds import GPUS, TYPES, Book, Draws, Kind, equal, las, loop
 from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
 from skep.sim.cluster.build import of_types
+from skep.sim.cluster.ledger import BEGIN
+from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.traces.read import read
-from skep.units import NS_PER_SECOND, Instant, seconds
+from skep.units import NS_PER_SECOND, Instant, in_seconds
 from skep.view.plan import Plan, Preempt, Turn
 from skep.view.view import JobView, VcView
 from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
 from skep.workloads.situation import Situation, Steady
 
-TYPES = ("v100", "p100", "k80")
-GPUS = 36
-"""Of each type, four to a node."""
-ROUND_S = 360
-RESET_S = 1920
-"""The soonest that shares are reckoned anew, however many jobs have come or gone."""
-SHUFFLE_SEED = 5
-
-Kind = tuple[str, int]
-"""Model and GPUs."""
+ROUNDING = 100_000
+"""By less than this part of a mini-batch, nanoseconds are rounded."""
+LATER_NS = 1000
+"""Each round begins so much later than in Gavel's book: who ends with the one before is gone then,
+however nanoseconds were rounded."""
 
 
 class Rates(Steady):
     """Gavel's measured mini-batches per second, alone on a GPU."""
 
-    def __init__(self, data: Path) -> None:
-        """Read them."""
+    def __init__(self, of: Mapping[str, Mapping[Kind, float]]) -> None:
+        """Take rates by type, model and GPUs."""
+        self.of = of
+
+    @classmethod
+    def read(cls, data: Path) -> Rates:
+        """Return the published ones."""
         with gzip.open(data / "gavel" / "simulation_throughputs.json.gz", "rt") as lines:
             raw = json.load(lines)
-        self.of: dict[str, dict[Kind, float]] = {
-            gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
-            for gpu in TYPES
-        }
+        return cls({gpu: {ast.literal_eval(key): each["null"] for key, each in raw[gpu].items()}
+                    for gpu in TYPES})  # fmt: skip
 
     def speed(self, job: TraceJob, where: Situation) -> float:
         """Return the speed relative to a V100's."""
@@ -61,7 +62,7 @@ class Rates(Steady):
 def trace(data: Path) -> Trace:
     """Return the anchor: jobs as long as their steps take on V100s."""
     path = data / "anchors" / "gavel_gen_seed0_lam600_multigpu_400jobs.trace"
-    rates = Rates(data).of["v100"]
+    rates = Rates.read(data).of["v100"]
     with path.open(newline="") as lines:
         whole = read(lines, "gavel seed 0", "gavel",
                      lengths=lambda job: job.mini_batches / rates[job.model, job.gpus])  # fmt: skip
@@ -71,7 +72,7 @@ def trace(data: Path) -> Trace:
 
 def tied(whole: Trace, data: Path) -> Trace:
     """Return the trace with jobs that do not run on every type tied to the fastest one."""
-    rates = Rates(data).of
+    rates = Rates.read(data).of
     return msgspec.structs.replace(whole, jobs=tuple(
         job if all(rates[gpu][job.model, job.gpus] > 0 for gpu in TYPES)
         else msgspec.structs.replace(job, gpu_type="v100", tied=True)
@@ -79,36 +80,23 @@ def tied(whole: Trace, data: Path) -> Trace:
 
 
 def cluster() -> Cluster:
-    """Return nine nodes of each type."""
+    """Return nine nodes of each type, four GPUs each."""
     return of_types(dict.fromkeys(TYPES, GPUS // 4), gpus_per_node=4)
 
 
-class State:
-    """What Gavel's scheduler keeps."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self.began = Instant(0)
-        self.reset_at: float | None = None
-        self.stale = True
-        self.runs: dict[str, str] = {}
-        self.share: dict[str, dict[str, float]] = {}
-        self.had: dict[str, dict[str, float]] = {}
-        self.behind: dict[str, dict[str, float]] = {}
-        self.all: dict[str, float] = dict.fromkeys(TYPES, 0.0)
-        self.types: dict[str, str] = {}
-        self.fifo_random = random.Random(0)
-        self.shuffler = random.Random(SHUFFLE_SEED)
-
-
 class Rounds(Policy, frozen=True):
-    """Gavel's rounds; `shares` says by which policy of Gavel's."""
+    """Gavel's rounds; `shares`: by its policy `fifo` or `las`."""
 
     name: ClassVar[str] = "gavel-rounds"
-    source: ClassVar[str] = "Gavel's simulator, scheduler.py and policies/fifo.py"
+    source: ClassVar[str] = "Gavel's simulator, scheduler.py and policies/"
     shares: str = "las"
-    state: ClassVar[State] = State()
-    rates: ClassVar[dict[str, dict[Kind, float]]] = {}
+    rates: ClassVar[Mapping[str, Mapping[Kind, float]]] = {}
+    books: ClassVar[list[Book]] = []
+    """The one that is kept in this run."""
+    taken: ClassVar[dict[int, None]] = {}
+    """The jobs that it knows, or knew."""
+    rounds: ClassVar[list[Instant]] = []
+    """When each round began."""
 
     @property
     def sees_nodes(self) -> bool:
@@ -117,143 +105,103 @@ class Rounds(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return who runs where in this round; nothing changes before the next one."""
-        state, jobs = self.state, {job.job: job for job in view.jobs}
-        for name in [name for name in state.had if name not in jobs]:
-            self._ended(name, view.now)
-        round_ns = seconds(ROUND_S)
-        if view.now - state.began >= round_ns or not state.runs:
-            for name, gpu in state.runs.items():
-                self._count(name, gpu, view.now)
-            state.began = view.now
-            self._next_round(jobs, view.now)
+        if not self.books:
+            fifo = self.shares == "fifo"
+            self.books.append(Book(self.rates, Draws() if fifo else las()[0], only_shared=fifo))
+        book, jobs = self.books[0], {_number(job.job): job for job in view.jobs}
+        if self.nearly_over(view.now) and not any(
+            number in jobs and book.left[number] == stint.steps
+            for number, stint in book.stints.items()
+        ):
+            book.close()
+            self._open(book, jobs, view, book.over)
+        elif not book.stints and any(number not in self.taken for number in jobs):
+            self._open(book, jobs, view, in_seconds(view.now - BEGIN))
         types = {node.node: node.gpu_type for node in view.nodes}
+        where = {job.job: book.stints[number].gpu for number, job in jobs.items()
+                 if number in book.stints}  # fmt: skip
         nodes = {gpu: tuple(n.node for n in view.nodes if n.gpu_type == gpu) for gpu in TYPES}
         stopped = [
             job.job
             for job in view.jobs
-            if job.phase in STOPPABLE and types[job.nodes[0][0]] != state.runs.get(job.job)
+            if job.phase in STOPPABLE and types[job.nodes[0][0]] != where.get(job.job)
         ]
         turns = sorted(
-            (name for name in state.runs if name in jobs and jobs[name].phase in QUEUED),
-            key=lambda name: -jobs[name].gpus,
+            (job for job in view.jobs if job.job in where and job.phase in QUEUED),
+            key=lambda job: -job.gpus,
         )
         return Plan(
-            turns=tuple(Turn(n, Reason.LEAST_TIME, nodes[state.runs[n]]) for n in turns),
+            turns=tuple(Turn(job.job, Reason.LEAST_TIME, nodes[where[job.job]]) for job in turns),
             strict=False,
             actions=tuple(Preempt(name, Reason.SLICE_OVER) for name in stopped),
-            look_at=Instant(state.began + round_ns) if jobs else None,
+            look_at=self.over(book) if book.stints else None,
         )
 
-    def _count(self, name: str, gpu: str, now: Instant) -> None:
-        span = (now - self.state.began) / NS_PER_SECOND
-        self.state.had[name][gpu] += span
-        self.state.all[gpu] += span
+    def _open(self, book: Book, jobs: dict[int, JobView], view: VcView, now: float) -> None:
+        for number, job in jobs.items():
+            if number not in self.taken:
+                assert isinstance(job.spec.size.mini_batches, int), job
+                book.come(number, _kind(job), job.spec.size.mini_batches)
+                self.taken[number] = None
+        self.rounds.append(view.now)
+        book.open(now)
 
-    def _ended(self, name: str, now: Instant) -> None:
-        state = self.state
-        gpu = state.runs.get(name)
-        if gpu is not None:
-            self._count(name, gpu, now)
-            del state.runs[name]
-        del state.had[name], state.behind[name]
-        state.stale = True
+    @classmethod
+    def over(cls, book: Book) -> Instant:
+        """Return when the round is over here."""
+        ends = math.ceil(book.ends_at() * NS_PER_SECOND)
+        return Instant(BEGIN + ends + LATER_NS * len(cls.rounds))
 
-    def _next_round(self, jobs: dict[str, JobView], now: Instant) -> None:
-        state = self.state
-        for name in jobs:
-            if name not in state.had:
-                state.had[name] = dict.fromkeys(TYPES, ROUND_S / 2)
-                state.behind[name] = dict.fromkeys(TYPES, 0.0)
-                state.stale = True
-        at_s = now / NS_PER_SECOND
-        if not state.runs:
-            state.reset_at, state.stale = None, True
-        if state.stale and (state.reset_at is None or at_s - state.reset_at >= RESET_S):
-            self._reset(jobs, at_s)
-        types = list(TYPES)
-        state.shuffler.shuffle(types)
-        left = dict.fromkeys(TYPES, GPUS)
-        state.runs = {}
-        for gpu in types:
-            for _, _, _, name in self._queue(jobs, gpu):
-                job = jobs[name]
-                able = self.rates[gpu].get(_kind(job), 0.0) > 0
-                if able and name not in state.runs and job.gpus <= left[gpu]:
-                    left[gpu] -= job.gpus
-                    state.runs[name] = gpu
-
-    def _queue(self, jobs: dict[str, JobView], gpu: str) -> list[tuple[float, float, float, str]]:
-        state = self.state
-        queue = []
-        for name in jobs:
-            share = state.share.get(name, {}).get(gpu, 0.0)
-            part = state.had[name][gpu] / state.all[gpu] if state.all[gpu] else 0.0
-            priority = share / part if part and share else share * 1e9
-            if priority > 0 or self.shares != "fifo":
-                queue.append((priority, state.behind[name][gpu], share, name))
-        queue.sort(key=lambda each: each[:3], reverse=True)
-        return queue
-
-    def _reset(self, jobs: dict[str, JobView], at_s: float) -> None:
-        state = self.state
-        span = at_s - (state.reset_at if state.reset_at is not None else at_s)
-        for gpu in TYPES:
-            for name, had in state.had.items():
-                due = state.share.get(name, {}).get(gpu, 0.0) * span
-                state.behind[name][gpu] += due - (had[gpu] - ROUND_S / 2)
-                had[gpu] = ROUND_S / 2
-            state.all[gpu] = len(state.had) * ROUND_S / 2
-        state.reset_at, state.stale = at_s, False
-        state.share = self._fifo(jobs) if self.shares == "fifo" else _las(jobs)
-
-    def _fifo(self, jobs: dict[str, JobView]) -> dict[str, dict[str, float]]:
-        """Give each job a type for good: with its mistake, by which the last type wins."""
-        types, left = self.state.types, dict.fromkeys(TYPES, GPUS)
-        queue = [name for name in jobs if name not in types]
-        for name in sorted(types, key=lambda name: int(name[1:])):
-            gpu = types[name]
-            if name in jobs:
-                left[gpu] -= jobs[name].gpus
-                continue
-            if queue and jobs[queue[0]].gpus <= left[gpu] and self._able(jobs[queue[0]], gpu):
-                left[gpu] -= jobs[queue[0]].gpus
-                types[queue.pop(0)] = gpu
-            del types[name]
-        free = sorted(gpu for gpu in TYPES if left[gpu] > 0)
-        while queue and free:
-            job = jobs[queue.pop(0)]
-            fitting = [at for at, gpu in enumerate(free) if left[gpu] >= job.gpus]
-            if not fitting:
-                break
-            drawn = self.state.fifo_random.randrange(len(fitting))
-            gpu = free[-1]
-            if self._able(job, gpu):
-                types[job.job] = gpu
-                left[gpu] -= job.gpus
-                if left[gpu] == 0:
-                    free.pop(fitting[drawn])
-        return {name: {gpu: float(types.get(name) == gpu) for gpu in TYPES} for name in jobs}
-
-    def _able(self, job: JobView, gpu: str) -> bool:
-        return self.rates[gpu].get(_kind(job), 0.0) > 0
+    @classmethod
+    def nearly_over(cls, now: Instant) -> bool:
+        """Return whether the round is over, or would be were it not for LATER_NS."""
+        book = cls.books[0] if cls.books else None
+        return book is not None and bool(book.stints) and now >= cls.over(book) - 2 * LATER_NS
 
 
-def _las(jobs: dict[str, JobView]) -> dict[str, dict[str, float]]:
-    """Return equal GPU time for all, evenly from each type.
+class Whole(World):
+    """A world in which a mini-batch that a round cuts short is lost, as in Gavel's rounds."""
 
-    Gavel has a solver maximise the least GPU time that anybody has. Where the cluster holds all
-    jobs that leaves open what larger ones have beyond it; here they have nothing.
-    """
-    least = min(1.0, GPUS * len(TYPES) / max(len(jobs), 1))
-    return {name: dict.fromkeys(TYPES, least / job.gpus / len(TYPES)) for name, job in jobs.items()}
+    def _happens(self, at: Instant) -> None:
+        super()._happens(at)
+        if not Rounds.nearly_over(at):
+            return
+        for run in self.agents._runs.values():
+            work = self.agents.works[run.name]
+            if run.trains:
+                work.advance(at, 0)
+                whole, batches = work.job.run_time, work.job.mini_batches
+                steps = (work.done * batches + whole // ROUNDING) // whole
+                work.done = -(-steps * whole // batches)
+                self.agents._reckon(run, work, work.rate, 1.0, at)
+
+
+def bare(data: Path, *, fifo: bool) -> dict[str, Any]:
+    """Return what Gavel's scheduler comes to in a bare loop."""
+    whole, rates = trace(data), Rates.read(data).of
+    jobs = [(in_seconds(job.at), (job.model, job.gpus), job.mini_batches) for job in whole.jobs]
+    shares, whose = (Draws(), "drawn types") if fifo else las()
+    ends = loop(jobs, rates, shares, only_shared=fifo)
+    return {"jct_s": sum(end - at for end, (at, _, _) in zip(ends, jobs, strict=True)) / len(jobs),
+            "makespan_s": max(ends), "shares": whose}  # fmt: skip
+
+
+def solver() -> bool:
+    """Return whether shares are those of Gavel's solver."""
+    return las()[0] is not equal
+
+
+def _number(name: str) -> int:
+    return int(name[1:])
 
 
 def _kind(job: JobView) -> Kind:
     return job.spec.size.family or "", job.gpus
 
 
-def begin(data: Path) -> dict[str, Any]:
+def begin(rates: Rates) -> dict[str, Any]:
     """Forget everything that is kept, and return the policies of this file."""
-    Rounds.state = State()
-    Rounds.rates = Rates(data).of
+    for kept in (Rounds.books, Rounds.taken, Rounds.rounds):
+        kept.clear()
+    Rounds.rates = rates.of
     return {Rounds.name: Rounds}

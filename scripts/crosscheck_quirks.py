@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,7 +19,7 @@ from skep.policies.policy import Policy
 from skep.policies.preempt import QUEUED, STOPPABLE
 from skep.policies.registry import POLICIES
 from skep.sim.cluster import run as runs
-from skep.sim.cluster.settings import AT_ONCE, Settings
+from skep.sim.cluster.settings import COMPAT, Settings
 from skep.sim.cluster.world import World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace
@@ -40,15 +39,18 @@ QUIRKS = {
     "late-demotion": "the next look at the threshold is (limit - time) / GPUs away, which for gangs"
     " is too late: it is limit / GPUs - time",
     "rounds": "who runs is decided every 360 s; what comes free in between stays idle",
-    "shares-at-resets": "who is to have which part of the time is reckoned anew every 1,920 s",
-    "last-type-wins": "a job's type of GPU is the last that has anything free, and not the one"
-    " that was drawn",
-    "equal-shares": "everybody is to have the same GPU time, evenly on each type of GPU; a solver"
-    " may return other shares that are as good",
+    "whole-steps": "a mini-batch that the end of a round cuts short is lost",
+    "shares-at-resets": "who is to have which part of the time is reckoned anew every 1,920 s; who"
+    " came since then is chosen all the same, and what he is chosen for stays idle",
+    "last-type-wins": "a job has one type of GPU for good: the last, by its name, of which anything"
+    " is free, whether it fits or not, and not the one that was drawn",
+    "solver-shares": "everybody is to have the same GPU time, on the types of GPU that a solver's"
+    " interior-point method happens to end with",
     "stall-at-events": "at every event (a job comes or ends, or changes its queue) every running"
     " job loses its start-up time again",
 }
 
+QUIRKS |= COMPAT
 STEP_FACTOR = 1.015
 """Muri lengthens every mini-batch by what its own measuring of resources costs."""
 
@@ -182,10 +184,13 @@ class Lists(Policy, frozen=True):
 
 
 @contextmanager
-def registered(data: Path) -> Iterator[None]:
-    """Let the quirks be policies that a run may name, with nothing kept from another run."""
+def registered(rates: gavel.Rates) -> Iterator[None]:
+    """Let the quirks be policies that a run may name, with nothing kept from another run.
+
+    `rates`: those of Gavel's jobs, if there are any.
+    """
     mine: dict[str, type[Policy]] = {each.name: each for each in (FirstFit, Lists)}
-    mine |= gavel.begin(data)
+    mine |= gavel.begin(rates)
     Lists.kept.clear()
     POLICIES.update(mine)
     try:
@@ -225,14 +230,13 @@ class Stalled(World):
             soft.touched[run.name] = None
 
 
-def run_stalled(
-    trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
+def run_in(
+    kind: type[World], trace: Trace, cluster: Cluster, settings: Settings, speeds: Speeds,
     *, clock: Callable[[], float],
 ) -> RunResult:  # fmt: skip
-    """Return what comes of a run in a stalled world."""
+    """Return what comes of a run in an odd world."""
     began = clock()
-    at_once = settings.compat | {AT_ONCE}
-    world = Stalled(trace, cluster, msgspec.structs.replace(settings, compat=at_once), speeds)
+    world = kind(trace, cluster, settings, speeds)
     world.run(None)
     result: Any = runs._result(world, cut=False)
     assert isinstance(result, RunResult)

@@ -14,9 +14,10 @@ import msgspec
 
 from scripts import crosscheck_gavel as gavel
 from scripts import crosscheck_reference as bare
-from scripts.crosscheck_quirks import START_UP_S, STEP_FACTOR
+from scripts.crosscheck_quirks import START_UP_S, STEP_FACTOR, Stalled
 from skep.sim.cluster.build import ALL, uniform
-from skep.sim.cluster.settings import AT_ONCE, Settings
+from skep.sim.cluster.settings import AT_ONCE, FIRST_NODE, Settings
+from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.traces.read import read
 from skep.units import seconds
@@ -35,14 +36,16 @@ class Row:
     name: str
     theirs: dict[str, Any]
     trace: Callable[[Path], Trace]
-    cluster: Callable[[], Cluster]
+    cluster: Callable[[Path], Cluster]
     policy: Policy
     switched: Policy
     why: str
+    right: str
+    """Which behaviour is."""
     switches: tuple[str, ...] = ()
-    stalls: bool = False
+    world: type[World] | None = None
     within: float = EXACT
-    reference: Callable[[Path], dict[str, float]] | None = None
+    reference: Callable[[Path], dict[str, Any]] | None = None
     speeds: Callable[[Path], Speeds] | None = None
     compat: frozenset[str] = field(default_factory=frozenset)
 
@@ -53,12 +56,13 @@ def inputs(row: Row, data: Path, *, switched: bool) -> tuple[Trace, Cluster, Set
     Jobs can store their state and nothing else, so that one that was stopped may go on anywhere.
     """
     policy = row.switched if switched else row.policy
-    settings = Settings(policies={ALL: policy}, can=("checkpoint",),
+    cluster = row.cluster(data)
+    settings = Settings(policies={ALL: policy} if ALL in cluster.vcs else {}, can=("checkpoint",),
                         compat=row.compat if switched else frozenset())  # fmt: skip
     trace = row.trace(data)
     if row.speeds is not None and not switched:
         trace = gavel.tied(trace, data)
-    return trace, row.cluster(), settings
+    return trace, cluster, settings
 
 
 # --- traces -------------------------------------------------------------------------------------
@@ -72,6 +76,14 @@ def philly(data: Path, *, spread: bool) -> Trace:
     return _jobs(trace, lambda job: msgspec.structs.replace(
         job, vc="", workers=job.gpus if spread else 0, model="", mini_batches=0,
         within="node" if job.gpus <= 8 else "rack", hard=not spread))  # fmt: skip
+
+
+def helios(data: Path) -> Trace:
+    """Return the same two weeks, each job in its VC."""
+    with (data / "anchors" / "philly_oct01_14.csv").open(newline="") as lines:
+        trace = read(lines, "philly 1 to 14 October", "tiresias")
+    return _jobs(trace, lambda job: msgspec.structs.replace(
+        job, workers=0, model="", mini_batches=0))  # fmt: skip
 
 
 def muri(data: Path) -> Trace:
@@ -146,19 +158,40 @@ def _bare_muri_las(data: Path) -> dict[str, float]:
 # --- the rows -----------------------------------------------------------------------------------
 
 
-def _eighty() -> Cluster:
+def _eighty(_: Path) -> Cluster:
     """Return 80 nodes in 5 switches, which the one VC owns whole."""
     cluster = uniform(80, 8, racks=5)
     owned = VirtualCluster(cells=(Quota(chain="v100", level="rack", count=5),))
     return msgspec.structs.replace(cluster, vcs={ALL: owned})
 
 
-def _eight() -> Cluster:
+def _private(data: Path) -> Cluster:
+    """Return the nodes of Philly's VCs, each with its own."""
+    with (data / "philly" / "philly_vc_nodes.csv").open(newline="") as lines:
+        vcs = {row["vc"]: int(row["node num"]) for row in csv.DictReader(lines)}
+    return uniform(sum(vcs.values()), 8, vcs=vcs)
+
+
+def _eight(_: Path) -> Cluster:
     return uniform(8, 8)
 
 
 COUNTED = {"places": False}
 ROWS: tuple[Row, ...] = (
+    Row(
+        name="philly-fifo",
+        theirs={"jct_s": 9152.33, "waited_s": 248.99, "makespan_s": 3072451},
+        trace=helios,
+        cluster=_private,
+        policy=("fifo", {}),
+        switched=("fifo", {}),
+        switches=(AT_ONCE, FIRST_NODE),
+        compat=frozenset({AT_ONCE, FIRST_NODE}),
+        within=1e-6,
+        why="Helios' simulator steps by seconds and takes the first of several nodes with equal"
+        " room; which node that is decides what holes are left later.",
+        right="neither: both are strict and place by best fit.",
+    ),
     Row(
         name="tiresias-fifo",
         theirs={"jct_s": 16600.262, "waited_s": 7696.92},
@@ -169,8 +202,9 @@ ROWS: tuple[Row, ...] = (
         switches=("first-fit", AT_ONCE),
         compat=frozenset({AT_ONCE}),
         reference=_bare_fifo,
-        why="Best fit leaves other holes than first fit, and behind a strict queue that adds up;"
-        " best fit is right for gangs that must be on one node.",
+        why="First fit breaks up nodes that a gang of eight then waits for, and behind a strict"
+        " queue that adds up; their simulator knows all ends of a second before it places.",
+        right="best fit, for gangs that must be on one node.",
     ),
     Row(
         name="tiresias-las",
@@ -179,11 +213,13 @@ ROWS: tuple[Row, ...] = (
         cluster=_eighty,
         policy=("tiresias-l", COUNTED),
         switched=("queues-as-lists", {"thresholds": [3250, 7200], "late": True}),
-        switches=("three-queues", "queues-as-lists", "late-demotion"),
+        switches=("three-queues", "queues-as-lists", "late-demotion", AT_ONCE),
+        compat=frozenset({AT_ONCE}),
         reference=_bare_las,
         why="Their simulator has three queues, not the two it is said to have; looks for a demotion"
-        " too late on gangs; and puts a demoted job behind all that wait in its new queue. The"
-        " exact threshold is right; what order a queue has is a choice.",
+        " too late on gangs; puts a demoted job behind all that wait in its new queue; and knows"
+        " all ends of a second before it chooses who runs.",
+        right="two queues, and the exact threshold; what order a queue has is a choice.",
     ),
     Row(
         name="muri-srtf",
@@ -192,11 +228,13 @@ ROWS: tuple[Row, ...] = (
         cluster=_eight,
         policy=("srtf", COUNTED),
         switched=("srtf", COUNTED),
-        switches=("stall-at-events",),
-        stalls=True,
+        switches=("stall-at-events", AT_ONCE),
+        world=Stalled,
+        compat=frozenset({AT_ONCE}),
         reference=_bare_shortest(service=False),
         why="Muri charges every running job its start-up time again at every event anywhere in the"
-        " cluster. Charging it when a job starts, and only then, is right.",
+        " cluster.",
+        right="to charge it when a job starts, and only then.",
     ),
     Row(
         name="muri-srsf",
@@ -205,10 +243,12 @@ ROWS: tuple[Row, ...] = (
         cluster=_eight,
         policy=("srsf", COUNTED),
         switched=("srsf", COUNTED),
-        switches=("stall-at-events",),
-        stalls=True,
+        switches=("stall-at-events", AT_ONCE),
+        world=Stalled,
+        compat=frozenset({AT_ONCE}),
         reference=_bare_shortest(service=True),
         why="As with SRTF.",
+        right="as with SRTF.",
     ),
     Row(
         name="muri-las",
@@ -217,40 +257,52 @@ ROWS: tuple[Row, ...] = (
         cluster=_eight,
         policy=("tiresias-l", COUNTED),
         switched=("queues-as-lists", {"thresholds": [3250, 7200]}),
-        switches=("three-queues", "queues-as-lists", "stall-at-events"),
-        stalls=True,
+        switches=("three-queues", "queues-as-lists", "stall-at-events", AT_ONCE),
+        world=Stalled,
+        compat=frozenset({AT_ONCE}),
         reference=_bare_muri_las,
         why="As with SRTF, and Tiresias' queues. The late demotion was repaired in Muri's copy.",
+        right="as with SRTF, and two queues.",
     ),
 )
 ROWS += (
     Row(
         name="gavel-fifo",
-        theirs={"jct_s": 113259.79, "makespan_s": 1662611.001},
+        theirs={"jct_s": 113259.790, "makespan_s": 1662611.001},
         trace=gavel.trace,
-        cluster=gavel.cluster,
-        speeds=gavel.Rates,
+        cluster=lambda _: gavel.cluster(),
+        speeds=gavel.Rates.read,
         policy=("fifo", {}),
         switched=("gavel-rounds", {"shares": "fifo"}),
-        switches=("rounds", "shares-at-resets", "last-type-wins"),
-        within=0.02,
+        switches=("rounds", "whole-steps", "shares-at-resets", "last-type-wins", AT_ONCE),
+        world=gavel.Whole,
+        compat=frozenset({AT_ONCE}),
+        reference=lambda data: gavel.bare(data, fifo=True),
         why="Gavel means to draw a type of GPU for each job, and by a slip takes the last one that"
-        " is free, whether it fits or not; shares change every 1,920 s at the soonest, and what"
-        " comes free waits for that. Placing a job as soon as it fits is right.",
+        " has anything free, whether it fits or not; shares change every 1,920 s at the soonest,"
+        " and what comes free waits for that.",
+        right="to place a job as soon as it fits.",
     ),
     Row(
         name="gavel-las",
         theirs={"jct_s": 82865.477, "makespan_s": 1061740.706},
         trace=gavel.trace,
-        cluster=gavel.cluster,
-        speeds=gavel.Rates,
+        cluster=lambda _: gavel.cluster(),
+        speeds=gavel.Rates.read,
         policy=("las", {}),
         switched=("gavel-rounds", {}),
-        switches=("rounds", "shares-at-resets", "equal-shares"),
-        within=0.02,
+        switches=("rounds", "whole-steps", "shares-at-resets", "solver-shares", AT_ONCE),
+        world=gavel.Whole,
+        compat=frozenset({AT_ONCE}),
+        within=EXACT if gavel.solver() else 0.02,
+        reference=lambda data: gavel.bare(data, fifo=False),
         why="Which type a job is on decides how fast it is: Gavel moves everybody from type to"
         " type, the cells keep a job where it is. Of the many optimal shares theirs are those that"
-        " a solver happens to return, which no rule gives to the digit.",
+        " a solver happens to return: with it installed (cvxpy, ecos) the result is the same to"
+        " the digit, and with equal shares within 1 %. Who comes between two resets is chosen for"
+        " GPUs and left out, so they stay idle.",
+        right="either idea of a share (GPU time evenly over all types, or a place that is kept);"
+        " idle GPUs are wrong.",
     ),
 )
 assert all(len(list(rows)) == 1 for _, rows in groupby(sorted(row.name for row in ROWS)))

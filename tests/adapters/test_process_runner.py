@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -324,6 +325,20 @@ async def test_sigterm_ends_the_runner_with_its_last_run(node: Node) -> None:
     assert (await node.end_of("a")).code == -signal.SIGTERM
     await until(lambda: not alive(pid))
     assert len(await runtime.runs()) == 2
+
+
+@pytest.mark.asyncio
+async def test_sigterm_ends_a_runner_whose_folder_was_deleted_with_all_it_holds(node: Node) -> None:
+    """Also with what is frozen: nobody can thaw or end it any more."""
+    runtime = await open_process(node)
+    await started(runtime, node.plan("a", "sleep", "1000"))
+    frozen = await started(runtime, node.plan("b", "sleep", "1000"))
+    await runtime.freeze("b")
+    pid = await runtime.ping()
+    shutil.rmtree(node.state)
+    os.kill(pid, signal.SIGTERM)
+    await until(lambda: not alive(pid))
+    assert not alive(frozen.pid)
 
 
 @pytest.mark.asyncio

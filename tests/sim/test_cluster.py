@@ -26,6 +26,16 @@ from skep.workloads.situation import Situation, Steady
 from skep_services.simulations.order import Order, play
 
 
+def test_a_run_ends_where_a_job_waits_for_what_its_policy_never_gives() -> None:
+    """Two families share eight GPUs, and the larger job is larger than its part for ever."""
+    jobs = [TraceJob(id=name, at=seconds(0), run_time=seconds(5), gpus=gpus, model=name)
+            for name, gpus in (("a", 2), ("b", 8))]  # fmt: skip
+    settings = Settings(policies={"all": ("capacity-per-model", {"shares": [["a", 1], ["b", 1]]})})
+    result = run(Trace(name="t", jobs=tuple(jobs)), uniform(1, 8), settings, Steady())
+    assert result.cut
+    assert [job.ended for job in result.jobs] == [seconds(5), None]
+
+
 def test_jobs_run_one_after_the_other_where_only_one_fits() -> None:
     trace = Trace(name="two", jobs=(job("a", 0, 100, 8), job("b", 10, 50, 8)))
     result = run(trace, uniform(1, 8), Settings(), Steady())

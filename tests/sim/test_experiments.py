@@ -14,6 +14,7 @@ import pytest
 
 from skep.experiments import catalogue, hived
 from skep.experiments.quota import QuotaRun, Rules
+from skep.experiments.quotalas import LasRun
 from skep.experiments.setting import Setting
 from skep.traces.generators import hived as workload
 from skep.traces.job import TraceJob
@@ -135,6 +136,32 @@ def test_rules_that_the_paper_leaves_open() -> None:
     order = QuotaRun(jobs, {"a": 32, "b": 16, "c": 8}, 3, Duration(0), Rules(least_used=True))
     order.run()
     assert waits(order)[3:] == [69, 58, 47], "c has nothing, a a quarter, and b half of its quota"
+
+
+def las(*jobs: TraceJob, nodes: int = 2, **quota: int) -> LasRun:
+    run = LasRun(jobs, quota, nodes, Duration(0))
+    run.run()
+    assert all(end is not None for end in run.ended)
+    return run
+
+
+def test_under_tiresias_with_quotas_who_was_served_least_is_first_in_his_tenant() -> None:
+    """At 3,250 GPU-seconds a job goes to the second queue, and gives way to new ones."""
+    jobs = [job("a", 0, 1000, 8), job("a", 500, 100, 8)]
+    run = las(*jobs, nodes=1, a=8)
+    assert [in_seconds(Duration(each)) for each in run.waited] == [100, 0]
+    assert [in_seconds(Duration(end or 0)) for end in run.ended] == [1100, 600]
+    jobs = [job("a", 0, 400, 8), job("a", 100, 100, 8)]
+    assert [in_seconds(Duration(each)) for each in las(*jobs, nodes=1, a=8).waited] == [0, 300]
+
+
+def test_under_tiresias_with_quotas_what_is_beyond_gives_way() -> None:
+    jobs = [job("b", 0, 100, 8), job("b", 1, 100, 2), job("a", 10, 50, 8)]
+    run = las(*jobs, a=16, b=0)
+    assert run.preempted_gpus == 2
+    assert [in_seconds(Duration(each)) for each in run.waited] == [0, 50, 0]
+    jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 10, 10, 6)]
+    assert [in_seconds(Duration(each)) for each in las(*jobs, a=10, b=6).waited] == [0, 0, 40]
 
 
 def test_what_is_sampled_tells_the_high_from_the_low() -> None:

@@ -198,6 +198,15 @@ def test_a_wrong_command_line_says_what_is_right(run: Run, words: list[str], wha
     assert what in err
 
 
+def test_a_run_in_which_no_job_ended_is_told_all_the_same(run: Run) -> None:
+    code, out, err = run("run", *HERE, "--until", "1s", "--out", "cut")
+    assert code == 0
+    assert re.search(r"jobs that ended +0", out)
+    assert "7 jobs not finished" in err
+    parsed(Path("cut/report.html").read_text())
+    assert run("compare", *HERE, "--until", "1s", "--what-if", "A.nodes+=1")[0] == 0
+
+
 def test_a_run_that_is_ended_early_says_so(run: Run) -> None:
     code, out, err = run("run", *HERE, "--until", "1m", "--out", "cut")
     assert code == 0

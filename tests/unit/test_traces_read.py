@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from skep.sim.cluster.specs import shape
 from skep.traces.formats import lengths, skep
 from skep.traces.formats.alibaba import ALIBABA_2020
 from skep.traces.formats.row import NO_GPU, WHOLE
@@ -172,6 +173,28 @@ def test_alibabas_tasks_may_have_their_header() -> None:
     assert read(lines(f"{header}\n{PAI}"), "file") == read(lines(PAI), "file")
 
 
+def test_roles_with_different_gpus_keep_all_of_them() -> None:
+    """A chief with one GPU and three workers with two: 7 GPUs, and no telling how they spread."""
+    text = ("a,chief,1,Terminated,0,100,600,10,100,V100\n"
+            "a,worker,3,Terminated,0,100,600,10,200,V100\n")  # fmt: skip
+    (found,) = read(lines(text), "file", "alibaba-2020").jobs
+    assert (found.gpus, found.workers) == (7, 0)
+    assert shape(found, 4) == (7, 1)
+    assert shape(job("x", 0, 1, 7, workers=4), 8) == (1, 7), "what does not divide loses no GPU"
+
+
+def test_a_job_of_which_a_role_cannot_be_used_is_none() -> None:
+    text = ("b,chief,1,Terminated,0,100,600,10,100,V100\n"
+            "b,worker,8,Terminated,0,100,600,10,50,V100\n"
+            "c,worker,8,Terminated,0,100,600,10,100,V100\n")  # fmt: skip
+    found = read(lines(text), "file", "alibaba-2020", lenient=True)
+    assert [each.id for each in found.jobs] == ["c"]
+    assert [(each.row, each.column) for each in found.problems] == [
+        (1, "job_name"),
+        (2, "plan_gpu"),
+    ]
+
+
 # --- rows that are no jobs ------------------------------------------------------------------------
 
 HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration\n"
@@ -187,6 +210,8 @@ BAD_ROWS: dict[str, tuple[str, RowProblem]] = {
     "empty run time": ("x,1,1,1,m,", RowProblem(2, "is empty", "duration")),
     "words": ("x,1,1,1,m,soon", RowProblem(2, "is not a number: 'soon'", "duration")),
     "far too long": ("x,1,1,1,m,1e300", RowProblem(2, "is too large: 1e300", "duration")),
+    "far too late": ("x,1,1e12,1,m,5", RowProblem(
+        2, "is too large: 1e+12 s", "submission", "3e+09 s (95 years) at the most")),
     "nan": ("x,1,1,1,m,nan", RowProblem(2, "is not finite: 'nan'", "duration")),
     "inf": ("x,1,inf,1,m,5", RowProblem(2, "is not finite: 'inf'", "submit_time")),
     "part of an iteration": ("x,1,1,1.5,m,5", RowProblem(
@@ -228,6 +253,8 @@ OTHER_BAD_ROWS: dict[str, tuple[str, str, str, str]] = {
                     "scheduled_time", "is empty"),
     "ended before it began": ("alibaba-2023", PODS.replace("100,10\n", "100,110\n"),
                               "run time", "is negative"),
+    "too much memory": ("alibaba-2023", PODS.replace("12000,16384", "12000,1e15"),
+                        "memory", "is too large: 1.05e+21"),
     "nobody measured": ("gavel", GAVEL_10, "", "nobody measured how long it runs: A3C on 2 GPUs"),
 }  # fmt: skip
 

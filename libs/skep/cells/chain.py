@@ -160,6 +160,8 @@ class ChainState:
         if not bad:
             for leaf in changed:
                 del self.bad[leaf]
+            for pool in self.pools.values():
+                pool.freed += 1
         busy = [leaf for leaf in changed if self.idle(leaf)]
         firm = [leaf for leaf in changed if not self._firm(leaf)]
         if bad:
@@ -285,9 +287,9 @@ class ChainState:
         self.forest.owed[level] += 1
         nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()
         if level < shape.node_level:
-            pool.leave(self.forest, level, index)
+            pool.leave(level, index)
         for node in nodes:
-            pool.leave(self.forest, shape.node_level, node)
+            pool.leave(shape.node_level, node)
             self._turn(node, OPEN)
         self.forest.give(level, index)
         if level < shape.node_level:
@@ -317,8 +319,6 @@ class ChainState:
         for at, index, pool in regions:
             if pool is None:
                 forest.detach(at, index)
-            else:
-                pool.leave(forest, at, index)
         for leaf in leaves:
             hard = sign if leaf in firm else 0
             free = self._free_level(leaf, regions) if hard else 0

@@ -195,8 +195,7 @@ def _units(chain: ChainState) -> None:
     for pool in chain.pools.values():
         units = [(min(level, shape.node_level), unit) for level, index in pool.bound
                  for unit in shape.within(level, index, min(level, shape.node_level))]  # fmt: skip
-        for buckets, counts in ((pool.units, forest.busy), (pool.loose, forest.firm)):
-            listed = {(level, unit): idle for level, each in enumerate(buckets)
-                      for idle, unitset in each.items() for unit in unitset}  # fmt: skip
-            assert listed == {(level, unit): shape.size[level] - counts[level][unit]
-                              for level, unit in units}, pool.vc  # fmt: skip
+        listed = {(level, unit): room for level, each in enumerate(pool.loose)
+                  for room, unitset in each.items() for unit in unitset}  # fmt: skip
+        assert listed == {(level, unit): shape.size[level] - forest.firm[level][unit]
+                          for level, unit in units}, pool.vc  # fmt: skip

@@ -45,7 +45,7 @@ def _indexes(chain: ChainState) -> Iterator[dict[Any, Any]]:
         yield from _buckets(crowd)
     for _, pool in sorted(chain.pools.items()):
         yield pool.bound
-        for each in (*pool.units, *pool.loose):
+        for each in pool.loose:
             yield from _buckets(each)
 
 

@@ -206,13 +206,9 @@ def of_pool(chain: ChainState, pool: Pool) -> Iterator[Broken]:
             text = f"{shape.address(level, index)} is bound to it for nobody"
         unit = min(level, shape.node_level)
         for each in shape.within(level, index, unit) if not text else ():
-            for buckets, counts in (
-                (pool.units, chain.forest.busy),
-                (pool.loose, chain.forest.firm),
-            ):
-                idle = shape.size[unit] - counts[unit][each]
-                if each not in buckets[unit].get(idle, ()):
-                    text = f"the room in {shape.address(unit, each)} is miscounted"
+            room = shape.size[unit] - chain.forest.firm[unit][each]
+            if each not in pool.loose[unit].get(room, ()):
+                text = f"the room in {shape.address(unit, each)} is miscounted"
     if text:
         yield Broken(Reason.CELLS_MISCOUNTED, shape.name, (pool.vc,), pool.pin or pool.vc, text)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
-from itertools import groupby, islice
+from itertools import islice
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
-from skep.cells.forest import Draft, Kind
+from skep.cells.forest import Draft, Index, Kind
 from skep.cells.holds import Placement, Request, Spot
 from skep.cells.pack import Bin, pack
 from skep.cells.pick import Loss, Spoils, available, closest, seize
@@ -103,13 +103,31 @@ class Search:
 
     def _in_units(self, within: int) -> Iterator[Iterator[Found]]:
         """Yield placements on one node, in cells the VC has bound."""
-        groups: Iterable[Iterable[tuple[int, int]]] = (
-            self.pool.alike(self.need, self.shape.size, self.look)
-            if self.below == 0
-            else ([unit] for unit in self._units_by_priority())
-        )
-        for units in groups:
-            yield self._in_unit(units, within)
+        if self.below:
+            for unit in self._units_by_priority():
+                yield self._in_unit([unit], within)
+            return
+        for level, room, group in self.pool.rooms(self.need, self.shape.size):
+            for units in self._alike(level, room, group):
+                yield self._in_unit(units, within)
+
+    def _alike(self, level: int, room: int, group: Index) -> Iterator[list[tuple[int, int]]]:
+        """Yield units with equal room in the order in which the VC's own cluster would try them.
+
+        Two that are partly used differ in what uses them, so each is by itself. Whole nodes of one
+        cell are all alike: of those first whichever opportunistic jobs use least.
+        """
+        if self.pool.in_order:
+            yield from ([(level, index)] for index in sorted(group))
+        elif room < self.shape.size[level] or level < self.shape.node_level:
+            yield from ([(level, index)] for index in group)
+        else:
+            busy = self.chain.forest.busy[level]
+            for bound, cell in self.pool.bound:
+                whole = [index for index in self.shape.within(bound, cell, level)
+                         if index in group] if bound >= level else []  # fmt: skip
+                whole.sort(key=busy.__getitem__)
+                yield [(level, index) for index in whole[: self.look]]
 
     def _in_unit(self, units: Iterable[tuple[int, int]], within: int) -> Iterator[Found]:
         for level, index in units:
@@ -173,16 +191,16 @@ class Search:
 
     def _in_domains(self, level: int) -> Iterator[Iterator[Found]]:
         """Yield placements over several nodes of one cell above node level that is bound."""
-        tight: list[tuple[int, int, Cell]] = []
-        busy, firm = self.chain.forest.busy[level], self.chain.forest.firm[level]
+        tight: list[tuple[int, Cell]] = []
+        firm = self.chain.forest.firm[level]
         for bound, index in self.pool.bound:
             if bound >= level:
                 for cell in self.shape.within(bound, index, level):
                     room = self.shape.size[level] - firm[cell]
                     if room >= self.need or self.below > 0:
-                        tight.append((room, busy[cell], Cell(level, cell, bound)))
-        for _, alike in groupby(sorted(tight), key=lambda each: each[0]):
-            yield self._in_domain(cell for _, _, cell in islice(alike, self.look))
+                        tight.append((room, Cell(level, cell, bound)))
+        for _, domain in sorted(tight, key=lambda each: each[0]):
+            yield self._in_domain([domain])
 
     def _in_domain(self, domains: Iterable[Cell]) -> Iterator[Found]:
         node = self.shape.node_level
@@ -193,11 +211,19 @@ class Search:
                 yield found
 
     def _nodes(self, domain: Cell) -> list[int]:
-        """Return a cell's nodes, those with most room first, of equals the least used."""
-        node = self.shape.node_level
+        """Return a cell's nodes, those with most room first, of whole ones the least used.
+
+        Others of equal room by their history (see `_alike`).
+        """
+        node, shape = self.shape.node_level, self.shape
         busy, firm = self.chain.forest.busy[node], self.chain.forest.firm[node]
-        return sorted(self.shape.within(domain.level, domain.place, node),
-                      key=lambda each: (firm[each], busy[each]))  # fmt: skip
+        inside = shape.within(domain.level, domain.place, node)
+        room = dict.fromkeys(firm[each] for each in inside if firm[each])
+        rank = {each: place for taken in room
+                for place, each in enumerate(self.pool.loose[node].get(shape.node_size - taken, ()))
+                }  # fmt: skip
+        return sorted(inside, key=lambda each: (firm[each], rank.get(each, each) if firm[each]
+                                                else busy[each]))  # fmt: skip
 
     # --- in new cells --------------------------------------------------------------------------
 
@@ -239,7 +265,9 @@ class Search:
 
     def _roomy(self) -> Iterator[tuple[int, int]]:
         if self.below == 0:
-            yield from self.pool.roomiest(self.chain.forest.busy)
+            for level, room, group in self.pool.roomiest():
+                for units in self._alike(level, room, group):
+                    yield from units
             return
         node = self.shape.node_level
         for level, index in self.pool.bound:
@@ -411,7 +439,7 @@ def placement(chain: ChainState, request: Request, found: Found) -> Placement:
         only = (found.spots[0],)
         return Placement(chain.topology.name, only, tuple(found.victims), tuple(found.cancels))
     by_size: dict[int, list[Spot]] = {}
-    for spot in sorted(found.spots, key=lambda each: each.leaves):
+    for spot in found.spots:
         by_size.setdefault(len(spot.leaves), []).append(spot)
     order = {gpus: iter(spots) for gpus, spots in by_size.items()}
     spots = tuple(next(order[gpus]) for gpus in request.sizes)

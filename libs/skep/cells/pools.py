@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count
 
 from skep.cells.forest import Forest, Index
 
@@ -24,38 +24,45 @@ class Pool:
         self.total = total
         self.left = list(total)
         self.bound: dict[tuple[int, int], VCell] = {}
-        self.units: list[dict[int, Index]] = [{} for _ in range(node_level + 1)]
-        """By level of the unit, by idle GPUs."""
         self.loose: list[dict[int, Index]] = [{} for _ in range(node_level + 1)]
-        """By level of the unit, by GPUs that are idle or would be without opportunistic jobs."""
+        """By level of the unit, by GPUs that are idle or would be without opportunistic jobs: those
+        units first that have had that room for longest. So the order is the VC's own history, the
+        same in a cluster that it has for itself."""
+        self._room: dict[tuple[int, int], int] = {}
+        self.freed = 0
+        """Counts what came free of its cells."""
 
     def enter(self, forest: Forest, level: int, index: int) -> None:
-        """List a unit under its present counts."""
-        size = forest.topology.size[level]
-        self.units[level].setdefault(size - forest.busy[level][index], {})[index] = None
-        self.loose[level].setdefault(size - forest.firm[level][index], {})[index] = None
+        """List a unit under its present counts: where it is if its room is what it was."""
+        room = forest.topology.size[level] - forest.firm[level][index]
+        before = self._room.get((level, index))
+        if before != room:
+            if before is not None:
+                _drop(self.loose[level], before, index)
+                self.freed += room > before
+            self._room[level, index] = room
+            self.loose[level].setdefault(room, {})[index] = None
 
-    def leave(self, forest: Forest, level: int, index: int) -> None:
-        """Unlist a unit, before its counts change."""
-        size = forest.topology.size[level]
-        _drop(self.units[level], size - forest.busy[level][index], index)
-        _drop(self.loose[level], size - forest.firm[level][index], index)
+    def leave(self, level: int, index: int) -> None:
+        """Unlist a unit, which is bound no more."""
+        _drop(self.loose[level], self._room.pop((level, index)), index)
+        self.freed += 1
 
     def room(self, sizes: list[int]) -> int:
         """Return how many GPUs a gang could have at most, if only opportunistic jobs yield."""
         room = 0
-        for count, size in zip(self.left, sizes, strict=True):
-            room += count * size
+        for left, size in zip(self.left, sizes, strict=True):
+            room += left * size
         for units in self.loose:
             for idle, group in units.items():
                 room += idle * len(group)
         return room
 
-    def alike(self, gpus: int, sizes: list[int], most: int) -> Iterator[Iterator[tuple[int, int]]]:
-        """Yield groups of units with equal room for so many GPUs, the tightest rooms first.
+    def rooms(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
+        """Yield the units with equal room for so many GPUs, the tightest rooms first.
 
-        Room is what is idle or would be without opportunistic jobs. Of a group first units that
-        are idle enough as they are; at most so many of those, and of others.
+        Of each group: level, room, and the units in the order of their history. Room is what is
+        idle or would be without opportunistic jobs.
         """
         top = len(self.loose) - 1
         levels = [level for level in range(1, top + 1) if sizes[level] >= gpus]
@@ -63,35 +70,15 @@ class Pool:
             for level in levels:
                 group = self.loose[level].get(room)
                 if group:
-                    yield self._idle_first(level, group, (gpus, room), most)
+                    yield level, room, group
 
-    def _idle_first(
-        self, level: int, group: Index, wanted: tuple[int, int], most: int
-    ) -> Iterator[tuple[int, int]]:
-        units, (gpus, room) = self.units[level], wanted
-        if self.in_order:
-            alike = (index for idle in range(room, gpus - 1, -1)
-                     for index in sorted(units.get(idle, ())) if index in group)  # fmt: skip
-            yield from ((level, index) for index in (*alike, *sorted(group)))
-            return
-        # Without opportunistic jobs a unit's idle GPUs are its room.
-        seen = 0
-        for idle in range(room, gpus - 1, -1):
-            for index in units.get(idle, ()):
-                if index in group:
-                    yield level, index
-                seen += 1
-                if seen == most:
-                    break
-        for index in islice(group, most):
-            yield level, index
-
-    def roomiest(self, busy: list[list[int]]) -> Iterator[tuple[int, int]]:
-        """Yield every unit with room, that with most first, and of equals the least used."""
+    def roomiest(self) -> Iterator[tuple[int, int, Index]]:
+        """Yield every unit with room by groups, those with most first."""
         for room in range(max((max(each, default=0) for each in self.loose), default=0), 0, -1):
             for level in range(len(self.loose) - 1, 0, -1):
-                for index in sorted(self.loose[level].get(room, ()), key=busy[level].__getitem__):
-                    yield level, index
+                group = self.loose[level].get(room)
+                if group:
+                    yield level, room, group
 
 
 class VCell:
@@ -101,12 +88,16 @@ class VCell:
     because the VC has to bear bad hardware: it is shown what it can still use.
     """
 
-    __slots__ = ("doomed", "index", "level", "pool", "used")
+    __slots__ = ("doomed", "index", "level", "number", "pool", "used")
 
     def __init__(self, pool: Pool, level: int, index: int, *, doomed: bool = False) -> None:
         """Describe a binding."""
         self.pool, self.level, self.index = pool, level, index
         self.used, self.doomed = 0, doomed
+        taken = {cell.number for (at, _), cell in pool.bound.items() if at == level}
+        self.number: int = next(each for each in count() if each not in taken)
+        """Which of the VC's cells of its level it is: the same one for whoever looks at the VC,
+        whatever hardware it is bound to."""
 
 
 def _drop(buckets: dict[int, Index], key: int, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from skep.cells.chain import ChainState
@@ -19,6 +20,7 @@ def reach(chain: ChainState, vc: str) -> Reach | None:
     Those of the cells that it has bound, and of as many more as it may bind together; what
     opportunistic jobs use counts as free. A pinned cell serves jobs that name it, and no others.
     None: it has no cells in this chain. To whom the whole chain belongs, all of it is within reach.
+    They come in the order of the VC's cells by number, which is the same whatever others do.
     """
     pools = [pool for (owner, _), pool in chain.pools.items() if owner == vc and any(pool.total)]
     if not pools:
@@ -28,26 +30,53 @@ def reach(chain: ChainState, vc: str) -> Reach | None:
                 for pool in pools for level, count in enumerate(pool.total))  # fmt: skip
     found: Reach = {}
     if owned == shape.leaves:
-        size = shape.node_size
-        found = {index: {"": size - taken} for index, taken in enumerate(chain.forest.firm[node])}
+        size, firm = shape.node_size, chain.forest.firm[node]
+        for index in (*_all_nodes(chain, pools), *range(len(firm))):
+            found[index] = {"": size - firm[index]}
     for pool in pools:
         if pool.pin or owned < shape.leaves:
-            for level, index in pool.bound:
-                _add(chain, found, pool.pin, (level, index))
-        if not pool.pin and owned < shape.leaves:
-            _unbound(chain, pool, found)
+            for cell in [*pool.bound] if pool.pin else _own(chain, pool):
+                _add(chain, found, pool.pin, cell)
     if owned == shape.leaves:
         for there in found.values():
             there[""] -= sum(there.values()) - there[""]
     return found
 
 
-def _unbound(chain: ChainState, pool: Pool, found: Reach) -> None:
+def _own(chain: ChainState, pool: Pool) -> Iterator[tuple[int, int]]:
+    """Yield a VC's cells by their numbers, and hardware that those not bound could have now."""
     draft = Draft(chain.forest)
     for level in range(chain.topology.top, 0, -1):
-        if pool.left[level]:
-            for cell in islice(new_cells(chain, level, draft), pool.left[level]):
-                _add(chain, found, "", (level, cell))
+        if pool.total[level]:
+            new = islice(new_cells(chain, level, draft), pool.left[level])
+            yield from _numbered(pool, level, new)
+
+
+def _numbered(pool: Pool, level: int, new: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Yield the cells of a level by their numbers; of those that are not bound, `new` ones."""
+    bound = {cell.number: index for (at, index), cell in pool.bound.items() if at == level}
+    for number in range(pool.total[level]):
+        index = bound[number] if number in bound else next(new, None)
+        if index is not None:
+            yield level, index
+
+
+def _all_nodes(chain: ChainState, pools: list[Pool]) -> Iterator[int]:
+    """Yield the nodes of whoever owns the whole chain by the numbers of his cells."""
+    shape, node = chain.topology, chain.topology.node_level
+    for pool in pools:
+        for level in range(shape.top, 0, -1) if not pool.pin else ():
+            taken = {index for at, index in pool.bound if at == level}
+            free = (index for index in range(shape.count[level])
+                    if index not in taken and not chain.forest.firm[level][index])  # fmt: skip
+            for _, index in _numbered(pool, level, free if level >= node else iter(())):
+                yield from _nodes(chain, level, index)
+
+
+def _nodes(chain: ChainState, level: int, index: int) -> range:
+    """Return the nodes that a cell is on."""
+    span, size = chain.topology.span(level, index), chain.topology.node_size
+    return range(span.start // size, -(-span.stop // size))
 
 
 def _add(chain: ChainState, found: Reach, pin: str, cell: tuple[int, int]) -> None:

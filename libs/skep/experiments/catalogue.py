@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import msgspec
+
 from skep.experiments.hived import Outcome
 from skep.experiments.quota import Rules
 from skep.experiments.setting import Setting
@@ -72,11 +74,16 @@ def _both(label: str, nodes: int, days: float | None, **more: Any) -> list[Setti
 def _fig5(days: float | None) -> list[Setting]:
     part = hived.NODES_TESTBED / hived.NODES
     options = hived.Options(days=min(days or TESTBED, TESTBED), part=part)
-    own = ("private", "cells")
+    las: tuple[str, dict[str, Any]] = ("tiresias-l", {})
+    without = ("private", "cells")
+    quotas = ("private", "quota")
+    nodes = hived.NODES_TESTBED
     return [
-        Setting("yarn-cs", hived.NODES_TESTBED, options),
-        Setting("tiresias-l", hived.NODES_TESTBED, options, own, ("tiresias-l", {})),
-        Setting("gandiva", hived.NODES_TESTBED, options, own, ("gandiva", {})),
+        Setting("yarn-cs", nodes, options),
+        Setting("tiresias-l", nodes, options, policy=las),
+        Setting("gandiva", nodes, options, without, ("gandiva", {})),
+        Setting(f"yarn-cs{QUOTAS}", nodes, options, quotas, plain=True),
+        Setting(f"tiresias-l{QUOTAS}", nodes, options, quotas, las, plain=True),
     ]
 
 
@@ -135,7 +142,20 @@ def _load(days: float | None) -> list[Setting]:
         odd._replace(label=f"{odd.label}, no promotion", rules=Rules(promote=False)),
         odd._replace(label=f"{odd.label}, least used first", rules=Rules(least_used=True)),
         found[LOADS.index(PRESSED)][0],
+        *_testbed(days),
     ]
+
+
+def _testbed(days: float | None) -> list[Setting]:
+    """Return Figure 5's settings with cells, where all but one ask for more."""
+    own = f"prod-a:{TESTBED_OWN:g}"
+    return [
+        each._replace(
+            label=f"testbed, load {TESTBED_LOAD:g}, prod-a {TESTBED_OWN:g}, {each.label}{CELLS}",
+            options=msgspec.structs.replace(each.options, load=TESTBED_LOAD, loads=(own,)),
+        )
+        for each in _fig5(days) if not each.plain
+    ]  # fmt: skip
 
 
 CELLS, QUOTAS = ": cells", ": quotas"
@@ -149,9 +169,9 @@ STEADY, USUAL = 0.4, hived.DEFAULT.day_sigma
 PRESSED = (1.6, 0.5, USUAL)
 DOUBTFUL = (1.3, 0.5, USUAL)
 """Run by other rules of the quotas' scheduler as well."""
+TESTBED_LOAD, TESTBED_OWN = 3.0, 0.9
 LOADS = (
-    (0.9, 0.9, USUAL), (1.1, 1.1, USUAL), (1.3, 1.3, USUAL), (1.6, 1.6, USUAL),
-    (0.9, 0.5, USUAL), (1.1, 0.5, USUAL), DOUBTFUL, PRESSED,
+    (0.9, 0.9, USUAL), (1.1, 1.1, USUAL), (1.3, 1.3, USUAL), (1.1, 0.5, USUAL), DOUBTFUL, PRESSED,
     (1.6, 0.7, USUAL), (1.3, 1.3, STEADY), (1.3, 0.5, STEADY),
 )  # fmt: skip
 """Everybody's load, prod-a's, and how much days differ."""
@@ -207,15 +227,21 @@ def _whole(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def _lines_fig5(results: Results) -> list[Line]:
-    yarn = results["yarn-cs"]
-    found = [
-        Line("yarn-cs, quota: worst window of prod-a over private", "1000 min",
-             _excess(yarn, "prod-a", "quota"), " min"),
-        Line("yarn-cs: mean completion, cells over quota", "at most 1.03",
-             [each.completion_s["cells"] / each.completion_s["quota"] for each in yarn]),
-        *_safety(yarn, "yarn-cs", "quota"),
-    ]  # fmt: skip
+    found = []
+    for label, paper, worse in (("yarn-cs", "1000 min", "at most 1.03"),
+                                ("tiresias-l", "330 min", "")):  # fmt: skip
+        quotas = results[f"{label}{QUOTAS}"]
+        found += [
+            Line(f"{label}, quota: worst window of prod-a over private", paper,
+                 _excess(quotas, "prod-a", "quota"), " min"),
+            *_safety(quotas, label, "quota"),
+            Line(f"{label}: mean completion, cells over quota", worse,
+                 [each.completion_s["cells"] / each.completion_s["quota"]
+                  for each in results[label]]),
+        ]  # fmt: skip
     for label, outcomes in results.items():
+        if label.endswith(QUOTAS):
+            continue
         found += _safety(outcomes, label)
         found.append(Line(f"{label}: mean completion, cells over private", "",
                           [each.completion_s["cells"] / each.completion_s["private"]
@@ -309,28 +335,27 @@ def _lines_fig9(results: Results) -> list[Line]:
 def _lines_load(results: Results) -> list[Line]:
     found = []
     for label, outcomes in results.items():
-        found += [
-            Line(f"{label}: part of the GPUs with high-priority jobs", "about 0.9",
-                 [each.high for each in outcomes]),
-            Line(f"{label}: part of the time when no node serves 8 GPUs at high priority",
-                 "most", _whole(outcomes)),
-            Line(f"{label}: prod-a alone, mean delay", "",
-                 [each.tenants["prod-a"].private_s / 60 for each in outcomes], " min"),
-            Line(f"{label}, quota: prod-a's delay over private", "7",
-                 _ratio(outcomes, "prod-a", "quota")),
-            Line(f"{label}, quota: worst window of prod-a over private", "8000 min",
-                 _excess(outcomes, "prod-a", "quota"), " min"),
-            Line(f"{label}, quota: prod-e's delay over private", "below 1",
-                 _ratio(outcomes, "prod-e", "quota")),
-            *_safety(outcomes, label, "quota"),
-        ]  # fmt: skip
-        if label.endswith(CELLS):
+        arms = [arm for arm in ("quota", "cells") if outcomes and arm in outcomes[0].completion_s]
+        if "quota" in arms:
             found += [
-                Line(f"{label}, cells: prod-a's delay over private", "below 1",
-                     _ratio(outcomes, "prod-a", "cells")),
-                Line(f"{label}, cells: worst window of prod-a over private", "0 min",
-                     _excess(outcomes, "prod-a", "cells"), " min"),
-                *_safety(outcomes, label),
+                Line(f"{label}: part of the GPUs with high-priority jobs", "about 0.9",
+                     [each.high for each in outcomes]),
+                Line(f"{label}: part of the time when no node serves 8 GPUs at high priority",
+                     "most", _whole(outcomes)),
+            ]  # fmt: skip
+        found.append(Line(f"{label}: prod-a alone, mean delay", "",
+                          [each.tenants["prod-a"].private_s / 60 for each in outcomes],
+                          " min"))  # fmt: skip
+        for arm in arms:
+            under = arm == "cells"
+            found += [
+                Line(f"{label}, {arm}: prod-a's delay over private", "below 1" if under else "7",
+                     _ratio(outcomes, "prod-a", arm)),
+                Line(f"{label}, {arm}: worst window of prod-a over private",
+                     "0 min" if under else "8000 min", _excess(outcomes, "prod-a", arm), " min"),
+                Line(f"{label}, {arm}: prod-e's delay over private", "below 1",
+                     _ratio(outcomes, "prod-e", arm)),
+                *_safety(outcomes, label, arm),
             ]  # fmt: skip
     return found
 
@@ -379,7 +404,7 @@ EXPERIMENTS = {
     for each in (
         Experiment("hived-fig5", "Three schedulers on 96 GPUs", "HiveD, section 5.1, Figure 5",
                    _fig5, _lines_fig5,
-                   "The quota arm is there for yarn-cs only; Gandiva without migration."),
+                   "Gandiva without migration, and without a quota arm."),
         Experiment("hived-fig6a", "The production cluster: 279 nodes",
                    "HiveD, section 5.2, Figure 6(a)", _fig6a,
                    _lines_fig6("279 nodes", "200 min", "", "")),

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from skep.experiments.quota import RULES, QuotaRun, Rules
+from skep.experiments.quotalas import LasRun
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.measures.series import series
@@ -33,6 +34,8 @@ SLACK_S = 60.0
 COSTS = Costs(checkpoint_every_s=1.0)
 """What is preempted loses at most a second: in the paper's simulator nothing."""
 CAN = ("checkpoint",)
+SCHEDULERS: dict[str, type[QuotaRun] | type[LasRun]] = {"fifo": QuotaRun, "tiresias-l": LasRun}
+"""What serves quotas, by the policy inside VCs."""
 
 Waited = dict[str, float]
 """Seconds in the queue, by job."""
@@ -122,7 +125,7 @@ def compare(
 ) -> Outcome:
     """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
 
-    The policy is that inside the VCs, and inside private clusters; quotas are served in order.
+    The policy is that inside the VCs, and inside private clusters; quotas have it from SCHEDULERS.
     `cluster` has those cells in another way (`static`). What cells `beside` these cannot hold is
     left out as well, so that both are compared with one workload. `plain` has private clusters run
     by the quotas' scheduler too, as the paper has: two months in seconds. `rules` are the quotas'.
@@ -136,10 +139,11 @@ def compare(
     found: dict[str, Arm] = {}
     if "private" in arms:
         tell("private")
-        found["private"] = alone(trace, owned) if plain else private(trace, owned, seed, policy)
+        found["private"] = (alone(trace, owned, policy[0]) if plain
+                            else private(trace, owned, seed, policy))  # fmt: skip
     if "quota" in arms:
         tell("quota")
-        found["quota"] = quota(trace, owned, nodes, rules)
+        found["quota"] = quota(trace, owned, nodes, rules, policy[0])
     if "cells" in arms:
         tell("cells")
         whole = cluster if cluster is not None else hived.cluster(nodes, owned)
@@ -178,24 +182,28 @@ def shared(
     return arm
 
 
-def alone(trace: Trace, owned: Mapping[str, dict[str, int]]) -> Arm:
+def alone(trace: Trace, owned: Mapping[str, dict[str, int]], policy: str = "fifo") -> Arm:
     """Return every tenant's jobs in a cluster of its own, as `quota` schedules them."""
     both = Arm({}, {})
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
         nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
-        arm = quota(own, {vc: cells}, nodes, Rules(beyond=False))
+        arm = quota(own, {vc: cells}, nodes, Rules(beyond=False), policy)
         both.waited |= arm.waited
         both.completion |= arm.completion
     return both
 
 
 def quota(
-    trace: Trace, owned: Mapping[str, dict[str, int]], nodes: int, rules: Rules = RULES
+    trace: Trace,
+    owned: Mapping[str, dict[str, int]],
+    nodes: int,
+    rules: Rules = RULES,
+    policy: str = "fifo",
 ) -> Arm:
     """Return all tenants in one cluster, each with a number of GPUs."""
     gpus = {vc: hived.gpus_of(cells) for vc, cells in owned.items()}
-    played = QuotaRun(trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
+    played = SCHEDULERS[policy](trace.jobs, gpus, nodes, seconds(SAMPLE_S), rules)
     played.run()
     waited = {job.id: in_seconds(each) for job, each in
               zip(trace.jobs, played.waited, strict=True)}  # fmt: skip

@@ -154,7 +154,7 @@ class _Nodes:
             self._sizes[node][job.gpus] = None
 
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        for node in sorted(nodes, key=lambda node: (-self._room.free(node, job.pin), node)):
+        for node in sorted(nodes, key=lambda node: -self._room.free(node, job.pin)):
             place = self._room.fit(job, (node,))
             if place is not None:
                 return place

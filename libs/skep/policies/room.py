@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from skep.view.view import HOLDING, JobView, NodeView, VcView
+from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import suits
 
 Place = tuple[tuple[str, int], ...]
@@ -24,6 +24,8 @@ class Room:
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
         """Begin with all that the VC could have, less what `staying` jobs hold."""
         self._nodes = {node.node: node for node in view.nodes}
+        self._order = {node.node: place for place, node in enumerate(view.nodes)}
+        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
         self._left = view.free_for()
         """By pin: GPUs that nobody has. Of the nodes' there may be more, by other VCs' cells."""
         self._gpus = {pin: dict[str, int]() for pin in self._left}
@@ -37,8 +39,13 @@ class Room:
         for job in view.jobs:
             if job.phase in HOLDING and not job.borrows:
                 self.release(job)
+        most = view.gpus_for()
         for job in staying:
             self.keep(job)
+            if job.phase is not Phase.STOPPING:
+                most[job.pin] = most.get(job.pin, 0) - job.gpus
+        # Cells of one that is being stopped may be free already: they count once.
+        self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
 
     def left(self, pin: str) -> int:
         """Return the GPUs for jobs with this pin (empty: without one) that nobody has."""
@@ -72,9 +79,10 @@ class Room:
         per_worker = max(job.gpus // max(job.workers, 1), 1)
         slots = self._slots(job, per_worker, only)
         free = self._gpus.get(job.pin, {})
-        whole = [(free[node], node) for node, count in slots.items() if count >= job.workers]
+        whole = [node for node, count in slots.items() if count >= job.workers]
         if whole:
-            return ((min(whole)[1], job.gpus),)
+            tightest = min(whole, key=lambda node: (free[node], self._order[node]))
+            return ((tightest, job.gpus),)
         topology = job.spec.resources.topology
         if topology is not None and topology.hard and topology.within == "node":
             return None
@@ -88,14 +96,13 @@ class Room:
         self, job: JobView, per_worker: int, slots: dict[str, int], chain: str
     ) -> Place | None:
         there = [node for node in slots if self._nodes[node].chain == chain]
-        there.sort(key=lambda node: (-slots[node], node))
+        there.sort(key=lambda node: (-slots[node], self._order[node]))
         place: list[tuple[str, int]] = []
         left = job.workers
         for node in there:
             if slots[node] >= left:
-                last = min(
-                    (slots[each], each) for each in there[len(place) :] if slots[each] >= left
-                )[1]
+                able = [each for each in there[len(place) :] if slots[each] >= left]
+                last = min(able, key=lambda each: (slots[each], self._order[each]))
                 place.append((last, left * per_worker))
                 return tuple(place)
             place.append((node, slots[node] * per_worker))

@@ -4,8 +4,9 @@
 
 So the same jobs can be played again under other policies or cells, and be compared in the same
 measures. A job's `run_time` is what it ran in the attempt that ended it, without what it stood
-suspended, and in attempts that failed of themselves; what was lost to preemption or to a node is
-not work. Whatever a trace cannot say is in its notes, with counts.
+suspended, and in attempts that failed of themselves; of those that were preempted or lost with a
+node only what was stored on request is work. Whatever a trace cannot say is in its notes, with
+counts.
 """
 
 from __future__ import annotations

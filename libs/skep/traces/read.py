@@ -37,6 +37,11 @@ FORMS = {
 FORMATS = {name: form.about for name, form in FORMS.items()} | {skep.NAME: skep.ABOUT}
 """What can be read, and a line about each."""
 
+TIME_MAX = seconds(3e9)
+"""Beyond it a time is a mistake. Two of them, counted from now, are within what 63 bits hold."""
+COUNT_MAX = 2**62
+"""Beyond it no other process could be told."""
+
 WALL_S = 10**9
 """Seconds since 1970 from which on a clock is one on a wall (September 2001)."""
 
@@ -143,6 +148,7 @@ def _table(
     jobs: list[Numbered] = []
     problems: list[RowProblem] = []
     notes: list[RowProblem] = []
+    bad: set[str] = set()
     empty = merged = 0
     for number, values in enumerate(_values(form, _unbroken(lines)), 0 if header else 1):
         if number == 0:
@@ -154,8 +160,10 @@ def _table(
             jobs.append((number, _row(form, columns, number, values)))
         except RowError as error:
             problems.append(error.at(number))
+            bad.update(each.strip() for name, each in zip(columns, values, strict=False)
+                       if name == form.columns[0])  # fmt: skip
     if form.merge is not None:
-        jobs, more, merged = form.merge(jobs)
+        jobs, more, merged = form.merge(jobs, bad)
         problems += more
         if merged:
             notes.append(RowProblem(0, f"{merged} rows are parts of jobs that other rows began"))
@@ -219,6 +227,9 @@ def _checked(
         if job.id in seen:
             text = f"is there twice: {job.id!r} is row {seen[job.id]}"
             problems.append(RowProblem(number, text, "id", "the first one counts"))
+        elif too_large := _too_large(job):
+            seen[job.id] = number
+            problems.append(too_large.at(number))
         elif job.run_time <= 0:
             seen[job.id] = number
             less = "is negative" if job.run_time < 0 else "runs for no time"
@@ -244,6 +255,20 @@ def _checked(
         name=name, jobs=tuple(ordered), problems=tuple(problems), notes=tuple(notes),
         rows=tuple(number for number, _ in good), parts=parts,
     )  # fmt: skip
+
+
+def _too_large(job: TraceJob) -> RowError | None:
+    """Return what of a job no run could count with; None: nothing."""
+    for what, time in (("submission", job.at), ("run time", job.run_time),
+                       ("deadline", job.deadline or 0)):  # fmt: skip
+        if abs(time) > TIME_MAX:
+            text = f"is too large: {time / NS_PER_SECOND:.3g} s"
+            return RowError(what, text, f"{TIME_MAX / NS_PER_SECOND:.0e} s (95 years) at the most")
+    for what in ("gpus", "mini_batches", "memory"):
+        count = getattr(job, what)
+        if count > COUNT_MAX:
+            return RowError(what, f"is too large: {count:.3g}")
+    return None
 
 
 def _clock(begin: Duration) -> str:

@@ -119,6 +119,7 @@ class Reason(StrEnum):
     HELD_BY_POLICY = "held-by-policy"
     PREEMPTED_BY_POLICY = "preempted-by-policy"
     BY_POLICY = "by-policy"
+    TO_OWN_CELLS = "to-own-cells"
     POLICY_FAILED = "policy-failed"
     NOT_ITS_JOB = "not-its-job"
     UNKNOWN_POLICY = "unknown-policy"
@@ -253,6 +254,7 @@ TEXT: dict[Reason, str] = {
     Reason.HELD_BY_POLICY: "its virtual cluster's policy holds it back for now",
     Reason.PREEMPTED_BY_POLICY: "its virtual cluster's policy gives its GPUs to others",
     Reason.BY_POLICY: "its virtual cluster's policy wanted it",
+    Reason.TO_OWN_CELLS: "it leaves GPUs that it borrowed: cells of its virtual cluster are free",
     Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
     Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
     Reason.UNKNOWN_POLICY: "no policy has this name",

@@ -19,8 +19,9 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
 
 It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
-it end with its last run. It is not to be trusted with anything it cannot write to STATE: what it
-knows is in runner.jsonl, and another runner takes over from there (see `runner_holder`).
+it end with its last run, or at once with all of them if its folder was deleted. It is not to be
+trusted with anything it cannot write to STATE: what it knows is in runner.jsonl, and another runner
+takes over from there (see `runner_holder`).
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ and the names of all that; what it left is told of the first that left anything.
 
 LEFT_CHARS_MAX = LEFT_NAMES_MAX * (COMMAND_CHARS_MAX + 24)
 assert RUNS_MAX * RUN_CHARS_MAX + LEFT_RUNS_MAX * LEFT_CHARS_MAX < MESSAGE_BYTES_MAX
+
+LOST_GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL of runs whose node's folder was deleted."""
 
 BUFFER_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 """What may wait from a client, and for one that does not read; beyond it the client is dropped,
@@ -216,6 +220,10 @@ class Server:
         numbers = self._signals.recv(4096)
         if signal.SIGTERM in numbers:
             self.draining = True
+            if not os.path.exists(os.path.join(self.holder.state, "runner.sock")):
+                # Its folder was deleted: nobody can ever come for what runs here, or end it.
+                for token in list(self.holder.live):
+                    self.holder.stop(token, LOST_GRACE_SECONDS)
         self.holder.reap()
 
     # --- clients ----------------------------------------------------------------------------------
@@ -294,7 +302,10 @@ def main(arguments: list[str]) -> int:
     _prepare()
     server = Server(listener, Holder(state), idle_seconds)
     server.run()
-    os.unlink(os.path.join(state, "runner.sock"))
+    try:
+        os.unlink(os.path.join(state, "runner.sock"))
+    except FileNotFoundError:
+        pass  # The folder was deleted meanwhile.
     return 0
 
 

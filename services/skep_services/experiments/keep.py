@@ -2,7 +2,7 @@
 
 A file's name is a digest of the setting, the seed, and the text of the program that simulates:
 after any change to `skep` nothing that was kept before is found. What is plain is simulated without
-the production machines, and found until the experiments' or traces' own text changes.
+the production machines, and found until the text of experiments or generators changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skep.experiments.hived import Outcome
 from skep.experiments.setting import Setting
 
 PROGRAM = Path(skep.experiments.__file__).parents[1]
-PLAIN = ("experiments", "traces")
+PLAIN = ("experiments/", "traces/generators/", "traces/job.py", "units.py", "wire/cluster.py")
 SAID = "experiments/catalogue.py"
 """The list of settings, and what is told of them: it changes no outcome of a setting."""
 
@@ -49,7 +49,7 @@ def _file(folder: Path, setting: Setting, seed: int) -> Path:
 def _program(*, plain: bool) -> bytes:
     digest = hashlib.sha256()
     for file in sorted(PROGRAM.rglob("*.py")):
-        path = file.relative_to(PROGRAM)
-        if path.as_posix() != SAID and (not plain or path.parts[0] in PLAIN):
-            digest.update(path.as_posix().encode() + b"\0" + file.read_bytes())
+        path = file.relative_to(PROGRAM).as_posix()
+        if path != SAID and (not plain or path.startswith(PLAIN)):
+            digest.update(path.encode() + b"\0" + file.read_bytes())
     return digest.digest()

@@ -74,7 +74,9 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
 
 
 def _shares(results: Results) -> str:
-    """Return the delay of `prod-a` over its private one, by load."""
+    """Return the delay of `prod-a` over its private one, by load, where there are quotas."""
+    results = {label: outcomes for label, outcomes in results.items()
+               if not outcomes or "quota" in outcomes[0].completion_s}  # fmt: skip
     ratios = [[each.tenants[SHOWN[0]].quota_s / max(each.tenants[SHOWN[0]].private_s, 60.0)
                for each in outcomes] for outcomes in results.values()]  # fmt: skip
     means = [sum(each) / len(each) if each else None for each in ratios]

@@ -166,7 +166,7 @@ def rows(measures: Sequence[Measures]) -> list[Row]:
     found = group_rows([each.all for each in measures])
     over_all = [Row(each.key, each.title, tuple(each.get(m) for m in measures), each.text,
                     each.source) for each in ALL]  # fmt: skip
-    place = next(at for at, row in enumerate(found) if row.key == "effectiveness")
+    place = next((at for at, row in enumerate(found) if row.key == "effectiveness"), len(found))
     return [*found[:place], *(row for row in over_all if _says(row)), *found[place:]]
 
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import changing, moving, packing, packs, placing, resizing, returns
+from skep.machines.allocator import (
+    changing,
+    moving,
+    packing,
+    packs,
+    placing,
+    resizing,
+    returns,
+    views,
+)
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant
 from skep.view.plan import Action, Migrate, Pack, Preempt, Resize, Suspend, Unpack
@@ -23,7 +32,12 @@ WHY = Reason.PREEMPTED_BY_POLICY
 
 
 def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, now: Instant) -> int:
-    """Take one action of a plan on a job that the policy may decide about."""
+    """Take one action of a plan on a job that the policy may decide about.
+
+    What a job has borrowed is none of the policy's: for it the job waits.
+    """
+    if views.borrowing(machine, job):
+        return 0
     detail = f"{policy}, {action.why}"
     match action:
         case Preempt(detail=more):

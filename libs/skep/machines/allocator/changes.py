@@ -63,7 +63,7 @@ def owed(machine: AllocatorMachine, job: JobState, node: NodeState, epoch: int) 
     elif isinstance(told, Resume) and job.rebound:
         told = msgspec.structs.replace(told, ranks=returns.plans(job.members[name]))
     patience_ms = DEADLINES_MS[type(told)]
-    if change.why in (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY):
+    if change.why in (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS):
         patience_ms = min(patience_ms, PREEMPT_DEADLINE_MS)
     return ChangeJob(order=change.order, epoch=epoch, settled=node.settled(machine.order),
                      node=name, identity=node.joined.identity, job=job.job, attempt=job.attempt,

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 RETURNS_MAX = 150
 """Suspended attempts looked at in one decision: what follows for each takes 700 bytes of a record,
 and each further node of a gang 100."""
-MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY)
+MAKES_ROOM = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
 """Why an attempt has to be without its GPUs in the end, if not suspended then stopped."""
 RANKS_TOLD = 16
 """Ranks whose GPUs, where they are others than before, take what an attempt does in a record."""
@@ -380,7 +380,8 @@ def _stored(
 def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
     """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
     claimed = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
-    return why is Reason.PREEMPTED_BY_POLICY or (why is Reason.PREEMPTED and bool(claimed))
+    wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
+    return wanted or (why is Reason.PREEMPTED and bool(claimed))
 
 
 # --- rounds ------------------------------------------------------------------------------------

@@ -120,6 +120,9 @@ class Soft:
         """Jobs whose partners on their GPUs may have changed since they were told their share."""
         self.uncovered: dict[str, int] = {}
         """By job that borrows GPUs: `changes` when its VC's cells could not cover it."""
+        self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
+        """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
+        that."""
         self.planned: dict[str, Planned] = {}
         """By VC whose policy is another than first come, first served: what is kept of its view."""
         self.unmade: dict[str, str] = {}

@@ -276,7 +276,7 @@ FAILURES: dict[Outcome, Reason] = {
     Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
 }
 
-GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED)
+GIVES_WAY = (Reason.PREEMPTED, Reason.PREEMPTED_BY_POLICY, Reason.UNPACKED, Reason.TO_OWN_CELLS)
 """Why an attempt may be stopped for others: another one follows, and no retry is counted."""
 
 RETRY_KEYS = {

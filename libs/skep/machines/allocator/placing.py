@@ -18,6 +18,8 @@ from skep.machines.allocator import cellwork, changing, returns, servers, suspec
 from skep.machines.allocator.dispatch import command
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.units import Instant
+from skep.wire.changes import Goal
+from skep.wire.commands import Checkpoint
 from skep.wire.facts import (
     CellsReserved,
     JobBound,
@@ -46,15 +48,16 @@ def serve(
     """Bind a job or reserve cells for it; else say why it waits.
 
     `only`: its VC's policy has its turn, on these nodes if there are any. Then no job of the VC is
-    put aside for its priority: who yields to whom in there is the policy's own word. Returns how
-    many parts were bound and victims named; 0 if it has to wait, -1 for another decision.
+    put aside for its priority: who yields to whom in there is the policy's own word; and what the
+    job may borrow comes later (`borrow`). Returns how many parts were bound and victims named; 0 if
+    it has to wait, -1 for another decision.
     """
     soft, attempt = machine.soft, job.following
     asked = cellwork.request(job, attempt, guaranteed=not job.spec.opportunistic)
     if only is not None:
         asked = asked._replace(priority=0)
     where = _place(machine, job, asked, now, only)
-    if where is None and cellwork.borrows(job):
+    if where is None and cellwork.borrows(job) and only is None:
         where = _place(machine, job, cellwork.request(job, attempt, guaranteed=False), now, only)
     made = cellwork.members(machine, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
@@ -63,6 +66,70 @@ def serve(
         if not aside and only is None:
             soft.failed[job.queue] = job.job, soft.changes
         return int(aside)
+    return _give(machine, job, where, made, ranked, now, room)
+
+
+def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+    """Give a waiting job idle GPUs until it has its turn in its VC; returns what `serve` does."""
+    asked = cellwork.request(job, job.following, guaranteed=False)
+    where = _place(machine, job, asked, now, ())
+    made = cellwork.members(machine, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        return 0
+    return _give(machine, job, where, made, Reason.ARRIVAL, now, room)
+
+
+def take_up(
+    machine: AllocatorMachine, job: JobState, now: Instant, room: int, only: tuple[str, ...]
+) -> int:
+    """Have a job that borrows go on in its VC's cells, as its turn has come.
+
+    It stays where it is if that is as good to its VC as what it would be given; else it stores its
+    state, and begins anew there. Returns what `serve` does; -1 also while it has yet to leave: the
+    cells are kept for it, as it would have them if it had not borrowed.
+    """
+    if job.state is State.RESERVED:
+        asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+        if _place(machine, job, asked, now, only) is None:
+            return 0
+        machine.record(ReservationDropped(job=job.job, attempt=job.following,
+                                          why=Reason.TO_OWN_CELLS))  # fmt: skip
+        return serve(machine, job, Reason.BY_POLICY, now, room, only)
+    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+    where = _place(machine, job, asked, now, only)
+    if where is None:
+        return 0
+    hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
+    if hold is not None and job.state is not State.STOPPING and promote(machine, job):
+        return 1
+    return -1 if _leaves(machine, job, now) else 0
+
+
+def _leaves(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Have a job leave what it borrows, its state stored; return whether it does, or is about to.
+
+    One that cannot store its state would lose its work: it goes on borrowing.
+    """
+    if job.state is State.BOUND or job.state is State.STOPPING:
+        return True
+    if job.state is not State.RUNNING or job.cancelled:
+        return False
+    if job.change is not None:
+        return job.change.why in changing.MAKES_ROOM
+    if not job.known:
+        return True
+    if "checkpoint" not in job.can:
+        return False
+    changing.begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, Reason.TO_OWN_CELLS)
+    return True
+
+
+def _give(
+    machine: AllocatorMachine, job: JobState, where: Placement, made: tuple[Member, ...],
+    ranked: Reason, now: Instant, room: int,
+) -> int:  # fmt: skip
+    """Bind a job to a place, or reserve it; returns what `serve` does."""
+    soft = machine.soft
     if room < MEMBERS_BOUND_MAX and len(made) + len(where.victims) > room:
         soft.check_at = now
         return -1
@@ -248,18 +315,19 @@ def stop_victim(
     return False
 
 
-def promote(machine: AllocatorMachine, job: JobState) -> None:
+def promote(machine: AllocatorMachine, job: JobState) -> bool:
     """Let a job that borrows GPUs have its VC's cells, if they can cover them."""
     changes = machine.soft.changes
     if job.job not in machine.borrowed or machine.soft.uncovered.get(job.job) == changes:
-        return
+        return False
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
     spots = _cover(machine, job, hold) if hold is not None else None
     if spots is None:
         machine.soft.uncovered[job.job] = changes
-        return
+        return False
     machine.record(JobPromoted(job=job.job, attempt=job.attempt,
                                levels=tuple(spot.level for spot in spots)))  # fmt: skip
+    return True
 
 
 def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:

@@ -10,10 +10,13 @@ or went), when what its jobs wait for may have come free elsewhere, or when the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import acting, changing, placing, returns, views, watch
+from skep.machines.allocator import acting, cellwork, changing, placing, returns, views, watch
+from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.views import Planned
 from skep.policies.room import room_on
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
 cost a part of a processor, and not all of it."""
+LENDS_LOOK = 200
+"""Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
 HOLDS_TOLD = 50
 """Jobs that are told in one decision why they wait: 200 bytes of its record each."""
 
@@ -76,7 +81,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
 def _asks(machine: AllocatorMachine, planned: Planned, now: Instant) -> bool:
     if planned.due or (planned.look_at is not None and planned.look_at <= now):
         return True
-    elsewhere = bool(planned.misfits) or (planned.open and planned.outside)
+    elsewhere = planned.open and planned.outside
     return elsewhere and planned.changes != machine.soft.changes
 
 
@@ -111,7 +116,8 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
         watch.policy_wrong(machine, planned.vc, Reason.POLICY_FAILED, text, now)
         return 0
     planned.fallen = False
-    room -= (lent := _lend(machine, planned, now, room))
+    planned.line = tuple(turn.job for turn in plan.turns)
+    planned.lent_at = -1
     watch.policy_right(machine, planned.vc, Reason.POLICY_FAILED, now)
     if plan.look_at is not None:
         planned.look_at = max(plan.look_at, after(now, LOOK_AGAIN))
@@ -128,26 +134,82 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
         watch.policy_wrong(machine, planned.vc, Reason.NOT_ITS_JOB, text, now)
     else:
         watch.policy_right(machine, planned.vc, Reason.NOT_ITS_JOB, now)
-    return taken + lent
+    return taken
 
 
-def _lend(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -> int:
-    """Let jobs have idle GPUs that the VC's own cells never hold; return what it took."""
-    taken = told = 0
-    for name in sorted(planned.misfits, key=lambda name: machine.jobs[name].entry):
+def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
+    """Let jobs have idle GPUs that their VC's policy leaves waiting; return what it took.
+
+    The VC with the smallest share of what is lent comes first; in it who has a turn, in that order,
+    then the others as they came. One that finds nothing holds up nobody.
+    """
+    views.bring_up(machine, due=True)
+    lines = {}
+    for vc, planned in machine.soft.planned.items():
+        if not planned.fallen and planned.lent_at != machine.soft.changes:
+            lines[vc] = _wanting(machine, planned)
+    turns = [(_share(machine, vc), vc) for vc in lines]
+    heapq.heapify(turns)
+    taken = 0
+    while turns:
+        vc = turns[0][1]
         if taken >= room:
-            break
-        if told >= HOLDS_TOLD:
-            planned.due, machine.soft.check_at = True, now
-            break  # It goes on in the next decision, which remembers who was told.
-        job, said, cost = machine.jobs[name], len(machine.effects), 0
+            machine.soft.check_at = now
+            return taken
+        cost = _lend(machine, machine.soft.planned[vc], lines[vc], now, room - taken)
+        if cost < 0:
+            return room
+        taken += cost
+        if cost:
+            heapq.heapreplace(turns, (_share(machine, vc), vc))
+        else:
+            machine.soft.planned[vc].lent_at = machine.soft.changes
+            heapq.heappop(turns)
+    return taken
+
+
+def _share(machine: AllocatorMachine, vc: str) -> float:
+    return machine.borrowed_gpus(vc) / machine.cells.cluster.vcs[vc].weight
+
+
+def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
+    """Yield the jobs of a VC that want idle GPUs, up to LENDS_LOOK of them."""
+    misfits = sorted(planned.misfits, key=lambda name: machine.jobs[name].entry)
+    names = dict.fromkeys((*misfits, *planned.line, *planned.views))
+    wanting = (job for name in names if (job := machine.jobs.get(name)) is not None
+               and (job.state is State.QUEUED or (job.away and name in planned.misfits))
+               and (cellwork.borrows(job) or name in planned.misfits)
+               and name not in machine.parked)  # fmt: skip
+    yield from islice(wanting, len(misfits) + LENDS_LOOK)
+
+
+def _lend(
+    machine: AllocatorMachine, planned: Planned, line: Iterator[JobState], now: Instant, room: int
+) -> int:  # fmt: skip
+    """Lend to the first that finds something; 0 if nobody does, -1 without room for it."""
+    unlent = machine.soft.unlent
+    for job in line:
+        shape = job.spec.vc, job.spec.resources
+        known = unlent.get(shape)
+        told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
+        if known is not None and known[0] == machine.soft.changes and told:
+            continue
         if job.away:
             cost = acting.go_on(machine, job, (), now)
-        elif job.state is State.QUEUED and name not in machine.parked:
-            cost = max(0, placing.serve(machine, job, Reason.ARRIVAL, now, room - taken, ()))
-        taken += cost
-        told += not cost and len(machine.effects) > said
-    return taken
+        elif job.job in planned.misfits:
+            said = len(machine.effects)
+            cost = placing.serve(machine, job, Reason.ARRIVAL, now, room)
+            if not cost and len(machine.effects) > said:
+                cost = placing.MEMBERS_BOUND_MAX // HOLDS_TOLD  # What is told takes its place.
+        else:
+            cost = placing.borrow(machine, job, now, room)
+        if cost:
+            return cost
+        if not job.away:
+            if len(unlent) >= SHAPES_MAX:
+                unlent.clear()
+            unlent[shape] = machine.soft.changes, job.waits
+    return 0
 
 
 def _meant(plan: Plan) -> dict[str, None]:
@@ -209,10 +271,18 @@ def _take_turns(
         if job is None:
             wrong.append(f"turn of {turn.job}: no such job of {planned.vc}")
             continue
-        if job.state is not State.QUEUED and not job.away:
+        borrows = views.borrowing(machine, job)
+        if job.state is not State.QUEUED and not job.away and not borrows:
             continue  # It has its GPUs, or another turn or action of this plan took it.
         if taken >= room:
             return taken
+        if borrows:
+            cost = 0 if stuck else placing.take_up(machine, job, now, room - taken, turn.nodes)
+            taken += max(0, cost)
+            planned.open = planned.open or cost <= 0
+            # The cells that one will have who has yet to leave are nobody else's.
+            stuck = stuck or cost < 0 or (plan.strict and not cost)
+            continue
         if said >= HOLDS_TOLD:
             planned.due, machine.soft.check_at = True, now
             return taken  # It goes on in the next decision, which remembers who was told.
@@ -289,7 +359,7 @@ def _misled(
 def _others_matter(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether what a job waits for may come free outside its VC's cells."""
     wanted = job.spec.resources
-    if wanted.cpus or wanted.memory or job.spec.over_quota == "opportunistic":
+    if wanted.cpus or wanted.memory:
         return True
     port = job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PORT
     return port or any(chain.bad for chain in machine.cells.chains.values())
@@ -304,18 +374,21 @@ def _hold(
     """Say of jobs without a turn why they wait."""
     said = {hold.job: (hold.why, hold.needs) for hold in plan.holds}
     usual, told = (Reason.HELD_BY_POLICY, planned.policy.name), 0
+    freed = views.freed(machine, planned.vc)
     for name in _unsaid(machine, planned, turns, said):
         if planned.views[name] is None or name in machine.parked:
             continue
         job = machine.jobs[name]
-        if job.state is not State.QUEUED and not (job.away and job.change is None):
+        borrows = views.borrowing(machine, job)
+        away = job.away and job.change is None
+        if job.state is not State.QUEUED and not away and not borrows:
             planned.quiet.add(name)
             continue
         if planned.policy.counts_holds:
-            planned.hold(name, machine.soft.changes)
+            planned.hold(name, freed)
         why = said.get(name, usual)
-        if job.waits == why:
-            if why == usual:
+        if job.waits == why or borrows:
+            if borrows or why == usual:
                 planned.quiet.add(name)
             continue
         if told == HOLDS_TOLD:

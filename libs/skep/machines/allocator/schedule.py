@@ -53,6 +53,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
     for opportunistic in (False, True):
         if opportunistic:
             changing.come_back(machine, now)
+            bound += plans.lend(machine, now, placing.MEMBERS_BOUND_MAX - bound)
         if _nobody_waits(machine):
             continue
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
@@ -176,6 +177,8 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
 def _promote(machine: AllocatorMachine) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
     for job in list(machine.borrowed.values()):
+        if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
+            continue  # It has its turn in its policy's plan.
         queue = machine.queues.get((job.spec.vc, False))
         head = queue.head() if queue is not None else None
         ahead = head is not None and head.claim < job.entry

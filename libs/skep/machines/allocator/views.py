@@ -70,7 +70,11 @@ class Planned:
         """Its jobs that its cells would not hold if nothing else ran: they are no policy's
         business, and have what they may borrow."""
         self.held: dict[str, tuple[int, int]] = {}
-        """By job: how often a plan held it, and `Soft.changes` when it last did."""
+        """By job: how often a plan held it, and `freed` when it last did."""
+        self.line: tuple[str, ...] = ()
+        """The jobs that had a turn in the last plan."""
+        self.lent_at = -1
+        """`Soft.changes` when nothing idle was left for its waiting jobs."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
         self.tried: dict[str, tuple[int, Instant]] = {}
@@ -102,10 +106,13 @@ class Planned:
         if view is None or view.phase is Phase.RUNNING:
             self.tried.pop(name, None)
         self.quiet.discard(name)
-        if view is not None and view.phase is Phase.WAITING:
-            self.demand.come(name, (job.spec.resources, job.spec.over_quota, ()))
-        elif view is not None and view.phase is Phase.AWAY:
-            self.demand.come(name, None)
+        if view is not None and (view.phase is Phase.AWAY or borrowing(machine, job)):
+            self.demand.come(name, None)  # Where it is or was matters: no shape tells.
+        elif view is not None and view.phase is Phase.WAITING:
+            # What is idle is lent in the order of a plan: that is to be of now.
+            lends = cellwork.borrows(job)
+            shape = job.spec.resources, job.spec.over_quota, ()
+            self.demand.come(name, None if lends else shape)
         else:
             self.demand.leave(name)
         self.seats.move(name, self.views.get(name), view)
@@ -121,12 +128,12 @@ class Planned:
         self.tried[name] = count + 1, after(now, Duration(delay))
         return True
 
-    def hold(self, name: str, changes: int) -> None:
-        """Count that a job is held, once for each time that something had come free."""
+    def hold(self, name: str, freed: int) -> None:
+        """Count that a job is held, once for each time that something of the VC had come free."""
         count, last = self.held.get(name, (0, -1))
         view = self.views[name]
-        if view is not None and last != changes:
-            self.held[name] = count + 1, changes
+        if view is not None and last != freed:
+            self.held[name] = count + 1, freed
             self.views[name] = replace(view, held=count + 1)
 
     def forget(self, name: str) -> None:
@@ -143,6 +150,19 @@ def rules(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether a VC's guaranteed jobs are placed by its policy alone."""
     planned = machine.soft.planned.get(vc)
     return planned is not None and not planned.fallen
+
+
+def borrowing(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether a guaranteed job has GPUs for now, and yet waits for its VC's cells.
+
+    Its policy decides about it as about any that waits, so borrowing changes nobody's order. What
+    its tenant has suspended, or is sharing or moving, is left as it is.
+    """
+    if job.state is State.RESERVED:
+        hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
+        return not hold.guaranteed and not job.spec.opportunistic
+    runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
+    return runs and job.job in machine.borrowed and job.successor is None and not job.mixed
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:
@@ -241,7 +261,8 @@ def _take_up(machine: AllocatorMachine) -> None:
 
 def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     """Return what a policy sees of a job; None if there is nothing to be decided about it."""
-    phase = _phase(job)
+    waits = borrowing(machine, job)
+    phase = Phase.WAITING if waits else _phase(job)
     if phase is None or job.job in machine.parked:
         return None
     spec, gpus = job.spec, job.spec.resources.gpus
@@ -249,7 +270,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     attempt = job.job, job.attempt
     partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
     since, served = job.since, job.served
-    if job.state is State.RUNNING and phase is not Phase.RUNNING:
+    if job.state is State.RUNNING and phase is not Phase.RUNNING and not waits:
         # It runs until its change is done; what it had when that began counts.
         assert job.change is not None, job.job
         since = max(since, job.change.begun_at)
@@ -271,7 +292,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         left=_left(machine, job, served),
         nodes=() if phase is Phase.WAITING else _nodes(machine, job),
         chain=job.chain,
-        borrows=job.job in machine.borrowed,
+        borrows=job.job in machine.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=job.can,
         **paces.shown(machine, job),
@@ -336,6 +357,12 @@ def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], .
 # --- a VC ----------------------------------------------------------------------------------------
 
 
+def freed(machine: AllocatorMachine, vc: str) -> int:
+    """Return how often something of a VC's cells came free, whatever others did."""
+    return sum(pool.freed for chain in machine.cells.chains.values()
+               for (owner, _), pool in chain.pools.items() if owner == vc)  # fmt: skip
+
+
 def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
     """Return a VC as its policy sees it."""
     whole = 0
@@ -360,7 +387,7 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         node_gpus=whole or 8,
         nodes=planned.seats.views(machine, planned.vc) if planned.policy.sees_nodes else (),
         free_cells=cellviews.free_cells(machine, planned.vc) if planned.policy.sees_cells else {},
-        changed=machine.soft.changes,
+        changed=freed(machine, planned.vc),
         ended=tuple(machine.served.get(planned.vc, ())),
     )
 

@@ -53,11 +53,11 @@ def nodes_of(cluster: Cluster) -> dict[str, int]:
 def shape(job: TraceJob, node: int) -> tuple[int, int]:
     """Return workers, and GPUs of each: as few workers as nodes of so many GPUs allow.
 
-    Where the source says how many workers there are, that many; where it does not and GPUs do not
-    fill nodes evenly, the largest equal parts that fit one.
+    Where the source says how many workers there are, that many; where it does not, or they have
+    not all as many GPUs, and GPUs do not fill nodes evenly, the largest equal parts that fit one.
     """
-    if job.workers:
-        return job.workers, max(1, job.gpus // job.workers)
+    if job.workers and job.gpus % job.workers == 0:
+        return job.workers, job.gpus // job.workers
     each = next(size for size in range(min(job.gpus, node), 0, -1) if job.gpus % size == 0)
     return job.gpus // each, each
 

@@ -46,6 +46,8 @@ FOR_EVER = Duration(2**62)
 IDLE_LOOKS = 1000
 """Times in a row that a policy looks at jobs that wait, while none runs and none comes: if it does
 nothing by then, it never will."""
+OTHERS = 100
+"""As often as that for each of these times, the other machines' timers may tell it something."""
 LOOK_AT = 4000
 """Events between two looks of the allocator's watch over the cells, which in production looks every
 second: a simulated day is over in less."""
@@ -99,7 +101,7 @@ class World:
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
         self._idle = 0
-        """Instants in a row at which nobody but the allocator's own timers had anything to do."""
+        """Instants in a row at which only timers had anything to do: the allocator's count more."""
         self._asked = len(trace.jobs)
         """The number of the latest submission or request."""
         self._facts: list[AllocatorFact] = []
@@ -218,8 +220,9 @@ class World:
         if self._heap or self._next < len(self.trace.jobs) or self._coming is not None:
             self._idle = 0
             return False
-        self._idle += 1
-        return self._idle > IDLE_LOOKS or at - BEGIN >= FOR_EVER // 2
+        wake = self.allocator.wake_at()
+        self._idle += OTHERS if wake is not None and wake <= at else 1
+        return self._idle > IDLE_LOOKS * OTHERS or at - BEGIN >= FOR_EVER // 2
 
     def _submit(self, index: int) -> None:
         job = self.trace.jobs[index]
@@ -253,8 +256,11 @@ class World:
         if agents.told:
             inbox += agents.told
             agents.told.clear()
+        held = allocator.defers
         while inbox:
-            effects = allocator.decide(inbox.popleft(), now)
+            event = inbox.popleft()
+            allocator.defers = held or (self._at_once and bool(inbox))
+            effects = allocator.decide(event, now)
             if self._judge is not None:
                 self._show(effects)
             self._carry_out(effects)
@@ -263,6 +269,7 @@ class World:
                 agents.told.clear()
             if not inbox and allocator.soft.check_at == now:
                 inbox.append(Tick())  # It asks for a further decision at once: one is bounded.
+        allocator.defers = held
         agents.settle(now)
         self._push()
 

@@ -10,6 +10,8 @@ runs from when it was scheduled to when it was deleted. Many ask for a part of a
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 from skep.traces.formats.form import Form, Numbered
@@ -43,15 +45,25 @@ def _task(row: Row) -> TraceJob:
     )  # fmt: skip
 
 
-def _merge(rows: list[Numbered]) -> tuple[list[Numbered], list[RowProblem], int]:
-    """Return a job for all its roles, from the first one's start to the last one's end."""
+def _merge(
+    rows: list[Numbered], bad: Set[str]
+) -> tuple[list[Numbered], list[RowProblem], int]:  # fmt: skip
+    """Return a job for all its roles, from the first one's start to the last one's end.
+
+    Where an instance has more GPUs in one role than in another, there is no telling how a gang of
+    workers that are alike would be spread: `workers` is 0 then, and so is what each one needs.
+    """
     roles: dict[str, list[Numbered]] = {}
     for number, role in rows:
         roles.setdefault(role.id, []).append((number, role))
     jobs: list[Numbered] = []
     problems: list[RowProblem] = []
     merged = 0
-    for group in roles.values():
+    for name, group in roles.items():
+        if name in bad:
+            part = RowError("job_name", "is of a job of which another row cannot be used")
+            problems += [part.at(number) for number, _ in group]
+            continue
         gpus = sum(role.gpus for _, role in group)
         if not gpus:
             no_gpu = RowError("plan_gpu", "asks for no GPU", NO_GPU)
@@ -64,6 +76,8 @@ def _merge(rows: list[Numbered]) -> tuple[list[Numbered], list[RowProblem], int]
         changes = {"gpus": gpus, "workers": sum(role.workers for _, role in group),
                    "servers": sum(role.servers for _, role in group),
                    "at": begin, "run_time": end - begin}  # fmt: skip
+        if len({role.gpus // role.workers for _, role in group if role.workers}) > 1:
+            changes |= {"workers": 0, "cpus": 0, "memory": 0}
         jobs.append((group[0][0], msgspec.structs.replace(main, **changes)))
     return jobs, problems, merged
 

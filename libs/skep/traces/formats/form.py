@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from skep.traces.formats.row import Row
@@ -10,6 +10,10 @@ from skep.traces.job import RowProblem, TraceJob
 
 Numbered = tuple[int, TraceJob]
 """A job and the row that it is from."""
+
+Merge = Callable[[list[Numbered], Set[str]], tuple[list[Numbered], list[RowProblem], int]]
+"""Makes one job of several rows, and none of a job of which a row is a problem (the set: their
+ids). Returns jobs, problems, and how many rows went into others' jobs."""
 
 
 class Form(NamedTuple):
@@ -32,8 +36,7 @@ class Form(NamedTuple):
     """Its clock began elsewhere: times are counted from the first job."""
     no_lengths: bool = False
     """It says how much a job does, not how long that takes: run times are looked up."""
-    merge: Callable[[list[Numbered]], tuple[list[Numbered], list[RowProblem], int]] | None = None
-    """Makes one job of several rows: jobs, problems, and how many rows went into others' jobs."""
+    merge: Merge | None = None
 
 
 def layout_of(
