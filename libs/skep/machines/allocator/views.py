@@ -111,8 +111,8 @@ class Planned:
         elif view is not None and view.phase is Phase.WAITING:
             # What is idle is lent in the order of a plan: that is to be of now.
             lends = cellwork.borrows(job)
-            shape = job.spec.resources, job.spec.over_quota, ()
-            self.demand.come(name, None if lends else shape)
+            asks = job.spec.resources, job.spec.over_quota, ()
+            self.demand.come(name, None if lends else asks)
         else:
             self.demand.leave(name)
         self.seats.move(name, self.views.get(name), view)
