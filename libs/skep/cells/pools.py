@@ -48,6 +48,16 @@ class Pool:
         _drop(self.loose[level], self._room.pop((level, index)), index)
         self.freed += 1
 
+    def room(self, sizes: list[int]) -> int:
+        """Return how many GPUs a gang could have at most, if only opportunistic jobs yield."""
+        room = 0
+        for left, size in zip(self.left, sizes, strict=True):
+            room += left * size
+        for units in self.loose:
+            for idle, group in units.items():
+                room += idle * len(group)
+        return room
+
     def rooms(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
         """Yield the units with equal room for so many GPUs, the tightest rooms first.
 

@@ -127,9 +127,12 @@ class Cells:
             return min(idle, key=lambda found: self._extent(found.chain, found.spots), default=None)
         offers = [offer for offer in self.offers(request.vc, request.gpu, request.pin)
                   if _has_level(offer.chain, request)]  # fmt: skip
+        need = sum(workers * gpus for workers, gpus in request.members)
         for below in self._thresholds(request):
             best: tuple[tuple[float, int, int], Offer, Found] | None = None
             for offer in offers:
+                if below == 0 and offer.pool.room(offer.chain.topology.size) < need:
+                    continue  # Most queues are told so, most of the time.
                 search = Search(offer.chain, offer.pool, request, below, loss, limit)
                 if below > 0 and (lazy := self._lazily(offer, request, search)) is not None:
                     return lazy

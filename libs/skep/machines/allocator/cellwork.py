@@ -14,6 +14,7 @@ from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
+from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState
 from skep.units import Instant, after, seconds
 from skep.wire.admin import QuarantineGpu
@@ -173,18 +174,23 @@ def home(machine: AllocatorMachine, job: JobState) -> str | None:
     return next(iter(chains)) if len(chains) == 1 else None
 
 
-def _vacant(machine: AllocatorMachine) -> Cells:
-    """Return the cells with nothing on them."""
+def _fits_vacant(machine: AllocatorMachine, asked: Request) -> bool:
+    """Return whether the cells would hold a request if nothing ran: tried once for its like."""
     soft, cells = machine.soft, machine.cells
     if soft.vacant is None or soft.vacant.cluster is not cells.cluster:
-        soft.vacant = Cells(cells.cluster)
-    return soft.vacant
+        soft.vacant, soft.fits_vacant = Cells(cells.cluster), {}
+    known, like = soft.fits_vacant, asked._replace(job="")
+    if like not in known:
+        if len(known) >= SHAPES_MAX:
+            known.clear()
+        known[like] = soft.vacant.place(like) is not None
+    return known[like]
 
 
 def fits_own(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether the cells of its VC would hold a job if nothing else ran."""
     asked = request(job, job.following, guaranteed=True)
-    return _vacant(machine).place(asked) is not None
+    return _fits_vacant(machine, asked)
 
 
 def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[Reason, str, bool]:
@@ -195,10 +201,10 @@ def why_not(machine: AllocatorMachine, job: JobState, asked: Request) -> tuple[R
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
     needs = f"{wanted.workers} x {wanted.gpus} GPUs ({kinds})"
-    vacant, spare = _vacant(machine), asked._replace(priority=OPPORTUNISTIC, pin="")
-    if asked.guaranteed and vacant.place(asked) is not None:
+    if asked.guaranteed and _fits_vacant(machine, asked):
         return Reason.WAITS_FOR_CELLS, f"{needs} in cells of {job.spec.vc}", False
-    if (not asked.guaranteed or borrows(job)) and vacant.place(spare) is not None:
+    spare = asked._replace(priority=OPPORTUNISTIC, pin="")
+    if (not asked.guaranteed or borrows(job)) and _fits_vacant(machine, spare):
         return Reason.WAITS_FOR_GPUS, needs, False
     if short(machine, job.spec.vc):
         return Reason.WAITS_FOR_NODES, needs, True

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from skep.cells.holds import Request
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.patrol import Patrol
 from skep.cells.state import Cells
@@ -104,6 +105,8 @@ class Soft:
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None
         """The cells with nothing on them, for telling what can never be placed on them."""
+        self.fits_vacant: dict[Request, bool] = {}
+        """Whether they would hold a request (of no job), as far as that was asked."""
         self.story: deque[Any] = deque(maxlen=watch.STORY_KEPT)
         """The latest facts, for whoever has to find out how something came about."""
         self.patrol: Patrol | None = None

@@ -115,7 +115,10 @@ class Planned:
         if view is not None and (view.phase is Phase.AWAY or borrowing(machine, job)):
             self.demand.come(name, None)  # Where it is or was matters: no shape tells.
         elif view is not None and view.phase is Phase.WAITING:
-            self.demand.come(name, (job.spec.resources, job.spec.over_quota, ()))
+            # What is idle is lent in the order of a plan: that is to be of now.
+            lends = cellwork.borrows(job)
+            asks = job.spec.resources, job.spec.over_quota, ()
+            self.demand.come(name, None if lends else asks)
         else:
             self.demand.leave(name)
         self.seats.move(name, self.views.get(name), view)
