@@ -139,15 +139,6 @@ def test_what_was_stored_survives_a_stop() -> None:
     assert [each.jobs[0].preempted for each in (lost, kept, stored)] == [1, 1, 1]
 
 
-def test_a_job_that_is_stopped_while_it_goes_on_again_does_not_go_on() -> None:
-    jobs = [job("a", 0, 100, 8, opportunistic=True), job("b", 42, 10, 8)]
-    settings = Settings(can=("suspend",), costs=Costs(suspend_s=1, resume_s=4))
-    result = play(jobs, (30, AskSuspend(job="j1")), (40, AskResume(job="j1")),
-                  nodes=1, settings=settings, speeds=Linear())  # fmt: skip
-    assert result.jobs[1].waited == 0
-    assert spans(result.jobs[0]) == [(0, 31, "suspended"), (52, 152, "ended")]
-
-
 def test_who_is_stopped_while_it_resumes_does_not_train_on() -> None:
     """Its node answers no change that a stop has overtaken."""
     settings = Settings(can=("suspend",), costs=Costs(stop_s=1, resume_s=20))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from skep.sim.cluster.build import uniform
-from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
+from skep.sim.cluster.settings import EVERYTHING, Costs, Reporting, Settings
 from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
@@ -60,7 +60,7 @@ def cluster() -> Cluster:
     return uniform(8, 4, vcs=dict.fromkeys((*POLICIES, "plain"), 2))
 
 
-def played(jobs: Trace, reports: str, seed: int = 0) -> World:
+def played(jobs: Trace, reports: Reporting, seed: int = 0) -> World:
     """Return the world after a run."""
     settings = Settings(
         seed=seed,
@@ -69,7 +69,7 @@ def played(jobs: Trace, reports: str, seed: int = 0) -> World:
         noise=0.05,
         hints="none",
         can=EVERYTHING,
-        reports=reports,  # type: ignore[arg-type]
+        reports=reports,
     )
     world = World(jobs, cluster(), settings, Shared())
     if world.reports is not None:

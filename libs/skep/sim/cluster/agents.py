@@ -133,7 +133,6 @@ class Agents:
         if part.stopping:
             return
         part.stopping = True
-        part.order = order.order  # What was to be over in a while never is.
         if part.joined and self.works[run.name].attempt == run.number:
             self._halt(run, now)
             self.works[run.name].lose()

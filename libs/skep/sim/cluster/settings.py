@@ -8,6 +8,8 @@ import msgspec
 
 from skep.units import Duration
 
+Reporting = Literal["auto", "none", "on-change", "per-second"]
+
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What it takes to begin, end and change a job, in seconds; all 0: ideal.
@@ -70,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compat: frozenset[str] = frozenset()
     can: tuple[str, ...] | None = None
     samples_by_vc: bool = False
-    reports: Literal["auto", "none", "on-change", "per-second"] = "auto"
+    reports: Reporting = "auto"
     """What agents report of running jobs, and whether introspector and advisor listen. `auto`: on
     every change of pace where a policy goes by rates, else nothing, which nobody would hear."""
     over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
