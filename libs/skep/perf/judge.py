@@ -117,7 +117,7 @@ def pays(pause: Duration, remaining: Duration | None) -> float:
 
 def spread_milli(rates: Sequence[int]) -> int:
     """Return the standard deviation of rates, in their unit; 0 of fewer than two."""
-    if len(rates) < 2:  # noqa: PLR2004 - one value has no spread
+    if len(rates) < 2:
         return 0
     count, total = len(rates), sum(rates)
     squares = count * sum(rate * rate for rate in rates) - total * total

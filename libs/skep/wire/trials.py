@@ -93,6 +93,7 @@ class TrialOver(TrialMessage, frozen=True, tag="trial-over"):
     """
 
     trial: int
+    jobs: tuple[str, ...]
     verdict: Verdict
     why: Reason
     at: Instant
