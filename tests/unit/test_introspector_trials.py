@@ -54,8 +54,9 @@ class Cluster:
     def report(self, number: int, job: str, step_ms: int) -> NodeReport:
         step = seconds(step_ms / 1000)
         steps = 1 + self.now * 1000 // step_ms
-        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=at(0) + (steps - 1) * step,
-                            next_at=at(0) + steps * step if self.lasting else 0)  # fmt: skip
+        ended = at(steps_s := (steps - 1) * step_ms / 1000)
+        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=ended,
+                            next_at=at(steps_s + step_ms / 1000) if self.lasting else Instant(0))  # fmt: skip
         progress = JobProgress(job=job, attempt=self.attempt, world=1, ranks=(rank,),
                                lasts=self.lasting)  # fmt: skip
         return NodeReport(node=f"n{number}", at=at(self.now), jobs=(progress,))

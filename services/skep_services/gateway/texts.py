@@ -242,7 +242,7 @@ def describe_finding(finding: findings.Finding) -> Line | None:
             return Line("makes mini-batches again", attempt)
         case findings.Stalled(at=at, since=since, attempt=attempt):
             return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
-        case findings.Rates() | findings.Measured() | findings.Judged():
+        case findings.Rates() | findings.Measured() | trials.Judged():
             return None
 
 

@@ -388,6 +388,7 @@ class AllocatorMachine:
                 trials.apply(self, fact)
             case _:
                 restore(self, fact)
+                return  # It is no fact, and nothing follows from it.
         trials.follow(self, fact)
 
     def _apply_added(self, fact: NodeAdded) -> None:
