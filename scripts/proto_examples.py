@@ -329,7 +329,8 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
                       families=("bert", "resnet"), at=AT, until=LATER, needed_milli=1000,
                       why=Reason.BY_POLICY),
     trials.TrialOver(trial=3, jobs=("j17", "j12"), verdict=trials.Verdict.KEPT,
-                     why=Reason.TRIAL_GAINS, at=LATER, gain_milli=310, low_milli=240, high_milli=380, after=AFTER),
+                     why=Reason.TRIAL_GAINS, at=LATER, gain_milli=310, low_milli=240,
+                     high_milli=380, after=AFTER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip

@@ -113,9 +113,11 @@ def test_two_that_go_together_stay_packed_and_two_that_hurt_each_other_are_parte
 
 
 def test_reports_of_changes_alone_lead_to_the_same_verdicts() -> None:
-    told = [[fact for fact in played(reports=reports)[1] if isinstance(fact, TrialBegun | TrialOver)]
-            for reports in ("on-change", "per-second")]  # fmt: skip
-    assert told[0] == told[1] != []
+    once, every = (
+        [fact for fact in played(reports=reports)[1] if isinstance(fact, TrialBegun | TrialOver)]
+        for reports in ("on-change", "per-second")
+    )
+    assert once == every != []
 
 
 def test_without_the_introspector_no_trial_is_begun() -> None:

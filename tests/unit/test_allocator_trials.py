@@ -106,7 +106,7 @@ def test_what_gains_is_kept() -> None:
         1, ("j2", "j1"), Verdict.KEPT, Reason.TRIAL_GAINS, 310)  # fmt: skip
     assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
     assert opened(effects) == [Trials(at=at(60), open=())]
-    assert decide.machine.soft.trials_at is None
+    assert decide.machine.soft.telling.at is None
 
 
 def test_what_loses_is_undone() -> None:

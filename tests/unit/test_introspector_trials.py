@@ -54,9 +54,10 @@ class Cluster:
     def report(self, number: int, job: str, step_ms: int) -> NodeReport:
         step = seconds(step_ms / 1000)
         steps = 1 + self.now * 1000 // step_ms
-        ended = at(steps_s := (steps - 1) * step_ms / 1000)
-        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=ended,
-                            next_at=at(steps_s + step_ms / 1000) if self.lasting else Instant(0))  # fmt: skip
+        done_s = (steps - 1) * step_ms / 1000
+        next_at = at(done_s + step_ms / 1000) if self.lasting else Instant(0)
+        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=at(done_s),
+                            next_at=next_at)  # fmt: skip
         progress = JobProgress(job=job, attempt=self.attempt, world=1, ranks=(rank,),
                                lasts=self.lasting)  # fmt: skip
         return NodeReport(node=f"n{number}", at=at(self.now), jobs=(progress,))

@@ -375,7 +375,8 @@ class IntrospectorMachine:
                     at=now, trial=window.trial.trial, kept=bool(found.kept),
                     gain_milli=round(found.sum * 1000) - needed,
                     low_milli=round(found.low * 1000) - needed,
-                    high_milli=round(found.high * 1000) - needed, after=window.after())))  # fmt: skip
+                    high_milli=round(found.high * 1000) - needed, after=window.after(),
+                )))  # fmt: skip
         return said
 
     # --- what is said ------------------------------------------------------------------------

@@ -217,8 +217,7 @@ class AllocatorModel:
         self.successors: dict[str, SuccessorBound] = {}
         self.loaded: dict[str, dict[str, None]] = {}
         """By job that moves: the nodes where its state has arrived."""
-        self.order = 0
-        self.attempts = 0
+        self.order = self.attempts = 0
         self.policies: dict[str, str] = {}
         """By VC: its policy."""
         self.fallen: dict[str, None] = {}

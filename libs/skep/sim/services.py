@@ -84,6 +84,7 @@ class Role:
             case "allocator":
                 allocator = AllocatorMachine()
                 allocator.node_lost_after = self._patience.node_lost_after
+                allocator.trials_measured = False
                 return allocator
             case "introspector":
                 return IntrospectorMachine()

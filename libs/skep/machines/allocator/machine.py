@@ -140,6 +140,8 @@ class AllocatorMachine:
         """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
         self.trials_repeated = trials.REPEAT
         """How often open trials are told; where nothing is lost, once is enough."""
+        self.trials_measured = True
+        """Whether jobs in trials have a known rate alone; the fault simulator tries any."""
         self.defers = False
         """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
@@ -340,11 +342,7 @@ class AllocatorMachine:
                 job.parts[fact.node] = Part.RAN
                 changes.ran(self, job, fact.node)
             case JobRan():
-                job = self.jobs[fact.job]
-                job.move("JobRan")
-                job.ran_at = fact.at
-                job.starts += 1
-                job.goes(fact.at)
+                self.jobs[fact.job].ran(fact.at)
             case MemberGone():
                 self._apply_gone(fact)
             case JobEnded():

@@ -100,7 +100,7 @@ def refusal(
     if len(tries.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
     for job in jobs:
-        if not solo(machine, job):
+        if machine.trials_measured and not solo(machine, job):
             return Reason.NOT_MEASURED, job.job
     return None
 
@@ -177,8 +177,8 @@ def judged(machine: AllocatorMachine, event: Judged, now: Instant) -> None:
 def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     tries, soft = machine.tries, machine.soft
-    due = soft.trials_at is not None and soft.trials_at <= now
-    looks, soft.trials_touched = due or soft.trials_touched, False
+    due = soft.telling.at is not None and soft.telling.at <= now
+    looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(tries.open.values()) if looks else ():
         disturbed = _disturbed(machine, trial)
         if disturbed:
@@ -244,18 +244,20 @@ def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
 def tell(machine: AllocatorMachine, now: Instant) -> None:
     """Say what is open, if that is something else than was said last, or it is time to repeat."""
     tries, soft = machine.tries, machine.soft
-    if not soft.trials_stale and (soft.trials_at is None or now < soft.trials_at):
+    if not soft.telling.stale and (soft.telling.at is None or now < soft.telling.at):
         return
-    soft.trials_stale = False
+    soft.telling.stale = False
     opened = tuple(
         OpenTrial(trial=trial.trial, kind=trial.kind, since=_since(machine, trial),
                   until=trial.until, needed_milli=trial.needed_milli, jobs=trial.jobs)
         for trial in tries.open.values()
     )  # fmt: skip
-    if opened != soft.trials or (opened and soft.trials_again <= now):
+    if opened != soft.telling.told or (opened and soft.telling.again <= now):
         machine.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))
-        soft.trials, soft.trials_again = opened, after(now, machine.trials_repeated)
-    soft.trials_at = min((soft.trials_again, *(each.until for each in opened))) if opened else None
+        soft.telling.told, soft.telling.again = opened, after(now, machine.trials_repeated)
+    soft.telling.at = (
+        min((soft.telling.again, *(each.until for each in opened))) if opened else None
+    )
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ def follow(machine: AllocatorMachine, fact: Any) -> None:
     """Take over what any fact means for trials: who has left others need not leave any more."""
     tries, name = machine.tries, getattr(fact, "job", "")
     if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):
-        machine.soft.trials_touched = machine.soft.trials_stale = True
+        machine.soft.telling.touched = machine.soft.telling.stale = True
     for guest, attempt in list(tries.leaving.items()):
         job = machine.jobs.get(guest)
         if job is None or job.attempt != attempt or not packs.shares(machine, job):
