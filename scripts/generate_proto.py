@@ -28,6 +28,7 @@ from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.spec import NOT_BUILT, JobSpec
+from skep.wire.trials import Trials
 from skep.wire.verdict import Verdict
 
 PROTO = Path(__file__).parents[1] / "proto"
@@ -38,6 +39,7 @@ UNIONS: dict[str, Any] = {
     "reports": Heartbeat | NodeReport,
     "findings": Finding,
     "advice": Advice,
+    "trials": Trials,
     "admin": Admin,
     "verdict": Verdict,
     "admission-facts": facts.AdmissionFact,
@@ -96,6 +98,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("heartbeat", subjects.heartbeat("{node}"), "reports", "", "The agent lives, every second."),
     ("finding", subjects.finding("{kind}"), "findings", "", "What the introspector saw."),
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
+    ("trials", subjects.TRIALS_OPEN, "trials", "", "What is tried and has to be judged."),
     ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),
     ("admission-facts", subjects.ADMISSION_FACTS, "admission-facts", "ADMISSION",
      "Records of admission's decisions."),

@@ -21,6 +21,7 @@ from skep.wire import (
     reports,
     resizes,
     talk,
+    trials,
     verdict,
 )
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -191,6 +192,20 @@ REPORTS: tuple[msgspec.Struct, ...] = (
         ),
     ),
 )
+BEFORE = (
+    trials.Before(job="j17", attempt=1, gpus=1, rate_milli=90_909, solo_milli=90_909),
+    trials.Before(job="j12", attempt=2, gpus=1, rate_milli=4_000, solo_milli=4_000),
+)
+AFTER = (
+    trials.After(job="j17", rate_milli=70_000, samples=16),
+    trials.After(job="j12", rate_milli=2_160, samples=16),
+)
+TRIALS: tuple[msgspec.Struct, ...] = (
+    trials.Trials(at=AT, open=(
+        trials.OpenTrial(trial=3, kind=trials.Kind.PACK, since=AT, until=LATER, needed_milli=1000,
+                         jobs=BEFORE),
+    )),
+)  # fmt: skip
 FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.Rates(at=AT, jobs=(findings.JobRate(job="j17", attempt=1, steps=90,
                                                  rate_milli=90_909),)),
@@ -199,6 +214,8 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.PhaseChanged(at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000,
                           trace=TRACE),
     findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
+    trials.Judged(at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380,
+                  after=AFTER),
 )  # fmt: skip
 ADVICE: tuple[msgspec.Struct, ...] = (
     advice.QueueAdvice(
@@ -308,6 +325,12 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
                      node="node-1", devices=(0,), why=Reason.REQUESTED, at=AT, told=0.5,
                      trace=TRACE),
     resizes.GangNarrowed(job="j17", attempt=1, node="node-1", workers=2, at=LATER, trace=TRACE),
+    trials.TrialBegun(trial=3, kind=trials.Kind.PACK, vc="nlp", jobs=BEFORE,
+                      families=("bert", "resnet"), at=AT, until=LATER, needed_milli=1000,
+                      why=Reason.BY_POLICY),
+    trials.TrialOver(trial=3, jobs=("j17", "j12"), verdict=trials.Verdict.KEPT,
+                     why=Reason.TRIAL_GAINS, at=LATER, gain_milli=310, low_milli=240,
+                     high_milli=380, after=AFTER),
     facts.JobEnded(job="j17", end=facts.End.FAILED, why=Reason.TIME_LIMIT, attempts=1, at=LATER,
                    ran_at=AT, steps=900, step_ns=11_000_000, detail="limit 7200 s", trace=TRACE),
 )  # fmt: skip
@@ -379,6 +402,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "reports": REPORTS,
     "findings": FINDINGS,
     "advice": ADVICE,
+    "trials": TRIALS,
     "admin": ADMIN,
     "verdict": VERDICTS,
     "admission-facts": ADMISSION_FACTS,

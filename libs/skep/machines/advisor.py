@@ -49,6 +49,7 @@ from skep.wire.node import NodeJoined
 from skep.wire.packs import GpusShared
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import PRIORITY_MAX
+from skep.wire.trials import Judged
 
 ADVISE_EVERY = seconds(0.5)
 """How often a changed order is worth computing and sending: 512 jobs take about 4 ms."""
@@ -139,8 +140,10 @@ class AdvisorMachine:
                         self._fact(fact, now)
             case Rates():
                 self._rates(event, now)
-            case Tick() | Restarted() | RateLearned() | PhaseChanged() | Stalled() | Unreadable():
+            case Tick() | Restarted() | Unreadable():
                 pass
+            case RateLearned() | PhaseChanged() | Stalled() | Judged():
+                pass  # What it comes to is in the rates.
             case _:
                 unexpected = f"the advisor does not take {event!r}"
                 raise AssertionError(unexpected)

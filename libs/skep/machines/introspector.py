@@ -18,6 +18,9 @@ A report that lasts (`JobProgress.lasts`) stands for one every second until the 
 would lead to is found at the time it would be, and in between the attempt is not looked at, nor
 told in `Rates`. Facts end such an attempt, silence does not.
 
+Jobs of open trials (`Trials`) are looked at every second from when all of them run as they are to
+be compared; the verdict is said every second until the trial is open no more, or past its time.
+
 What does not fit a bound is shed: telemetry costs quality, never liveness.
 """
 
@@ -28,6 +31,7 @@ from typing import Any
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.course import Course
+from skep.perf.measure import Window
 from skep.perf.progress import (
     LEARNED_STEPS,
     RATE_MILLI_MAX,
@@ -42,6 +46,7 @@ from skep.wire.codec import Facts, Unreadable, is_trace
 from skep.wire.facts import JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
+from skep.wire.trials import Judged, Trials
 
 EMIT_EVERY = seconds(1.0)
 """As often as agents report."""
@@ -158,6 +163,10 @@ class IntrospectorMachine:
         self._nodes: dict[str, int] = {}
         """When each node's latest report was made, by its clock; the latest heard of last."""
         self._over: dict[str, int] = {}
+        self._trials: dict[int, Window] = {}
+        """Trials that are open and may be measured."""
+        self._tried: dict[str, None] = {}
+        """Their jobs."""
         self._due: Instant | None = None
         self._lasting: dict[str, _Attempt] = {}
         """Attempts whose latest report lasts."""
@@ -172,6 +181,8 @@ class IntrospectorMachine:
             case Facts():
                 for fact in event.facts:
                     self._fact(fact)
+            case Trials():
+                self._try(event, now)
             case Tick() | Restarted() | Unreadable():
                 pass
             case _:
@@ -195,8 +206,10 @@ class IntrospectorMachine:
         assert len(self._attempts) <= ATTEMPTS_MAX
         assert len(self._over) <= OVER_MAX
         assert len(self._nodes) <= NODES_MAX
+        tried = {job for window in self._trials.values() for job in window.samples}
+        assert self._tried.keys() == tried
         assert self._due is not None or len(self._attempts) == len(self._lasting)
-        assert self._due is not None or not self._restless
+        assert self._due is not None or not (self._restless or self._trials)
         assert all(self._attempts[job] is each for job, each in self._lasting.items())
         assert self._restless.keys() <= self._lasting.keys()
         for job, attempt in self._attempts.items():
@@ -316,6 +329,56 @@ class IntrospectorMachine:
         if attempt is not None and attempt.attempt <= last:
             self._forget(attempt)
 
+    # --- trials ------------------------------------------------------------------------------
+
+    def _try(self, event: Trials, now: Instant) -> None:
+        """Take over what is open; what was known to be measured otherwise begins anew."""
+        windows = {}
+        for trial in event.open:
+            if trial.since and now <= trial.until:
+                known = self._trials.get(trial.trial)
+                same = known is not None and known.trial == trial
+                windows[trial.trial] = known if known is not None and same else Window(trial)
+        self._trials = windows
+        self._note_tried()
+        for job in self._tried:
+            attempt = self._lasting.get(job)
+            if attempt is not None and job not in self._restless:
+                self._restless[job] = attempt
+                attempt.look_at = _next_second(now)
+        if self._trials:
+            self._due = min(self._due or _next_second(now), _next_second(now))
+
+    def _note_tried(self) -> None:
+        self._tried = {job: None for window in self._trials.values() for job in window.samples}
+
+    def _judge(self, now: Instant) -> list[Effect]:
+        """Measure the jobs of open trials; return the verdicts."""
+        said: list[Effect] = []
+        late = [number for number, window in self._trials.items() if window.trial.until < now]
+        for number in late:
+            del self._trials[number]
+        if late:
+            self._note_tried()
+        for window in self._trials.values():
+            for each in window.trial.jobs if window.measures(now) else ():
+                attempt = self._attempts.get(each.job)
+                if attempt is None or attempt.attempt != each.attempt:
+                    continue
+                slowest = _slowest(attempt)
+                if slowest is not None:
+                    window.samples[each.job].take(slowest)
+            found = window.judge()
+            if found is not None:
+                needed = window.trial.needed_milli
+                said.append(Send(subjects.JUDGED, Judged(
+                    at=now, trial=window.trial.trial, kept=bool(found.kept),
+                    gain_milli=round(found.sum * 1000) - needed,
+                    low_milli=round(found.low * 1000) - needed,
+                    high_milli=round(found.high * 1000) - needed, after=window.after(),
+                )))  # fmt: skip
+        return said
+
     # --- what is said ------------------------------------------------------------------------
 
     def _emit(self, now: Instant) -> list[Effect]:
@@ -331,8 +394,9 @@ class IntrospectorMachine:
             Send(RATES, Rates(at=now, jobs=tuple(rates[start : start + RATES_JOBS_MAX])))
             for start in range(0, len(rates), RATES_JOBS_MAX)
         ]
+        judged = self._judge(now)
         self._due = self._next_look(now)
-        return effects + told
+        return effects + told + judged
 
     def _looked_at(self, now: Instant) -> list[_Attempt]:
         """Return whom there is something to find about; who lasts is brought up to date."""
@@ -355,9 +419,11 @@ class IntrospectorMachine:
         for attempt in list(self._restless.values()):
             if attempt.look_at is not None and attempt.look_at <= now:
                 attempt.look_at = _look_again(attempt, _next_second(now))
+                if attempt.job in self._tried:
+                    attempt.look_at = _next_second(now)
                 if attempt.look_at is None:
                     del self._restless[attempt.job]
-        if len(self._attempts) > len(self._lasting):
+        if len(self._attempts) > len(self._lasting) or self._trials:
             return _next_second(now)
         looks = (attempt.look_at for attempt in self._restless.values())
         return min((at for at in looks if at is not None), default=None)
@@ -406,6 +472,12 @@ class IntrospectorMachine:
             memory=memory,
             workers=attempt.world,
         )
+
+
+def _slowest(attempt: _Attempt) -> RankWindow | None:
+    """Return the rank at whose pace a gang goes."""
+    known = [rank for rank in attempt.ranks.values() if rank.steps and rank.known]
+    return min(known, key=lambda rank: rank.rate_milli, default=None)
 
 
 def _look_for_stall(

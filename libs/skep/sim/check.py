@@ -23,6 +23,7 @@
     I16 a GPU never has attempts that no sharing decision names together, all of one VC; what they
         hold together is counted once, and is free when the last of them has gone, in any order
     I17 in a VC with a policy jobs are placed by its turns, and nobody whom it holds
+    I18 a trial is begun with its change and has exactly one verdict; a job is in one at a time
     I11 in a queue nobody overtakes a more important job, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

@@ -93,7 +93,8 @@ class Churn(Policy, frozen=True):
             elif dice == 4 and job.partners:
                 yield Unpack(job.job, Reason.BY_POLICY)
             elif dice in (5, 6) and job in waiting and running:
-                yield Pack(job.job, running[job.sequence % len(running)].job, Reason.BY_POLICY)
+                host = running[job.sequence % len(running)]
+                yield Pack(job.job, host.job, Reason.BY_POLICY, trial=beat % 2 == 0)
 
 
 def embargoed(sequence: int, submitted_at: Instant, now: Instant) -> bool:

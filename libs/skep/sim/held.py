@@ -97,6 +97,7 @@ def share(model: AllocatorModel, fact: GpusShared) -> None:
     waits = job is not None and (job.queued or name in model.released)
     require(waits, "I16", f"{fact.job} is packed and has GPUs of its own")
     model.gpus.decide(fact)
+    model.tried.packed = fact.job, fact.attempt
     for beside, attempt in fact.beside:
         other = model.jobs.get(beside)
         runs = other is not None and other.attempt == attempt and not other.queued

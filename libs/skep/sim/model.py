@@ -14,6 +14,7 @@ from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
 from skep.sim.moves import gpus
 from skep.sim.processes import Run
+from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
 from skep.units import Instant
 from skep.wire.changes import (
@@ -68,6 +69,7 @@ from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import JobSpec
+from skep.wire.trials import TrialMessage
 
 
 class AdmissionModel:
@@ -215,12 +217,12 @@ class AllocatorModel:
         self.successors: dict[str, SuccessorBound] = {}
         self.loaded: dict[str, dict[str, None]] = {}
         """By job that moves: the nodes where its state has arrived."""
-        self.order = 0
-        self.attempts = 0
+        self.order = self.attempts = 0
         self.policies: dict[str, str] = {}
         """By VC: its policy."""
         self.fallen: dict[str, None] = {}
-        """VCs whose policy failed: they are served first come, first served meanwhile."""
+        """VCs whose policy failed: first come, first served meanwhile."""
+        self.tried = Tried()
         self.submitted: dict[str, Instant] = {}
         self._yielded: dict[str, None] = {}
         """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""
@@ -307,6 +309,8 @@ class AllocatorModel:
                 sizes.resize(self, fact)
             case GpusShared():
                 held.share(self, fact)
+            case TrialMessage():
+                self.tried.take(fact)
             case _:
                 pass  # Why a job waits changes nothing.
 

@@ -34,8 +34,13 @@ FOLLOWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 LISTENS: dict[str, tuple[str, ...]] = {
     "admission": (),
-    "allocator": (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK),
-    "introspector": (subjects.REPORTS,),
+    "allocator": (
+        subjects.HEARTBEATS,
+        subjects.ADVICE_QUEUE,
+        subjects.ADVICE_OUTLOOK,
+        subjects.JUDGED,
+    ),
+    "introspector": (subjects.REPORTS, subjects.TRIALS_OPEN),
     "advisor": (subjects.FINDINGS,),
 }
 
@@ -79,6 +84,7 @@ class Role:
             case "allocator":
                 allocator = AllocatorMachine()
                 allocator.node_lost_after = self._patience.node_lost_after
+                allocator.trials_measured = False
                 return allocator
             case "introspector":
                 return IntrospectorMachine()

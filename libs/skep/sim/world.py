@@ -310,6 +310,8 @@ class World:
         for role in self.roles.values():
             self._compare(role)
         self._check_verdicts()
+        untold = list(self.watch.allocator.tried.open)
+        require(not untold, "I18", f"trials {untold} have no verdict")
         admission: Any = self._machine("admission", AdmissionMachine)
         require(not admission.active, "I1", f"admission still counts {list(admission.active)}")
 

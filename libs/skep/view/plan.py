@@ -51,11 +51,18 @@ class Suspend(_Part, frozen=True, tag="suspend"):
 
 
 class Pack(_Part, frozen=True, tag="pack"):
-    """Place a job that is WAITING on the GPUs of another one that runs."""
+    """Place a job that is WAITING on the GPUs of another one that runs.
+
+    On `trial` it stays there only if their rates show that this is worth it: the sum of each rate,
+    in thousandths of what the job makes alone, has to be more than `needed_milli` (1000: what turns
+    on those GPUs give if they cost nothing). Nothing happens where it may not be tried now.
+    """
 
     job: str
     beside: str
     why: Reason
+    trial: bool = False
+    needed_milli: int = 1000
 
 
 class Unpack(_Part, frozen=True, tag="unpack"):

@@ -18,6 +18,7 @@ from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
 from skep.wire.reports import Heartbeat, NodeReport
+from skep.wire.trials import Trials
 
 MESSAGE_BYTES_MAX = 1024 * 1024
 RECORD_BYTES_MAX = 512 * 1024
@@ -32,6 +33,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "report": msgspec.json.Decoder(NodeReport),
     "finding": msgspec.json.Decoder(Finding),
     "advice": msgspec.json.Decoder(Advice),
+    "trial": msgspec.json.Decoder(Trials),
 }
 
 

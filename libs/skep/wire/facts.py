@@ -25,6 +25,7 @@ from skep.wire.part_facts import (
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.spec import JobSpec, Problem
+from skep.wire.trials import TrialFact
 
 
 class EpochBegan(Message, frozen=True, tag="epoch-began"):
@@ -414,6 +415,7 @@ AllocatorFact = (
     | MoveFact
     | ResizeFact
     | PackFact
+    | TrialFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from skep.units import Instant
 from skep.wire.message import Message
+from skep.wire.trials import Judged
 
 
 class JobRate(Message, frozen=True):
@@ -80,4 +81,4 @@ class Measured(Message, frozen=True, tag="measured"):
     values: dict[str, float]
 
 
-Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled
+Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged

@@ -38,6 +38,7 @@ from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
+from skep.wire.trials import Judged
 
 NOTED_STREAMS = (
     subjects.SUBMIT, subjects.ADMIN, subjects.NODE, subjects.ADMISSION, subjects.ALLOC,
@@ -63,7 +64,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Outlook | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Outlook | Judged | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -72,7 +73,7 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | Outlook | None = None
+    message: Heartbeat | QueueAdvice | Outlook | Judged | None = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False

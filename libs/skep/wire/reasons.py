@@ -125,6 +125,16 @@ class Reason(StrEnum):
     UNKNOWN_POLICY = "unknown-policy"
     BAD_OPTION = "bad-option"
 
+    # Why a change was not tried, and what became of one that was.
+    TRIAL_OPEN = "trial-open"
+    TRIAL_COOLS = "trial-cools"
+    TRIALS_ENOUGH = "trials-enough"
+    NOT_MEASURED = "not-measured"
+    TRIAL_GAINS = "trial-gains"
+    TRIAL_LOSES = "trial-loses"
+    TRIAL_DISTURBED = "trial-disturbed"
+    NO_VERDICT = "no-verdict"
+
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
     CELLS_MISCOUNTED = "cells-miscounted"
@@ -259,6 +269,14 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
     Reason.UNKNOWN_POLICY: "no policy has this name",
     Reason.BAD_OPTION: "the policy has no such option, or not with this value",
+    Reason.TRIAL_OPEN: "another trial of one of the jobs, or on those GPUs, has no verdict yet",
+    Reason.TRIAL_COOLS: "the same was tried not long ago, and was not worth it",
+    Reason.TRIALS_ENOUGH: "as many trials as there may be were begun within the hour",
+    Reason.NOT_MEASURED: "nobody knows how fast one of the jobs is on GPUs of its own",
+    Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
+    Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
+    Reason.NO_VERDICT: "nobody could tell in time whether it was worth it",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",

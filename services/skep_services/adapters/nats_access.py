@@ -160,12 +160,17 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, ADMIN)
                 + _follows(identity, NODE)
                 + says(
-                    (subjects.command("*"),),
-                    (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK),
+                    (subjects.command("*"), subjects.TRIALS_OPEN),
+                    (
+                        subjects.HEARTBEATS,
+                        subjects.ADVICE_QUEUE,
+                        subjects.ADVICE_OUTLOOK,
+                        subjects.JUDGED,
+                    ),
                 )
             )
         case "introspector":
-            return says((subjects.FINDINGS,), (subjects.REPORTS,))
+            return says((subjects.FINDINGS,), (subjects.REPORTS, subjects.TRIALS_OPEN))
         case "advisor":
             return (
                 _follows(identity, ADMISSION)

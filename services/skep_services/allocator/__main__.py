@@ -18,7 +18,7 @@ FOLLOW = (
     Follow(subjects.NODE),
     Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked)),
 )
-LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK)
+LISTEN = (subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK, subjects.JUDGED)
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -61,6 +61,7 @@ from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep.wire.trials import TrialBegun, TrialOver
 from skep_services.gateway import changes
 from skep_services.gateway.holdings import Holdings
 from skep_services.gateway.rows import (
@@ -80,6 +81,7 @@ from skep_services.gateway.texts import (
     describe_admin,
     describe_node,
     place_of,
+    trial_jobs,
 )
 
 RECENT_MAX = 1_000
@@ -315,6 +317,9 @@ class Fold:
                 self.note(fact, at, describe(fact), None)
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
+            case TrialBegun() | TrialOver():
+                for name in trial_jobs(fact):
+                    self.note(fact, at, describe(fact), self._job(name))
             case _:
                 job = self._job(fact.job)
                 if job is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
-from skep.wire import changes, facts, findings, moves, node, packs, resizes
+from skep.wire import changes, facts, findings, moves, node, packs, resizes, trials
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
@@ -106,8 +106,29 @@ def _about_changes(fact: Any) -> Line | None:
             named = " ".join(job for job, _ in beside)
             return Line(f"shares GPUs on {on} with {named}, and has {told:.0%} of their memory",
                         attempt, on, Reason.PACKED)  # fmt: skip
+        case trials.TrialBegun() | trials.TrialOver():
+            return _about_trials(fact)
         case _:
             return None
+
+
+def trial_jobs(fact: trials.TrialBegun | trials.TrialOver) -> tuple[str, ...]:
+    """Return the jobs that a trial touches."""
+    if isinstance(fact, trials.TrialOver):
+        return fact.jobs
+    return tuple(before.job for before in fact.jobs)
+
+
+def _about_trials(fact: trials.TrialBegun | trials.TrialOver) -> Line:
+    if isinstance(fact, trials.TrialBegun):
+        named = " and ".join(trial_jobs(fact))
+        return Line(f"trial {fact.trial} begins: {fact.kind} {named}", reason=fact.why)
+    gain = ""
+    if fact.after:
+        gain = (f", {fact.gain_milli / 10:+.1f} % ({fact.low_milli / 10:+.1f} to"
+                f" {fact.high_milli / 10:+.1f})")  # fmt: skip
+    return Line(f"trial {fact.trial} {fact.verdict}{gain}: {_why(fact.why, fact.detail)}",
+                reason=fact.why)  # fmt: skip
 
 
 def _about_cells(fact: Any) -> Line | None:
@@ -221,7 +242,7 @@ def describe_finding(finding: findings.Finding) -> Line | None:
             return Line("makes mini-batches again", attempt)
         case findings.Stalled(at=at, since=since, attempt=attempt):
             return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
-        case findings.Rates() | findings.Measured():
+        case findings.Rates() | findings.Measured() | trials.Judged():
             return None
 
 

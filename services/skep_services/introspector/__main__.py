@@ -9,7 +9,7 @@ from skep.wire import subjects
 from skep_services.adapters.wiring import serve
 from skep_services.service import Settings, run
 
-LISTEN = (subjects.REPORTS,)
+LISTEN = (subjects.REPORTS, subjects.TRIALS_OPEN)
 
 
 async def main(chosen: Settings, log: Any) -> None:

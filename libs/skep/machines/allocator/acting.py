@@ -16,6 +16,7 @@ from skep.machines.allocator import (
     placing,
     resizing,
     returns,
+    trials,
     views,
 )
 from skep.machines.allocator.jobs import JobState, State
@@ -42,8 +43,8 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
     if isinstance(action, Preempt | Suspend):
         return _take(machine, job, action, detail, now)
     match action:
-        case Pack(beside=beside):
-            return _pack(machine, job, beside, now)
+        case Pack():
+            return _pack(machine, job, action, now)
         case Unpack():
             return _unpack(machine, job, detail, now)
         case Migrate(nodes=nodes):
@@ -163,12 +164,20 @@ def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant
     return len(job.live)
 
 
-def _pack(machine: AllocatorMachine, job: JobState, beside: str, now: Instant) -> int:
+def _pack(machine: AllocatorMachine, job: JobState, action: Pack, now: Instant) -> int:
     if job.released and (not _calm(job) or job.held is Reason.UNPACKED):
         return 0  # Who was to leave others waits for GPUs of its own.
-    wish = AskPack(job=job.job, beside=beside)
+    host = machine.jobs[action.beside]
+    tried = trials.pack(machine, job, host, action.needed_milli, now) if action.trial else None
+    if action.trial and tried is None:
+        return 0
+    wish = AskPack(job=job.job, beside=action.beside)
     begun, _ = packing.begin(machine, job, wish, now, Reason.BY_POLICY)
-    return packing.JOBS_PER_GPU_MAX if begun is Reason.REQUESTED else 0
+    if begun is not Reason.REQUESTED:
+        return 0
+    if tried is not None:
+        machine.record(tried)
+    return packing.JOBS_PER_GPU_MAX
 
 
 def _unpack(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:

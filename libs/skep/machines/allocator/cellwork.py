@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import Holding
+from skep.cells.pick import Loss
 from skep.cells.propose import resolve as resolved
 from skep.cells.state import Cells
 from skep.machines.allocator.demand import SHAPES_MAX
-from skep.machines.allocator.jobs import JobState
+from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant, after, seconds
 from skep.wire.admin import QuarantineGpu
 from skep.wire.cluster import Cluster
@@ -308,3 +309,22 @@ def node_names(cluster: Cluster) -> list[str]:
     """Return every node of a cluster once."""
     return list(dict.fromkeys(
         cell.node for chain in cluster.chains.values() for cell in chain.nodes))  # fmt: skip
+
+
+def loss(machine: AllocatorMachine, now: Instant) -> Loss:
+    """Return how to weigh victims: the GPU-seconds that stopping each would lose.
+
+    Whoever shares GPUs with one would have to be stopped as well.
+    """
+
+    def lost(name: str) -> float:
+        shared = machine.cells.sets.get(name)
+        return sum(alone(each) for each in (shared.partners if shared else (name,)))
+
+    def alone(name: str) -> float:
+        job = machine.jobs.get(job_of(name))
+        if job is None or job.state is State.STOPPING or not job.bound_at:
+            return 0.0
+        return job.size * job.spec.resources.gpus * max(0, now - job.bound_at) / 1e9 + 1.0
+
+    return lost

@@ -45,6 +45,7 @@ from skep.wire.node import NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec
+from skep.wire.trials import OpenTrial
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -75,6 +76,23 @@ Reminder = tuple[str, str, int]
 """Look at an attempt again: a node's name, or empty for the time limit; the job; the attempt.
 Without a job, look again whether the node is clear. With minus the attempt and no node: the end of
 the patience of whoever waits for its GPUs."""
+
+
+class Telling:
+    """What of open trials was told, and looked at."""
+
+    def __init__(self) -> None:
+        """Start with nothing told."""
+        self.told: tuple[OpenTrial, ...] = ()
+        """The open trials as the introspector was told last."""
+        self.again = Instant(0)
+        """When it is told again."""
+        self.at: Instant | None = None
+        """When a trial is to be looked at, or they are to be told again."""
+        self.touched = True
+        """Whether something was recorded that may matter to one, and was not looked at."""
+        self.stale = True
+        """Likewise, and was not told."""
 
 
 class Soft:
@@ -136,6 +154,7 @@ class Soft:
         """By job: how long it still had to run, as predicted, when it had been served so long."""
         self.paces: dict[str, tuple[JobPace, Instant]] = {}
         """By job that runs or is suspended: how it went when that was last told, and when."""
+        self.telling = Telling()
         self.scales: dict[tuple[str, str], tuple[ScalePoint, ...]] = {}
         """By family and type of GPU: how it scales, as it was last told."""
 
@@ -149,6 +168,8 @@ class Soft:
             first = self.check_at
         if self.resolve_at is not None and (first is None or self.resolve_at < first):
             first = self.resolve_at
+        if self.telling.at is not None and (first is None or self.telling.at < first):
+            first = self.telling.at
         for each in self.planned.values():
             if each.look_at is not None and (first is None or each.look_at < first):
                 first = each.look_at

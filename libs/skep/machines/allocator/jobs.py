@@ -242,6 +242,13 @@ class JobState(msgspec.Struct):
         """Return whether every part of the attempt is gone."""
         return all(part is Part.GONE for part in self.parts.values())
 
+    def ran(self, at: Instant) -> None:
+        """Note that an attempt runs in all its parts, for the first time."""
+        self.move("JobRan")
+        self.ran_at = at
+        self.starts += 1
+        self.goes(at)
+
     def goes(self, at: Instant) -> None:
         """Note that it runs from here on."""
         self.since, self.began_at = at, self.began_at or at

@@ -18,6 +18,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.suspects import Suspicion
+from skep.machines.allocator.trials import Tries
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
@@ -38,6 +39,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     suspicion: Suspicion = msgspec.field(default_factory=Suspicion)
     last_asked: int = 0
     served: dict[str, list[int]] = {}
+    tries: Tries = msgspec.field(default_factory=Tries)
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -85,6 +87,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         suspicion=machine.suspicion,
         last_asked=machine.last_asked,
         served=machine.served,
+        tries=machine.tries,
     )
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
@@ -117,6 +120,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.epoch, machine.order = kept.epoch, kept.order
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
             machine.last_asked, machine.served = kept.last_asked, kept.served
+            machine.tries = kept.tries
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
             machine.suspicion = kept.suspicion

@@ -32,6 +32,7 @@ from skep.machines.allocator import (
     schedule,
     spanning,
     suspects,
+    trials,
     views,
     watch,
 )
@@ -93,6 +94,7 @@ from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.resizes import ResizeMessage
+from skep.wire.trials import Judged, TrialMessage
 
 PROBLEMS_MAX = 100
 """Problems of one cluster file that are recorded: more would be the same mistake again."""
@@ -128,6 +130,7 @@ class AllocatorMachine:
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
         self.suspicion = suspects.Suspicion()
+        self.tries = trials.Tries()
         self.alarms: dict[watch.Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
@@ -135,6 +138,10 @@ class AllocatorMachine:
         """Silence after which a node's jobs are given up; a simulation has less patience."""
         self.node_check_every = dispatch.NODE_CHECK_EVERY
         """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
+        self.trials_repeated = trials.REPEAT
+        """How often open trials are told; where nothing is lost, once is enough."""
+        self.trials_measured = True
+        """Whether jobs in trials have a known rate alone; the fault simulator tries any."""
         self.defers = False
         """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
@@ -174,6 +181,8 @@ class AllocatorMachine:
                 schedule.advised(self, event, now)
             case Outlook():
                 paces.heard(self, event, now)
+            case Judged():
+                trials.judged(self, event, now)
             case Tick():
                 dispatch.tick(self, now)
             case Restarted():
@@ -186,7 +195,10 @@ class AllocatorMachine:
                 text = f"the allocator does not take {event!r}"
                 raise AssertionError(text)
         if (not isinstance(event, Heartbeat) or self.effects) and not self.defers:
+            trials.review(self, now)
             schedule.schedule(self, now)
+            trials.review(self, now)  # What was taken, or joined others, may have been on trial.
+            trials.tell(self, now)
         watch.look(self, now)
         return self.effects
 
@@ -330,11 +342,7 @@ class AllocatorMachine:
                 job.parts[fact.node] = Part.RAN
                 changes.ran(self, job, fact.node)
             case JobRan():
-                job = self.jobs[fact.job]
-                job.move("JobRan")
-                job.ran_at = fact.at
-                job.starts += 1
-                job.goes(fact.at)
+                self.jobs[fact.job].ran(fact.at)
             case MemberGone():
                 self._apply_gone(fact)
             case JobEnded():
@@ -374,8 +382,12 @@ class AllocatorMachine:
                 resizes.apply(self, fact)
             case GpusShared():
                 self.jobs[fact.job].packed = fact  # What follows in its record does it.
+            case TrialMessage():
+                trials.apply(self, fact)
             case _:
                 restore(self, fact)
+                return  # It is no fact, and nothing follows from it.
+        trials.follow(self, fact)
 
     def _apply_added(self, fact: NodeAdded) -> None:
         name = fact.joined.node
@@ -567,26 +579,13 @@ class AllocatorMachine:
             self.borrowed.pop(job.job, None)
             self.away.pop(job.job, None)
         self.soft.uncovered.pop(job.job, None)
+        trials.ended(self, fact.job)
 
     # --- for decisions -----------------------------------------------------------------------
 
     def loss(self, now: Instant) -> Loss:
-        """Return how to weigh victims: the GPU-seconds that stopping each would lose.
-
-        Whoever shares GPUs with one would have to be stopped as well.
-        """
-
-        def lost(name: str) -> float:
-            shared = self.cells.sets.get(name)
-            return sum(alone(each) for each in (shared.partners if shared else (name,)))
-
-        def alone(name: str) -> float:
-            job = self.jobs.get(cellwork.job_of(name))
-            if job is None or job.state is State.STOPPING or not job.bound_at:
-                return 0.0
-            return job.size * job.spec.resources.gpus * max(0, now - job.bound_at) / 1e9 + 1.0
-
-        return lost
+        """Return how to weigh victims: the GPU-seconds that stopping each would lose."""
+        return cellwork.loss(self, now)
 
     def borrowed_gpus(self, vc: str) -> int:
         """Return how many GPUs a VC's jobs use beyond its cells."""

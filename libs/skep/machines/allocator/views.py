@@ -28,6 +28,7 @@ from skep.wire.cluster import FIFO
 from skep.wire.commands import Resume, Suspend
 from skep.wire.facts import GhostGone
 from skep.wire.reasons import Reason
+from skep.wire.trials import TrialBegun, TrialOver
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -210,6 +211,12 @@ def ended(machine: AllocatorMachine, job: JobState) -> None:
 def touch(machine: AllocatorMachine, fact: Any) -> None:
     """Note whom a fact is about. Called only where some VC has a policy."""
     soft, job = machine.soft, getattr(fact, "job", None)
+    if isinstance(fact, TrialBegun):
+        soft.touched.update((each.job, None) for each in fact.jobs)
+        return
+    if isinstance(fact, TrialOver):
+        soft.touched.update(dict.fromkeys(fact.jobs))
+        return
     if job is not None:
         soft.touched[job] = None
     if job is None or isinstance(fact, GhostGone):

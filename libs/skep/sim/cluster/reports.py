@@ -29,6 +29,7 @@ from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.packs import GpusShared
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.resizes import GangNarrowed, GangWidened
+from skep.wire.trials import Judged, Trials
 
 FOLLOWED = frozenset(
     {JobQueued, JobBound, JobRequeued, JobEnded, NodeAdded, CellsSet, JobMoved, SuccessorBound,
@@ -61,7 +62,7 @@ class Reports:
         self.advisor.resend_after, self.advisor.expires_after = RESEND_AFTER, EXPIRES_AFTER
         for machine in (self.introspector, self.advisor):
             machine.decide(Restarted(1), Instant(0))
-        self.said: list[QueueAdvice | Outlook] = []
+        self.said: list[QueueAdvice | Outlook | Judged] = []
         self.found: list[tuple[Instant, Finding]] | None = None
         """What the introspector found, if that is kept: rates are not among it."""
         self.reports = 0
@@ -101,6 +102,10 @@ class Reports:
             self._facts.clear()
             self._follow(self.introspector.decide(told, now), now)
             self._say(self.advisor.decide(told, now))
+
+    def open(self, trials: Trials, now: Instant) -> None:
+        """Have the introspector measure what is tried; it finds nothing before the next second."""
+        self._follow(self.introspector.decide(trials, now), now)
 
     def report(self, now: Instant) -> None:
         """Report, once at an instant and at its end; it leads to nothing before the next second."""
@@ -169,6 +174,8 @@ class Reports:
     def _follow(self, effects: Iterable[Effect], now: Instant) -> None:
         for effect in effects:
             assert isinstance(effect, Send), effect
+            if isinstance(effect.message, Judged):
+                self.said.append(effect.message)
             if self.found is not None and effect.message.__struct_config__.tag != "rates":
                 self.found.append((now, effect.message))
             self._say(self.advisor.decide(effect.message, now))

@@ -38,6 +38,7 @@ from skep.wire.facts import (
     Refused,
 )
 from skep.wire.node import Gpu, NodeJoined
+from skep.wire.trials import Trials
 from skep.workloads.situation import Speeds
 
 ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
@@ -98,6 +99,7 @@ class World:
         """The job of the trace that is submitted next."""
         self.allocator.node_lost_after = FOR_EVER
         self.allocator.node_check_every = FOR_EVER
+        self.allocator.trials_repeated = FOR_EVER
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)
@@ -319,6 +321,9 @@ class World:
                 self.agents.stop(message, self.now)
             case ChangeJob():
                 self.agents.change(message, self.now)
+            case Trials():
+                if self.reports is not None:
+                    self.reports.open(message, self.now)
             case _:
                 text = f"no node takes {message!r}"
                 raise AssertionError(text)

@@ -1,0 +1,87 @@
+"""A trial's window: how its jobs go after the change, sample by sample, until that can be judged.
+
+    mini-batches of the slowest rank --> samples of SAMPLE or longer --> judge --> a finding
+
+Samples rest on counts and on when mini-batches ended by the rank's own clock, as rates do: reports
+that are late or lost change nothing.
+"""
+
+from __future__ import annotations
+
+from skep.perf.judge import SAMPLE, SAMPLES_MAX, Baseline, Judgement, Tried, judge
+from skep.perf.progress import RankWindow, rate_milli
+from skep.units import Instant, after, seconds
+from skep.wire.trials import After, Before, Kind, OpenTrial
+
+SETTLES = seconds(5.0)
+"""How long after a change nothing is measured: caches are cold, and memory has to be found."""
+
+
+class Samples:
+    """The samples of one job since a change: adjacent stretches of its slowest rank."""
+
+    __slots__ = ("_lives", "_rank", "_since", "_steps", "rates")
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.rates: list[int] = []
+        """Thousandths of a mini-batch per second each."""
+        self._rank: RankWindow | None = None
+
+    def take(self, slowest: RankWindow) -> None:
+        """Look at the job; `slowest` is its slowest rank, which the next sample is of."""
+        rank = self._rank
+        if rank is None or rank.lives != self._lives:
+            self._begin(slowest)
+            return
+        span, made = rank.last_step_at - self._since, rank.steps - self._steps
+        if span < SAMPLE or made <= 0:
+            return
+        if len(self.rates) < SAMPLES_MAX:
+            self.rates.append(rate_milli(made, span))
+        self._begin(slowest)
+
+    def _begin(self, rank: RankWindow) -> None:
+        self._rank, self._lives = rank, rank.lives
+        self._since, self._steps = rank.last_step_at, rank.steps
+
+
+class Window:
+    """An open trial as it is measured. It has to be looked at every second."""
+
+    def __init__(self, trial: OpenTrial) -> None:
+        """Begin before anything is measured."""
+        self.trial = trial
+        self.samples = {each.job: Samples() for each in trial.jobs}
+        self._tried = -1
+        """How many samples every job had when it was last judged."""
+        self._found: Judgement | None = None
+
+    def measures(self, now: Instant) -> bool:
+        """Return whether what its jobs do counts by now."""
+        return self.trial.since > 0 and now >= after(self.trial.since, SETTLES)
+
+    def judge(self) -> Judgement | None:
+        """Return the verdict, once there is one."""
+        if self._found is None or self._found.kept is None:
+            least = min(len(each.rates) for each in self.samples.values())
+            if least > self._tried:
+                self._tried = least
+                jobs = [Tried(self._baseline(each), self.samples[each.job].rates)
+                        for each in self.trial.jobs]  # fmt: skip
+                self._found = judge(jobs, self.trial.needed_milli / 1000)
+        found = self._found
+        return found if found is not None and found.kept is not None else None
+
+    def after(self) -> tuple[After, ...]:
+        """Return the mean rates of its jobs since the change."""
+        return tuple(
+            After(job=job, rate_milli=sum(each.rates) // max(1, len(each.rates)),
+                  samples=len(each.rates))
+            for job, each in self.samples.items()
+        )  # fmt: skip
+
+    def _baseline(self, job: Before) -> Baseline:
+        alone = self.trial.kind is Kind.PACK
+        mean = job.solo_milli if alone else job.rate_milli
+        return Baseline(mean, job.spread_milli, job.samples)

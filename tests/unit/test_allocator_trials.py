@@ -1,0 +1,223 @@
+"""Trials: begun with their change, ended by one verdict whatever happens, limited, put back."""
+
+import pytest
+
+from skep.machines.allocator import AllocatorMachine, trials
+from skep.machines.allocator.jobs import State
+from skep.machines.base import Effect, Restarted, Send
+from skep.policies.registry import POLICIES
+from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.view.plan import Pack
+from skep.wire import subjects
+from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
+from skep.wire.commands import Suspend as SuspendChange
+from skep.wire.facts import JobBound
+from skep.wire.node import Outcome
+from skep.wire.packs import GpusShared
+from skep.wire.reasons import Reason
+from skep.wire.spec import SizeHint
+from skep.wire.trials import After, Judged, Kind, TrialBegun, TrialOver, Trials, Verdict
+from tests.kit import Driver, at, exited, started
+from tests.unit.test_allocator_actions import CAN, WHY, Does, do, running
+from tests.unit.test_allocator_changes import changed, known, of, told
+
+PACE = 4_000
+TRY = Pack("j2", "j1", WHY, trial=True)
+
+
+@pytest.fixture(autouse=True)
+def _policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, Does.name, Does)
+    Does.actions.clear()
+
+
+BERT = FamilyScale(family="bert", gpu_type="cpu", points=(
+    ScalePoint(gpus=4, nodes=1, step_ns=Duration(NS_PER_SECOND // 4)),))  # fmt: skip
+
+
+def measured() -> Driver[AllocatorMachine]:
+    """Return an allocator with a job that runs and two that wait, of a family that is known."""
+    decide = running(*({"gpus": 4, "size": SizeHint(family="bert")} for _ in range(3)))
+    pace = JobPace(job="j1", attempt=1, steps=10, rate_milli=PACE)
+    decide(Outlook(at=at(5), jobs=(pace,), families=(BERT,)), 5)
+    return decide
+
+
+def opened(effects: list[Effect]) -> list[Trials]:
+    return [each.message for each in effects
+            if isinstance(each, Send) and each.subject == subjects.TRIALS_OPEN]  # fmt: skip
+
+
+def begun() -> Driver[AllocatorMachine]:
+    """Return an allocator whose trial is being measured."""
+    decide = measured()
+    for command in told(do(decide, TRY)):
+        decide(changed(command), 10)
+    decide(started("j2"), 11)
+    decide(known("j2", can=CAN), 11)
+    return decide
+
+
+def judged(*, kept: bool, trial: int = 1, second: float = 60) -> Judged:
+    return Judged(at=at(second), trial=trial, kept=kept, gain_milli=310 if kept else -400,
+                  low_milli=200, high_milli=400,
+                  after=(After(job="j2", rate_milli=3000, samples=16),))  # fmt: skip
+
+
+def leaves(decide: Driver[AllocatorMachine], effects: list[Effect], second: float) -> None:
+    """Assert that the guest is taken off and its host is not touched; have it done."""
+    (command,) = [each for each in told(effects) if isinstance(each.change, SuspendChange)]
+    assert (command.job, command.change) == ("j2", SuspendChange(release=True))
+    decide(changed(command, released=True), second)
+    assert decide.machine.tries.leaving == {}
+    assert decide.machine.jobs["j1"].state is State.RUNNING
+    decide.machine.check()
+
+
+def test_a_pack_on_trial_is_recorded_with_the_pack() -> None:
+    decide = measured()
+    effects = do(decide, TRY)
+    assert of(effects, GpusShared)
+    assert of(effects, JobBound)
+    (fact,) = of(effects, TrialBegun)
+    assert (fact.trial, fact.kind, fact.vc, fact.why) == (1, Kind.PACK, "nlp", Reason.BY_POLICY)
+    assert [(each.job, each.attempt, each.gpus, each.solo_milli) for each in fact.jobs] == [
+        ("j2", 1, 4, PACE), ("j1", 1, 4, PACE)]  # fmt: skip
+    assert (fact.at, fact.until - fact.at) == (at(10), trials.LASTS)
+    (message,) = opened(effects)
+    assert [(each.trial, each.since) for each in message.open] == [(1, 0)]
+
+
+def test_the_introspector_is_told_when_all_run_and_again_and_again() -> None:
+    decide = measured()
+    for command in told(do(decide, TRY)):
+        decide(changed(command), 10)
+    (message,) = opened(decide(started("j2"), 11))
+    assert [each.since for each in message.open] == [at(10)]
+    assert not opened(decide.tick(12))
+    assert opened(decide.tick(13)) == [Trials(at=at(13), open=message.open)]
+
+
+def test_what_gains_is_kept() -> None:
+    decide = begun()
+    effects = decide(judged(kept=True), 60)
+    (fact,) = of(effects, TrialOver)
+    assert (fact.trial, fact.jobs, fact.verdict, fact.why, fact.gain_milli) == (
+        1, ("j2", "j1"), Verdict.KEPT, Reason.TRIAL_GAINS, 310)  # fmt: skip
+    assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
+    assert opened(effects) == [Trials(at=at(60), open=())]
+    assert decide.machine.soft.telling.at is None
+
+
+def test_what_loses_is_undone() -> None:
+    decide = begun()
+    effects = decide(judged(kept=False), 60)
+    assert [(fact.verdict, fact.why) for fact in of(effects, TrialOver)] == [
+        (Verdict.UNDONE, Reason.TRIAL_LOSES)]  # fmt: skip
+    leaves(decide, effects, 61)
+
+
+def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "LASTS", seconds(30))
+    decide = begun()
+    assert not of(decide.tick(39), TrialOver)
+    assert (decide.machine.wake_at() or 0) <= at(40)
+    effects = decide.tick(40)
+    assert [(fact.verdict, fact.why) for fact in of(effects, TrialOver)] == [
+        (Verdict.VOID, Reason.NO_VERDICT)]  # fmt: skip
+    leaves(decide, effects, 41)
+
+
+@pytest.mark.parametrize("name", ["j1", "j2"])
+def test_the_end_of_a_job_makes_its_trial_void(name: str) -> None:
+    decide = begun()
+    effects = decide(exited(name), 30)
+    (fact,) = of(effects, TrialOver)
+    assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
+    assert name in fact.detail
+    assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
+    assert decide.machine.tries.leaving == {}
+    assert name not in decide.machine.tries.solo
+
+
+def test_a_failed_attempt_makes_its_trial_void() -> None:
+    decide = begun()
+    effects = decide(exited("j2", outcome=Outcome.EXITED), 30)
+    assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
+
+
+def test_the_loss_of_its_node_makes_a_trial_void() -> None:
+    decide = begun()
+    (fact,) = of(decide.tick(60), TrialOver)
+    assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
+    assert decide.machine.tries.leaving == {}
+
+
+def test_a_verdict_comes_once_and_only_of_what_is_open_and_runs() -> None:
+    decide = measured()
+    do(decide, TRY)
+    assert not of(decide(judged(kept=True), 10), TrialOver)  # It does not run yet.
+    decide = begun()
+    assert not of(decide(judged(kept=True, trial=7), 59), TrialOver)
+    assert len(of(decide(judged(kept=True), 60), TrialOver)) == 1
+    assert not of(decide(judged(kept=False), 61), TrialOver)
+
+
+def test_an_undoing_that_is_due_is_done_after_a_restart() -> None:
+    decide = begun()
+    decide(judged(kept=False), 60)
+    leaves(decide, decide.restart(61), 62)
+
+
+def test_a_restart_tells_of_open_trials_again() -> None:
+    decide = begun()
+    assert [
+        each.trial for message in opened(decide(Restarted(2), 30)) for each in message.open
+    ] == [1]
+
+
+def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
+    decide = running({"gpus": 4}, {"gpus": 4})
+    effects = do(decide, TRY)
+    assert not of(effects, TrialBegun)
+    assert not of(effects, GpusShared)
+    assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.jobs["j1"]], at(1)) == (
+        Reason.NOT_MEASURED, "j1")  # fmt: skip
+
+
+def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
+    decide = begun()
+    leaves(decide, decide(judged(kept=False), 60), 61)
+    cool = trials.COOLS / NS_PER_SECOND
+    assert not of(do(decide, TRY, second=70), TrialBegun)
+    jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
+    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
+        Reason.TRIAL_COOLS, " ".join(trials.families(jobs)))  # fmt: skip
+    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
+
+
+def test_a_job_in_an_open_trial_is_in_no_other() -> None:
+    decide = begun()
+    assert not of(do(decide, Pack("j3", "j1", WHY, trial=True), second=20), GpusShared)
+    jobs = [decide.machine.jobs[name] for name in ("j3", "j1")]
+    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(20)) == (Reason.TRIAL_OPEN, "j1")
+
+
+def test_whoever_joins_without_a_trial_makes_it_void() -> None:
+    decide = begun()
+    effects = do(decide, Pack("j3", "j1", WHY), second=20)
+    assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
+
+
+def test_a_job_is_tried_so_often_within_an_hour() -> None:
+    decide = measured()
+    decide.thorough = False
+    begun = decide.machine.tries.begun["j1"] = [at(9)] * trials.JOB_MAX
+    assert not of(do(decide, TRY), TrialBegun)
+    begun.pop()
+    assert of(do(decide, TRY, second=11), TrialBegun)
+
+
+def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
+    decide = running({"gpus": 4, "size": SizeHint(family="bert")}, {"gpus": 4, "name": "digits"})
+    assert trials.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")

@@ -1,0 +1,145 @@
+"""Trials are measured from when they are on, judged, and told until they are open no more."""
+
+from typing import Any
+
+import pytest
+
+from skep.machines.base import Send, Tick
+from skep.machines.introspector import IntrospectorMachine
+from skep.perf.judge import LOOKS, SAMPLE
+from skep.perf.measure import SETTLES
+from skep.units import NS_PER_SECOND, Instant, after, seconds
+from skep.wire.reports import JobProgress, NodeReport, RankProgress
+from skep.wire.trials import Before, Judged, Kind, OpenTrial, Trials
+
+BEGIN = Instant(1_700_000_000 * NS_PER_SECOND)
+FIRST = SETTLES // NS_PER_SECOND + LOOKS[0][0] * SAMPLE // NS_PER_SECOND
+SOLO = 10_000
+
+
+def at(second: float) -> Instant:
+    return after(BEGIN, seconds(second))
+
+
+class Cluster:
+    """Jobs that report every second, or once for all."""
+
+    def __init__(self, *, lasting: bool, attempt: int = 1) -> None:
+        self.machine = IntrospectorMachine()
+        self.now = 0
+        self.lasting, self.attempt = lasting, attempt
+        self.said: list[tuple[int, Judged]] = []
+        self.looks = 0
+
+    def hear(self, event: Any) -> None:
+        for effect in self.machine.decide(event, at(self.now)):
+            assert isinstance(effect, Send)
+            if isinstance(effect.message, Judged):
+                self.said.append((self.now, effect.message))
+        self.machine.check()
+
+    def go(self, until: int, **step_ms: int) -> None:
+        """Let time pass; jobs make a mini-batch in so many milliseconds each."""
+        begin = self.now
+        while self.now < until:
+            if self.now == begin or not self.lasting:
+                for number, (job, step) in enumerate(step_ms.items()):
+                    self.hear(self.report(number, job, step))
+            self.now += 1
+            wake = self.machine.wake_at()
+            if wake is not None and wake <= at(self.now):
+                self.looks += 1
+                self.hear(Tick())
+
+    def report(self, number: int, job: str, step_ms: int) -> NodeReport:
+        step = seconds(step_ms / 1000)
+        steps = 1 + self.now * 1000 // step_ms
+        done_s = (steps - 1) * step_ms / 1000
+        next_at = at(done_s + step_ms / 1000) if self.lasting else Instant(0)
+        rank = RankProgress(rank=0, steps=steps, step_ns=step, last_step_at=at(done_s),
+                            next_at=next_at)  # fmt: skip
+        progress = JobProgress(job=job, attempt=self.attempt, world=1, ranks=(rank,),
+                               lasts=self.lasting)  # fmt: skip
+        return NodeReport(node=f"n{number}", at=at(self.now), jobs=(progress,))
+
+
+def trial(since: float = 1, until: float = 600, **fields: Any) -> Trials:
+    jobs = tuple(Before(job=job, attempt=1, gpus=1, rate_milli=SOLO, solo_milli=SOLO)
+                 for job in ("j1", "j2"))  # fmt: skip
+    one = OpenTrial(trial=3, kind=Kind.PACK, since=at(since) if since else Instant(0),
+                    until=at(until), needed_milli=1000, jobs=jobs)  # fmt: skip
+    return Trials(at=at(0), open=(one,))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("step_ms, kept, gain", [(125, True, 600), (250, False, -200)])
+def test_a_pack_is_judged_by_the_sum_of_rates_over_rates_alone(
+    lasting: bool, step_ms: int, kept: bool, gain: int
+) -> None:
+    cluster = Cluster(lasting=lasting)
+    cluster.go(1, j1=step_ms, j2=step_ms)
+    cluster.hear(trial())
+    cluster.go(60, j1=step_ms, j2=step_ms)
+    second, found = cluster.said[0]
+    assert FIRST <= second <= FIRST + 4
+    assert (found.trial, found.kept) == (3, kept)
+    assert found.gain_milli == pytest.approx(gain, abs=20)
+    assert found.low_milli <= found.gain_milli <= found.high_milli
+    assert [(each.job, each.samples) for each in found.after] == [("j1", 16), ("j2", 16)]
+    # It is said again every second, and no more once the trial has left the list.
+    assert [now for now, _ in cluster.said] == list(range(second, 61))
+    cluster.hear(Trials(at=at(60), open=()))
+    cluster.go(70, j1=step_ms, j2=step_ms)
+    assert cluster.said[-1][0] == 60
+
+
+def test_reports_that_last_lead_to_the_same_verdict_in_the_same_second() -> None:
+    told = []
+    for lasting in (False, True):
+        cluster = Cluster(lasting=lasting)
+        cluster.go(1, j1=130, j2=470)
+        cluster.hear(trial())
+        cluster.go(150, j1=130, j2=470)
+        told.append(cluster.said)
+    assert told[0] == told[1] != []
+
+
+def test_whom_nothing_is_tried_with_is_left_alone_again() -> None:
+    cluster = Cluster(lasting=True)
+    cluster.go(1, j1=100, j2=100)
+    cluster.hear(trial())
+    cluster.go(60, j1=100, j2=100)
+    cluster.hear(Trials(at=at(60), open=()))
+    looks = cluster.looks
+    cluster.go(2000)
+    assert cluster.looks - looks < 60
+
+
+@pytest.mark.parametrize("attempt, since", [(2, 1), (1, 0)])
+def test_another_attempt_is_not_measured_and_nothing_before_it_is_on(
+    attempt: int, since: int
+) -> None:
+    cluster = Cluster(lasting=False, attempt=attempt)
+    cluster.hear(trial(since=since))
+    cluster.go(100, j1=100, j2=100)
+    assert cluster.said == []
+
+
+def test_a_trial_past_its_time_is_forgotten() -> None:
+    cluster = Cluster(lasting=True)
+    cluster.hear(trial(until=30))
+    cluster.go(100, j1=100, j2=100)
+    assert cluster.said == []
+    assert cluster.machine.wake_at() is None
+
+
+def test_repeating_what_is_open_changes_nothing() -> None:
+    told = []
+    for repeats in (False, True):
+        cluster = Cluster(lasting=False)
+        for second in range(1, 60):
+            if second == 1 or repeats:
+                cluster.hear(trial())
+            cluster.go(second, j1=110, j2=110)
+        told.append(cluster.said)
+    assert told[0] == told[1] != []
