@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from skep.policies.gandiva import Gandiva
 from skep.policies.registry import make
 from skep.policies.turns import height, owed, shares
 from skep.units import Duration, Instant, seconds
@@ -113,7 +114,9 @@ def test_two_classes_share_by_weight(gpus: int, light: float, heavy: float) -> N
     jobs = [job(f"j{n + 1}", can=STAYS, labels={"user": "ab"[n % 2]}) for n in range(4)]
     had = Loop(jobs, size=gpus, weights=[["b", 3]]).until(18_000)
     wanted = [light, heavy] * 2
-    assert shares(view(jobs, nodes=1, size=gpus), make("gandiva", {"weights": [["b", 3]]}).weigh)
+    policy = Gandiva(weights=(("b", 3),))
+    due = shares(view(jobs, nodes=1, size=gpus), policy.weigh)
+    assert [due[each.job] for each in jobs] == pytest.approx(wanted)
     assert list(had.values()) == pytest.approx(wanted, rel=0.03)
 
 
