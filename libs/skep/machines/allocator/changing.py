@@ -406,7 +406,8 @@ def begin(
     asked = job.asked.number if job.asked is not None and asks else 0
     _tell(machine, job, JobChanging(
         job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
-        nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace, owed=owed,
+        nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
+        owed=owed,
     ), now)  # fmt: skip
 
 
