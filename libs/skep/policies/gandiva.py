@@ -113,7 +113,11 @@ class _Turns:
             for node, _ in job.nodes if not job.borrows else ():
                 if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
                     self._sizes[node].add(job.gpus)
-        self._holding = holding
+        self._on: dict[str, list[JobView]] = {}
+        """By node: who has GPUs there."""
+        for job in holding:
+            for node, _ in job.nodes:
+                self._on.setdefault(node, []).append(job)
         self._busy: dict[str, set[int]] = {}
         """By node: GPUs that nobody leaves. Not all that are taken are known."""
         for job in holding:
@@ -123,6 +127,8 @@ class _Turns:
         self._load = {node: 1000 * taken // size for node, taken, size in loads(view)}
         self._there = [job for job in holding if may_yield(job)]
         self._there.sort(key=lambda job: (job.spec.priority, self._owed[job.job], job.sequence))
+        self._able = {job.job: place for place, job in enumerate(self._there)}
+        """Who may be suspended, by the order in which they are."""
         self._turns: list[Turn] = []
         self._actions: list[Suspend] = []
         self._gone: set[str] = set()
@@ -215,17 +221,17 @@ class _Turns:
 
     def _claims(self, job: JobView) -> bool:
         """Have a job get GPUs that others leave for it; return whether any can."""
-        homes = dict(job.nodes) if job.phase is Phase.AWAY else {}
+        homes = job.nodes if job.phase is Phase.AWAY else ()
+        beside = {each.job: each for node, _ in homes for each in self._on.get(node, ())}
         strays = "migrate" in job.can and not any(
-            each.spec.priority <= job.spec.priority
-            for each in self._holding
-            if any(node in homes for node, _ in each.nodes)
+            each.spec.priority <= job.spec.priority for each in beside.values()
         )
         target = _at_home(job) if homes and not strays else job
-        there = [each for each in self._there
-                 if each.job not in self._gone
-                 and (target is job or _on(each, homes))
-                 and self._yields(each, job)]  # fmt: skip
+        there = self._there
+        if target is not job:
+            there = [each for each in beside.values() if each.job in self._able]
+            there.sort(key=lambda each: self._able[each.job])
+        there = [each for each in there if each.job not in self._gone and self._yields(each, job)]
         if target is not job and _tied(job):
             return self._claims_own(job, there)
         for able in ([each for each in there if each.gpus == job.gpus], there):
@@ -242,7 +248,7 @@ class _Turns:
         """Have a job get the very GPUs that it had, if all who have them now are to leave."""
         leaving = [each for each in there if _meets(job, each)]
         left = {each.job for each in leaving} | self._gone
-        others = [each for each in self._holding
+        others = [each for node, _ in job.nodes for each in self._on.get(node, ())
                   if each.phase is not Phase.STOPPING and each.job not in left]  # fmt: skip
         if not leaving or any(_meets(job, each) for each in others):
             return False
@@ -342,10 +348,6 @@ def _meets(job: JobView, other: JobView) -> bool:
 def _fresh(job: JobView) -> bool:
     """Return whether a job has never run."""
     return not job.began_at
-
-
-def _on(job: JobView, nodes: dict[str, int]) -> bool:
-    return any(node in nodes for node, _ in job.nodes)
 
 
 def _at_home(job: JobView) -> JobView:
