@@ -205,3 +205,20 @@ def test_accounts_are_bounded() -> None:
         "j2": 1.0,
         "j1": 0.0,
     }
+
+
+def test_what_somebody_larger_leaves_is_for_several() -> None:
+    """Else the next plan would suspend others for the second."""
+    large = runs("j1", 4, on=[("n1", 4)], can=STAYS)
+    waits = [job(f"j{n}", 2, priority=5) for n in (2, 3)]
+    assert told(plan(view([large, *waits, job("j4")], nodes=1))) == "-j1 +j2@n1 +j3@n1"
+
+
+def test_an_equal_leaves_only_where_no_lower_one_can() -> None:
+    """Whatever their sizes: else it would take the lower one's GPUs itself."""
+    equal = runs("j1", 2, on=[("n1", 2)], priority=5, can=STAYS)
+    lower = runs("j2", 4, on=[("n2", 4)], can=STAYS)
+    blocked = runs("j3", 2, on=[("n1", 2)], priority=9, can=STAYS)
+    waits = job("j4", 2, priority=5)
+    assert told(plan(view([equal, lower, blocked, waits]))) == "-j2 +j4@n2"
+    assert told(plan(view([equal, blocked, waits], nodes=1))) == "-j1 +j4@n1"

@@ -210,8 +210,16 @@ class _Turns:
 
     def _claim(self, line: Sequence[JobView]) -> list[JobView]:
         """Suspend some for those without a place; return who has none still."""
+        while True:
+            taken, line = len(self._actions), self._claim_once(line)
+            if not line or len(self._actions) == taken:
+                return list(line)
+
+    def _claim_once(self, line: Sequence[JobView]) -> list[JobView]:
         without, failed = [], set()
         for job in line:
+            if self._actions and self._put(job, self._place(job)):
+                continue  # Somebody larger left more than was needed.
             key = (job.spec.priority, job.spec.resources, job.gpus, job.can, _fresh(job),
                    self._stood(job), job.nodes)  # fmt: skip
             if key in failed or not self._claims(job):
@@ -221,6 +229,8 @@ class _Turns:
 
     def _claims(self, job: JobView) -> bool:
         """Have a job get GPUs that others leave for it; return whether any can."""
+        if job.phase is Phase.AWAY and not self._stood(job):
+            return False
         homes = job.nodes if job.phase is Phase.AWAY else ()
         beside = {each.job: each for node, _ in homes for each in self._on.get(node, ())}
         strays = "migrate" in job.can and not any(
@@ -234,7 +244,8 @@ class _Turns:
         there = [each for each in there if each.job not in self._gone and self._yields(each, job)]
         if target is not job and _tied(job):
             return self._claims_own(job, there)
-        for able in ([each for each in there if each.gpus == job.gpus], there):
+        lower = [each for each in there if each.spec.priority < job.spec.priority]
+        for able in (_alike(lower, job), lower, _alike(there, job), there):
             if not able:
                 continue
             costs = {each.job: self._cost(each, job) for each in able}
@@ -348,6 +359,10 @@ def _meets(job: JobView, other: JobView) -> bool:
 def _fresh(job: JobView) -> bool:
     """Return whether a job has never run."""
     return not job.began_at
+
+
+def _alike(jobs: Sequence[JobView], job: JobView) -> list[JobView]:
+    return [each for each in jobs if each.gpus == job.gpus]
 
 
 def _at_home(job: JobView) -> JobView:
