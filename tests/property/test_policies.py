@@ -26,6 +26,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tetris", {"size": "cost"}),
     ("tetris", {"size": "performance"}),
     ("gandiva", {"slice_s": 5}),
+    ("gandiva", {"weights": [["a", 3]]}),
 ]
 EXAMPLES = 40
 """Of each policy and set of options: there are many, and a view has many jobs."""

@@ -1,40 +1,72 @@
 """Gandiva's reactive mode: every job gets nodes at once, if need be in turns with others.
 
 A node's affinity is the size of the jobs on it. Jobs of one size share nodes, and where more of
-them have come than the nodes hold, they take turns by being suspended.
+them have come than the nodes hold, they take turns by being suspended: a gang as one, whichever
+nodes it is on, so all its ranks are in the same slice.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import ClassVar
 
-from skep.policies.parts import by, queued, span
+import msgspec
+
+from skep.policies.parts import once, queued, span
 from skep.policies.policy import Policy
-from skep.policies.room import Place, Room
+from skep.policies.room import Place, Room, make_room
+from skep.policies.turns import OWED_SLICES_MAX, loads, may_yield, owed, shares
 from skep.units import NS_PER_SECOND, Instant
 from skep.view.plan import Plan, Suspend, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
+SWAP_AT = 0.5
+"""Parts of a slice by which who waits must be owed more than who runs, for them to change places.
+Two jobs on one GPU then change at every slice."""
+LOOK_PARTS = 4
+"""Into so many parts a slice is divided by looking again, where nothing says when."""
+SIZE_COSTS = 10**6
+"""What it counts to suspend a job of another size: more than any load or account."""
+
 
 class Gandiva(Policy, frozen=True):
-    """Algorithm 1, and round robin in slices of `slice_s` seconds where nodes are over-subscribed.
+    """Algorithm 1, and weighted round robin in slices of `slice_s` where there are too many jobs.
 
     Only jobs that can give their GPUs back while they are suspended take turns: the others keep
-    them to their end. Packing, migration and growing are the introspective mode, and not here.
+    them to their end. A job that has never run comes first, and does so within one slice: early
+    feedback is the aim. Only who is owed two slices comes before it, so that new jobs starve
+    nobody. A job stands back for a slice at least, and is not suspended before it has run for one,
+    except for a higher priority, which takes from lower ones at once, and never the other way.
+
+    `weights` are pairs of a value of the label `label` and a number: jobs with that label have GPUs
+    for so many times as long as those without, which count 1.
+
+    A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
+    full of higher priorities, if it can migrate. The paper queues a job of a size that no
+    over-subscribed node has; here it takes turns with others after a slice, so that it ends some
+    day. Packing, growing and defragmentation are the introspective mode, and not here.
     """
 
     name: ClassVar[str] = "gandiva"
     source: ClassVar[str] = (
-        "Gandiva, section 4.2.1 (algorithm 1) and section 3 (time slices of 60 s)"
+        "Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (time-slicing), 4.1 (time slices of 60 s)"
     )
     slice_s: float = 60
+    weights: tuple[tuple[str, float], ...] = ()
+    label: str = "user"
 
     def __post_init__(self) -> None:
-        """Refuse a slice that is too short."""
+        """Refuse a slice that is too short, and weights that are not positive."""
         span("slice_s", self.slice_s, "seconds")
+        if any(weight <= 0 for _, weight in self.weights):
+            reason = "a weight is more than 0"
+            raise ValueError(reason)
+        once("weights", (name for name, _ in self.weights))
+        if not self.label:
+            reason = "label names the label that tells a job's weight: it is empty"
+            raise ValueError(reason)
 
     @property
     def sees_nodes(self) -> bool:
@@ -43,119 +75,296 @@ class Gandiva(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
-        nodes = _Nodes(view)
-        turns, without = [], []
-        coming = Counter(_kind(job) for job in view.jobs if _leaves(job))
-        for job in by(queued(view), lambda job: job.waiting_since):
-            kind = _kind(job)
-            waits = coming[kind] > 0 and self._is_due(job, view.now)
-            coming[kind] -= waits  # Somebody of its size leaves for it.
-            place = None if waits else nodes.get(job)
-            if place is None:
-                without.append(job)
-                continue
-            nodes.put(job, place)
-            turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
-        return self._in_turns(view, without, turns)
-
-    def _in_turns(self, view: VcView, without: Sequence[JobView], turns: list[Turn]) -> Plan:
-        """Swap jobs whose slice is over with others of their size, the longest waiting first."""
-        slice_ns = self._slice
-        actions: list[Suspend] = []
-        looks: list[Instant] = []
-        for kind in sorted({_kind(job) for job in without}):
-            equals = [job for job in without if _kind(job) == kind]
-            waiting = [job for job in equals if self._is_due(job, view.now)]
-            looks.extend(
-                Instant(job.waiting_since + slice_ns)
-                for job in equals
-                if not self._is_due(job, view.now)
-            )
-            coming = [job for job in view.jobs if _kind(job) == kind and _leaves(job)]
-            there = [job for job in view.jobs if _kind(job) == kind and _may_yield(job)]
-            there.sort(key=lambda job: (job.since, job.sequence))
-            for job in waiting[len(coming) :]:
-                # Who has a higher priority would come back at once.
-                victim = next((e for e in there if e.spec.priority <= job.spec.priority), None)
-                if victim is None:
-                    break
-                if view.now - victim.since < slice_ns:
-                    looks.append(Instant(victim.since + slice_ns))
-                    break
-                there.remove(victim)
-                coming.append(victim)
-                actions.append(Suspend(victim.job, Reason.SLICE_OVER))
-            looks.extend(
-                Instant(job.since + slice_ns)
-                for job in there[:1]
-                if job.since + slice_ns > view.now
-            )
-            for job, leaving in zip(waiting, coming, strict=False):
-                turns.append(
-                    Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in leaving.nodes))
-                )
-            if actions and waiting:
-                looks.append(Instant(view.now + slice_ns))
-        return Plan(
-            turns=tuple(turns),
-            strict=False,
-            actions=tuple(actions),
-            look_at=min(looks, default=None),
-        )
+        return _Turns(self, view).plan()
 
     @property
-    def _slice(self) -> int:
+    def slice_ns(self) -> int:
+        """Return the time slice, in nanoseconds."""
         return round(self.slice_s * NS_PER_SECOND)
 
-    def _is_due(self, job: JobView, now: Instant) -> bool:
-        """Return whether it is a job's turn: it is new, or it has stood back for a slice."""
-        return not job.served or now - job.waiting_since >= self._slice
+    def weigh(self, job: JobView) -> float:
+        """Return a job's weight."""
+        value = job.spec.labels.get(self.label)
+        return next((weight for name, weight in self.weights if name == value), 1.0)
 
 
-def _kind(job: JobView) -> tuple[int, str]:
-    """Return by what jobs take turns: their size, and the pinned cell that they are tied to."""
-    return job.gpus, job.pin
+class _Turns:
+    """One plan in the making: who waits, in order, and what room is left.
 
+    GPUs of jobs that are being stopped count as free, so a plan that is being carried out stays
+    what it is.
+    """
 
-def _leaves(job: JobView) -> bool:
-    return job.phase is Phase.STOPPING and not job.borrows
-
-
-def _may_yield(job: JobView) -> bool:
-    return job.phase is Phase.RUNNING and not job.borrows and "release" in job.can
-
-
-class _Nodes:
-    """What algorithm 1 asks: free GPUs, affinity and load of each node."""
-
-    def __init__(self, view: VcView) -> None:
-        self._view = view
+    def __init__(self, policy: Gandiva, view: VcView) -> None:
+        self._view, self._now, self._slice = view, view.now, policy.slice_ns
+        self._swap = round(SWAP_AT * self._slice)
+        self._most = OWED_SLICES_MAX * self._slice
+        self._share = shares(view, policy.weigh)
+        self._owed = {
+            job.job: owed(job, self._share.get(job.job, 1.0), view.now, self._slice)
+            for job in view.jobs
+        }
         holding = [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
-        self._room = Room(view, holding)
-        self._sizes: dict[str, dict[int, None]] = {node.node: {} for node in view.nodes}
+        self._room = Room(view, [job for job in holding if job.phase is not Phase.STOPPING])
+        self._leaving = {name for job in holding if job.phase is Phase.STOPPING
+                         for name, _ in job.nodes}  # fmt: skip
+        self._sizes: dict[str, set[int]] = {node.node: set() for node in view.nodes}
+        for job in view.jobs:
+            for node, _ in job.nodes if not job.borrows else ():
+                if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
+                    self._sizes[node].add(job.gpus)
+        self._on: dict[str, list[JobView]] = {}
+        """By node: who has GPUs there."""
         for job in holding:
             for node, _ in job.nodes:
-                if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
-                    self._sizes[node][job.gpus] = None
+                self._on.setdefault(node, []).append(job)
+        self._busy: dict[str, set[int]] = {}
+        """By node: GPUs that nobody leaves. Not all that are taken are known."""
+        for job in holding:
+            if job.phase is not Phase.STOPPING:
+                for node, devices in job.devices:
+                    self._busy.setdefault(node, set()).update(devices)
+        self._load = {node: 1000 * taken // size for node, taken, size in loads(view)}
+        self._there = [job for job in holding if may_yield(job)]
+        self._there.sort(key=lambda job: (job.spec.priority, self._owed[job.job], job.sequence))
+        self._able = {job.job: place for place, job in enumerate(self._there)}
+        """Who may be suspended, by the order in which they are."""
+        self._turns: list[Turn] = []
+        self._actions: list[Suspend] = []
+        self._gone: set[str] = set()
 
-    def get(self, job: JobView) -> Place | None:
-        """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free."""
-        same = [node for node, sizes in self._sizes.items() if list(sizes) == [job.gpus]]
+    def plan(self) -> Plan:
+        """Give free GPUs away, then those of jobs whose slice is over: by priority."""
+        line = sorted(queued(self._view), key=self._rank)
+        without: list[JobView] = []
+        for _, level in groupby(line, key=lambda job: job.spec.priority):
+            without += self._serve(list(level))
+        return Plan(
+            turns=tuple(self._turns),
+            strict=False,
+            actions=tuple(self._actions),
+            look_at=self._look_at(without),
+        )
+
+    def _serve(self, line: Sequence[JobView]) -> list[JobView]:
+        """Have jobs of one priority get GPUs; return who gets none."""
+        without = [job for job in line if not self._put(job, self._place(job))]
+        # Height: who is suspended goes to free GPUs elsewhere, if nobody of that server wants them.
+        moving = [job for job in without if job.nodes and "migrate" in job.can]
+        moved = {job.job for job in moving if self._put(job, self._room.fit(job))}
+        return self._claim([job for job in without if job.job not in moved])
+
+    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int]:
+        starves = not _fresh(job) and self._owed[job.job] >= self._most
+        return (-job.spec.priority, not starves, not _fresh(job), -self._owed[job.job],
+                job.sequence)  # fmt: skip
+
+    def _put(self, job: JobView, place: Place | None) -> bool:
+        """Have a job go to a place; return whether there is one."""
+        if place is None:
+            return False
+        self._room.take(job, place)
+        if _tied(job):
+            for node, devices in job.devices:
+                self._busy.setdefault(node, set()).update(devices)
+        for node, _ in place:
+            self._sizes[node].add(job.gpus)
+        self._turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
+        return True
+
+    # --- algorithm 1 -----------------------------------------------------------------------------
+
+    def _place(self, job: JobView) -> Place | None:
+        """Return nodes1, nodes2 or nodes3 of the algorithm, as far as GPUs there are free.
+
+        For who is suspended: where it was.
+        """
+        if job.nodes and job.phase is Phase.AWAY:
+            return self._home(job)
+        if job.gpus > self._room.left(job.pin):
+            return None
+        same = [node for node, sizes in self._sizes.items() if sizes == {job.gpus}]
+        # Whom others leave GPUs for may be suspended there, and can go nowhere else.
+        calm = [node for node in self._sizes if node not in self._leaving]
         return (
             self._least_loaded(job, same)
             or self._room.fit(job, [node for node, sizes in self._sizes.items() if not sizes])
+            or (self._room.fit(job, calm) if self._leaving else None)
             or self._room.fit(job)
         )
 
-    def put(self, job: JobView, place: Place) -> None:
-        """Count a job as placed."""
-        self._room.take(job, place)
-        for node, _ in place:
-            self._sizes[node][job.gpus] = None
-
     def _least_loaded(self, job: JobView, nodes: Sequence[str]) -> Place | None:
-        for node in sorted(nodes, key=lambda node: -self._room.free(node, job.pin)):
-            place = self._room.fit(job, (node,))
-            if place is not None:
-                return place
-        return None
+        room = self._room
+        able = [node for node in nodes if room.free(node, job.pin) >= job.gpus]
+        able.sort(key=lambda node: (node in self._leaving, -room.free(node, job.pin)))
+        return next((place for node in able if (place := room.fit(job, (node,)))), None)
+
+    def _home(self, job: JobView) -> Place | None:
+        """Return where a suspended job was, if there is room: on the very same GPUs if need be."""
+        if _tied(job) and any(self._busy.get(node, set()).intersection(devices)
+                              for node, devices in job.devices):  # fmt: skip
+            return None
+        return self._room.fit(_at_home(job))
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    def _claim(self, line: Sequence[JobView]) -> list[JobView]:
+        """Suspend some for those without a place; return who has none still."""
+        while True:
+            taken, line = len(self._actions), self._claim_once(line)
+            if not line or len(self._actions) == taken:
+                return list(line)
+
+    def _claim_once(self, line: Sequence[JobView]) -> list[JobView]:
+        without, failed = [], set()
+        for job in line:
+            if self._actions and self._put(job, self._place(job)):
+                continue  # Somebody larger left more than was needed.
+            key = (job.spec.priority, job.spec.resources, job.gpus, job.can, _fresh(job),
+                   self._stood(job), job.nodes)  # fmt: skip
+            if key in failed or not self._claims(job):
+                failed.add(key)  # Who comes after is owed less, and would find no more.
+                without.append(job)
+        return without
+
+    def _claims(self, job: JobView) -> bool:
+        """Have a job get GPUs that others leave for it; return whether any can."""
+        if job.phase is Phase.AWAY and not self._stood(job):
+            return False
+        homes = job.nodes if job.phase is Phase.AWAY else ()
+        beside = {each.job: each for node, _ in homes for each in self._on.get(node, ())}
+        strays = "migrate" in job.can and not any(
+            each.spec.priority <= job.spec.priority for each in beside.values()
+        )
+        target = _at_home(job) if homes and not strays else job
+        there = self._there
+        if target is not job:
+            there = [each for each in beside.values() if each.job in self._able]
+            there.sort(key=lambda each: self._able[each.job])
+        there = [each for each in there if each.job not in self._gone and self._yields(each, job)]
+        if target is not job and _tied(job):
+            return self._claims_own(job, there)
+        lower = [each for each in there if each.spec.priority < job.spec.priority]
+        for able in (_alike(lower, job), lower, _alike(there, job), there):
+            if not able:
+                continue
+            costs = {each.job: self._cost(each, job) for each in able}
+            leaving = make_room(target, self._room, able, costs)
+            if leaving is not None:
+                self._take(leaving, job)
+                return self._put(job, self._room.fit(target))
+        return False
+
+    def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
+        """Have a job get the very GPUs that it had, if all who have them now are to leave."""
+        leaving = [each for each in there if _meets(job, each)]
+        left = {each.job for each in leaving} | self._gone
+        others = [each for node, _ in job.nodes for each in self._on.get(node, ())
+                  if each.phase is not Phase.STOPPING and each.job not in left]  # fmt: skip
+        if not leaving or any(_meets(job, each) for each in others):
+            return False
+        self._take(leaving, job)
+        return self._put(job, self._home(job))
+
+    def _take(self, leaving: Sequence[JobView], job: JobView) -> None:
+        for each in leaving:
+            lower = each.spec.priority < job.spec.priority
+            why = Reason.OUTRANKED if lower else Reason.SLICE_OVER
+            self._actions.append(Suspend(each.job, why, self._owed[each.job]))
+            self._gone.add(each.job)
+            self._room.release(each)
+            for node, devices in each.devices:
+                self._busy[node].difference_update(devices)
+
+    def _yields(self, job: JobView, to: JobView) -> bool:
+        """Return whether a job that runs is to be suspended for one that waits."""
+        if job.spec.priority != to.spec.priority:
+            return job.spec.priority < to.spec.priority
+        going = self._now - job.since
+        ran = going >= self._slice
+        soon = going >= self._slice // LOOK_PARTS and job.ran(self._now) >= self._slice
+        if _fresh(to) and job.gpus == to.gpus:
+            return ran
+        if _fresh(to) and self._stood(to) and soon:
+            return True  # Of other sizes there are seldom enough that are due at once.
+        if not self._stood(to):
+            return False
+        mine, others = self._owed[job.job], self._owed[to.job]
+        if ran and (others - mine >= self._swap or mine <= -self._most):
+            return True
+        # Many small ones are never all due at once: for a larger gang that starves they go sooner.
+        return soon and others >= self._most and others - mine >= self._slice
+
+    def _stood(self, job: JobView) -> bool:
+        """Return whether a job has stood back for a slice."""
+        return self._now - job.waiting_since >= self._slice
+
+    def _cost(self, job: JobView, to: JobView) -> int:
+        """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
+        load = max((self._load.get(node, 0) for node, _ in job.nodes), default=0)
+        due = (self._owed[job.job] + self._most) * 1000 // max(self._slice, 1)
+        return SIZE_COSTS * (job.gpus != to.gpus) + 4 * OWED_SLICES_MAX * load + due
+
+    # --- when to look again ----------------------------------------------------------------------
+
+    def _look_at(self, without: Sequence[JobView]) -> Instant | None:
+        """Return when the next of those without a place may have one, at the soonest."""
+        there = [job for job in self._there if job.job not in self._gone]
+        if not without or not (there or self._gone or self._leaving):
+            return None
+        looks = [job.waiting_since + self._slice for job in without if not _fresh(job)]
+        looks += [job.since + self._slice for job in there]
+        looks += [self._now + self._slice for _ in self._actions[:1]]
+        looks += self._crosses(without, there)
+        soonest = self._now + max(self._slice // LOOK_PARTS, NS_PER_SECOND // LOOK_PARTS)
+        return Instant(min((at for at in looks if at > self._now), default=soonest))
+
+    def _crosses(self, without: Sequence[JobView], there: Sequence[JobView]) -> Iterator[int]:
+        """Yield when somebody is owed enough more than somebody who runs where it was."""
+        first: dict[Place, JobView] = {}
+        for job in without:
+            if _fresh(job):
+                continue  # It waits for the end of a slice.
+            known = first.setdefault(job.nodes, job)
+            if self._owed[job.job] > self._owed[known.job]:
+                first[job.nodes] = job
+        least: dict[str, JobView] = {}
+        for job in there:  # In the order of what they are owed, the least first.
+            for node, _ in (*job.nodes, ("", 0)):
+                least.setdefault(node, job)
+        for nodes, job in first.items():
+            for node, _ in nodes or (("", 0),):
+                last = least.get(node)
+                if last is not None:
+                    yield self._crossing(job, last)
+
+    def _crossing(self, job: JobView, last: JobView) -> int:
+        rate = self._share.get(job.job, 1.0) + 1 - self._share.get(last.job, 1.0)
+        short = self._swap - (self._owed[job.job] - self._owed[last.job])
+        at = self._now + round(short / rate) + 1 if short > 0 and rate > 0 else 0
+        return max(at, last.since + self._slice, job.waiting_since + self._slice)
+
+
+def _tied(job: JobView) -> bool:
+    """Return whether a suspended job can go on where it was only with the very same GPUs."""
+    return job.phase is Phase.AWAY and bool(job.devices) and "rebind" not in job.can
+
+
+def _meets(job: JobView, other: JobView) -> bool:
+    """Return whether two jobs have, or had, a GPU in common."""
+    mine = dict(job.devices)
+    return any(not set(mine.get(node, ())).isdisjoint(gpus) for node, gpus in other.devices)
+
+
+def _fresh(job: JobView) -> bool:
+    """Return whether a job has never run."""
+    return not job.began_at
+
+
+def _alike(jobs: Sequence[JobView], job: JobView) -> list[JobView]:
+    return [each for each in jobs if each.gpus == job.gpus]
+
+
+def _at_home(job: JobView) -> JobView:
+    """Return a suspended job as one that cannot migrate: it fits where it was, or nowhere."""
+    return msgspec.structs.replace(job, can=tuple(each for each in job.can if each != "migrate"))

@@ -44,10 +44,15 @@ class Preempt(_Part, frozen=True, tag="preempt"):
 
 
 class Suspend(_Part, frozen=True, tag="suspend"):
-    """Suspend a job at a mini-batch boundary; it waits without GPUs."""
+    """Suspend a job at a mini-batch boundary; it waits without GPUs.
+
+    `owed` is noted durably for the plans to come: how much longer it should have run until now, in
+    nanoseconds (negative: it has run for too long). What it runs until the boundary comes after.
+    """
 
     job: str
     why: Reason
+    owed: int = 0
 
 
 class Pack(_Part, frozen=True, tag="pack"):

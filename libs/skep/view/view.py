@@ -56,6 +56,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it first ran; 0: it never has."""
     waiting_since: Instant = Instant(0)
     """When it last came to its queue."""
+    owed: int = 0
+    """What its policy noted when it last suspended it: nanoseconds for which it should have run
+    longer by then."""
+    owed_at: Instant = Instant(0)
+    """When that was noted; 0: it never was."""
+    owed_ran: Duration = Duration(0)
+    """How long it had run in all by then."""
     stood: bool = False
     """It has had the GPUs that it has since before it last stood: it did not wait for them."""
     starts: int = 0
@@ -67,6 +74,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[tuple[str, int], ...] = ()
     """Its GPUs on each node, in the order of its ranks. AWAY: those it had, and goes back to unless
     it can `migrate`."""
+    devices: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Which GPUs of each node those are; empty: not known. AWAY: the only ones it can go on with
+    there unless it can `rebind`."""
     chain: str = ""
     borrows: bool = False
     """It runs on what is idle, outside its VC's cells."""

@@ -238,7 +238,8 @@ class JobChanging(ChangeMessage, frozen=True, tag="job-changing"):
     """A change of an attempt begins, or goes on with another round: `nodes` are told `change`.
 
     `order` numbers the command. `undoing`: this round puts back what others could not do too.
-    `ask` is the request that it follows from, 0 if Skep itself wants it.
+    `ask` is the request that it follows from, 0 if Skep itself wants it. `owed`: for how long the
+    job should have run longer by now, in the eyes of the policy that suspends it (nanoseconds).
     """
 
     job: str
@@ -254,6 +255,7 @@ class JobChanging(ChangeMessage, frozen=True, tag="job-changing"):
     ask: int = 0
     detail: str = ""
     trace: str = ""
+    owed: int = 0
 
 
 class MemberAnswered(ChangeMessage, frozen=True, tag="member-answered"):

@@ -136,7 +136,7 @@ def _take(
     if planned.rests(job, now):
         return 0
     if isinstance(action, Suspend):
-        cost = _suspend(machine, job, detail, now)
+        cost = _suspend(machine, job, detail, now, action.owed)
     else:
         more = action.detail
         cost = _preempt(machine, job, f"{detail}: {more}" if more else detail, now)
@@ -156,11 +156,11 @@ def _preempt(machine: AllocatorMachine, job: JobState, detail: str, now: Instant
     return len(job.live) * changing.give_way(machine, job, now, detail, memory=False, why=WHY)
 
 
-def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant) -> int:
+def _suspend(machine: AllocatorMachine, job: JobState, detail: str, now: Instant, owed: int) -> int:
     """Suspend a job with its state in the host's memory; who cannot do that goes on running."""
     if not _calm(job) or job.state is not State.RUNNING or "release" not in job.can:
         return 0
-    changing.suspend(machine, job, now, WHY, release=True, detail=detail)
+    changing.suspend(machine, job, now, WHY, release=True, detail=detail, owed=owed)
     return len(job.live)
 
 

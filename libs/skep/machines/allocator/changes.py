@@ -179,6 +179,9 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         answers=dict.fromkeys(fact.nodes),
         far=earlier.far if earlier is not None else 0,
     )
+    if earlier is None and fact.why is Reason.PREEMPTED_BY_POLICY:
+        going = max(0, fact.at - job.since) if job.state is State.RUNNING else 0
+        job.owed, job.owed_at, job.owed_ran = fact.owed, fact.at, job.served + going
     machine.order = fact.order
     if isinstance(fact.change, Resize) and not fact.change.servers:
         at = fact.change.at

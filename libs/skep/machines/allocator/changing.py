@@ -389,17 +389,17 @@ def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
 
 def suspend(
     machine: AllocatorMachine, job: JobState, now: Instant, why: Reason,
-    *, release: bool, detail: str = "",
+    *, release: bool, detail: str = "", owed: int = 0,
 ) -> None:  # fmt: skip
     """Begin a suspension: of a gang on several nodes after the mini-batch that all can reach."""
     several = len(job.live) > 1 and job.state is State.RUNNING
     suspend = Suspend(release=release, step=rounds.FIRST_STEP if several else 0)
-    begin(machine, job, Goal.SUSPEND, suspend, now, why, detail)
+    begin(machine, job, Goal.SUSPEND, suspend, now, why, detail, owed)
 
 
 def begin(
     machine: AllocatorMachine, job: JobState, goal: Goal, change: Change, now: Instant,
-    why: Reason, detail: str = "",
+    why: Reason, detail: str = "", owed: int = 0,
 ) -> None:  # fmt: skip
     """Begin a change of every part of an attempt."""
     asks = why in (Reason.REQUESTED, Reason.UNPACKED)
@@ -407,6 +407,7 @@ def begin(
     _tell(machine, job, JobChanging(
         job=job.job, attempt=job.attempt, order=machine.order + 1, goal=goal, change=change,
         nodes=tuple(job.live), why=why, at=now, ask=asked, detail=detail, trace=job.trace,
+        owed=owed,
     ), now)  # fmt: skip
 
 

@@ -171,6 +171,11 @@ class JobState(msgspec.Struct):
     """When it first ran; 0: it never has."""
     waiting_since: Instant = Instant(0)
     """When it last came to its queue, or gave its GPUs back."""
+    owed: int = 0
+    """For how long it should have run longer, as its policy noted when it last suspended it."""
+    owed_at: Instant = Instant(0)
+    owed_ran: int = 0
+    """How long it had run in all attempts at `owed_at`."""
     starts: int = 0
     ranked: Reason = Reason.ARRIVAL
     """Why it was next when its reservation was made."""

@@ -319,15 +319,19 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         served=Duration(served),
         began_at=job.began_at,
         waiting_since=job.waiting_since,
+        owed=job.owed,
+        owed_at=job.owed_at,
+        owed_ran=Duration(job.owed_ran),
         stood=not job.released and job.suspended_at > job.waiting_since,
         starts=job.starts,
         expected=seconds(expected) if isinstance(expected, float | int) else None,
         left=_left(machine, job, served),
         nodes=() if phase is Phase.WAITING else _nodes(machine, job),
+        devices=() if phase in (Phase.WAITING, Phase.RESERVED) else _devices(job),
         chain=job.chain,
         borrows=job.job in machine.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
-        can=job.can,
+        can=tuple(each for each in job.can if each != "rebind" or not job.tied),
         **paces.shown(machine, job),
     )
 
@@ -385,6 +389,11 @@ def _nodes(machine: AllocatorMachine, job: JobState) -> tuple[tuple[str, int], .
         node = shape.node(spot.leaves[0])
         counts[node] = counts.get(node, 0) + len(spot.leaves)
     return tuple(counts.items())
+
+
+def _devices(job: JobState) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(each for devices in member.devices for each in devices))
+                 for name, member in job.members.items())  # fmt: skip
 
 
 # --- a VC ----------------------------------------------------------------------------------------
