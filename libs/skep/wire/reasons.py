@@ -281,7 +281,7 @@ TEXT: dict[Reason, str] = {
     Reason.SEARCH_ENDS: "the search has as many trials as it may have, or ends",
     Reason.FIRST_FEEDBACK: "nothing is known of the trial yet",
     Reason.BEST_PROMISE: "its learning curve promises the most",
-    Reason.ITS_TURN: "it had the least GPU time of the trials that wait",
+    Reason.ITS_TURN: "of the trials that stand it stood the longest",
     Reason.PROMOTED: "it is among the best at its rung",
     Reason.RUNG_REACHED: "it waits at its rung until it is among the best there",
     Reason.NO_PROMISE: "its learning curve promises too little",

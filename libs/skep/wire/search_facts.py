@@ -158,7 +158,7 @@ class Stand(StrEnum):
     """How a trial is."""
 
     NEW = "new"
-    """Its job is submitted, and admission has yet to answer."""
+    """Its job is submitted, once there is a place for it, and admission has yet to answer."""
     WAITING = "waiting"
     """Its job has no GPUs, or makes ready: it will run by itself."""
     RUNNING = "running"
@@ -202,7 +202,10 @@ class SearchRefused(SearchMessage, frozen=True, tag="search-refused"):
 
 
 class SearchTrialAdded(SearchMessage, frozen=True, tag="search-trial-added"):
-    """A trial of a search; trials are numbered from 1. `key` is that of the request, if any."""
+    """A trial of a search; trials are numbered from 1. `key` is that of the request, if any.
+
+    `run` false: it is not submitted before there is a place for it.
+    """
 
     trial: int
     params: dict[str, Value]
@@ -210,6 +213,7 @@ class SearchTrialAdded(SearchMessage, frozen=True, tag="search-trial-added"):
     outside: bool = False
     bracket: int = 0
     key: str = ""
+    run: bool = True
 
 
 class SearchTrialAdmitted(SearchMessage, frozen=True, tag="search-trial-admitted"):

@@ -270,7 +270,8 @@ class SearchesMachine:
         params = drawn(search.spec, number) if asked.params is None else asked.params
         self._record(SearchTrialAdded(search=search.search, trial=number, params=params, at=now,
                                       outside=asked.outside, bracket=plan.bracket(search),
-                                      key=key))  # fmt: skip
+                                      key=key,
+                                      run=not asked.outside and plan.has_place(search)))  # fmt: skip
         return SearchVerdict(search=search.search, accepted=True, trial=number, params=params)
 
     def _tell(self, search: Search, told: TellTrial, now: Instant) -> SearchVerdict:
@@ -315,10 +316,11 @@ class SearchesMachine:
             self._follow(name, now)
 
     def _wind_up(self, search: Search, now: Instant) -> None:
-        """End trials that run outside, and the search once all are over."""
+        """End trials that run outside or were never submitted, and the search once all are over."""
         assert search.ending is not None
         for trial in search.live:
-            if trial.stand is Stand.OUTSIDE and trial.number != search.spared:
+            outside = trial.stand is Stand.OUTSIDE and trial.number != search.spared
+            if outside or (trial.stand is Stand.NEW and not trial.run):
                 self._record(SearchTrialOver(search=search.search, trial=trial.number, at=now,
                                              end=TrialEnd.CANCELLED, why=search.ending))  # fmt: skip
         if search.live:
@@ -413,7 +415,7 @@ class SearchesMachine:
             stand = Stand.OUTSIDE if fact.outside else Stand.NEW
             search.trials[fact.trial] = Trial(number=fact.trial, params=fact.params, stand=stand,
                                               since=fact.at, bracket=fact.bracket,
-                                              key=fact.key)  # fmt: skip
+                                              key=fact.key, run=fact.run)  # fmt: skip
             return
         trial = search.trials[fact.trial]
         match fact:
@@ -437,11 +439,11 @@ class SearchesMachine:
                 trial.changes(fact.stand, fact.at)
             case SearchTrialAnswered():
                 trial.answered = fact.number
-                if fact.number >= trial.heard_number:
-                    trial.order += 1
+                if fact.number == trial.heard_number:
                     trial.unheard()
-                    if fact.result is not Result.DONE:
-                        trial.retry_at = after(fact.at, RETRY)
+                if fact.number >= trial.heard_number and fact.result is not Result.DONE:
+                    trial.order += 1
+                    trial.retry_at = after(fact.at, RETRY)
                 if fact.what == "suspend" and fact.why is Reason.CANNOT:
                     trial.fixed, trial.run = True, not trial.given_up
             case SearchTrialMeasured():
@@ -510,7 +512,7 @@ def wish_of(search: Search, trial: Trial) -> str:
     if trial.stand in (Stand.OVER, Stand.OUTSIDE):
         return ""
     if trial.stand is Stand.NEW:
-        return "submit"
+        return "submit" if trial.run else ""
     if trial.given_up or (search.ending is not None and trial.number != search.spared):
         return "cancel"
     if trial.run and trial.stand is Stand.SUSPENDED:

@@ -2,7 +2,7 @@
 
 `curves` (Gandiva, section 6.2): the `exclusive` trials that promise the most keep their places. The
 other places go round: a trial that has not run yet comes first, so that every one gives early
-feedback, then whoever ran the least. A turn is never cut short, so that ranks which change with
+feedback, then whoever stood the longest. A turn is never cut short, so that ranks which change with
 every point of a curve cost at most one suspension per place and turn.
 
 `asha` (Li et al., MLSys'20): a trial that comes to its rung stands there until it is among the
@@ -95,6 +95,11 @@ def may_add(search: Search) -> bool:
             and len(search.live) < spec.live)  # fmt: skip
 
 
+def has_place(search: Search) -> bool:
+    """Return whether another trial may run."""
+    return _places(search) < search.spec.parallel
+
+
 def _new(search: Search) -> int:
     """Return how many trials could be added now."""
     spec = search.spec
@@ -142,6 +147,14 @@ def _add(search: Search, now: Instant) -> Step | None:
                             params=drawn(search.spec, number))  # fmt: skip
 
 
+def _submit(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
+    """Return that a client's trial is submitted now that there is a place, or None."""
+    for trial in mine:
+        if trial.stand is Stand.NEW and not trial.run:
+            return _turn(search, trial, now, Reason.FIRST_FEEDBACK, run=True)
+    return None
+
+
 def _turn(search: Search, trial: Trial, now: Instant, why: Reason, *, run: bool,
           rung: int | None = None) -> Step:  # fmt: skip
     return SearchTrialTurned(search=search.search, trial=trial.number, run=run, why=why, at=now,
@@ -160,8 +173,11 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     if rising and free > 0:
         return _turn(search, rising[0], now, Reason.BEST_PROMISE, run=True)
     rest = sorted((trial for trial in mine if not trial.holds and trial not in top),
-                  key=lambda trial: (trial.ran_ns, trial.number))  # fmt: skip
+                  key=lambda trial: (trial.since, trial.number))  # fmt: skip
     if free > 0:
+        first = _submit(search, mine, now)
+        if first is not None:
+            return first
         added = _add(search, now)
         if added is not None:
             return added
@@ -176,14 +192,10 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
                      key=_rank, default=None)  # fmt: skip
         victim = victim or max(may_leave, key=lambda trial: trial.ran(now), default=None)
         return None if victim is None else _turn(search, victim, now, Reason.OUTRANKED, run=False)
-    behind = leaving - len(rising)
-    victim = max(may_leave, key=lambda trial: (trial.ran(now), -trial.number), default=None)
-    if victim is None:
-        return None
-    new = _new(search)
-    if behind < new or (behind - new < len(rest)
-                        and rest[behind - new].ran_ns < victim.ran(now)):  # fmt: skip
-        return _turn(search, victim, now, Reason.SLICE_OVER, run=False)
+    if len(rest) + _new(search) > leaving - len(rising):
+        victim = min(may_leave, key=lambda trial: (trial.since, trial.number), default=None)
+        if victim is not None:
+            return _turn(search, victim, now, Reason.SLICE_OVER, run=False)
     return None
 
 
@@ -225,13 +237,16 @@ def _asha(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
                              rung=len(trial.reached))  # fmt: skip
             if trial.stand is Stand.RUNNING and not trial.fixed:
                 return _turn(search, trial, now, Reason.RUNG_REACHED, run=False)
-    if search.spec.parallel <= _places(search):
+    if not has_place(search):
         return None
     waiting = [trial for trial in mine if not trial.holds and trial.number in best]
     if waiting:
         chosen = max(waiting, key=lambda trial: (len(trial.reached), trial.reached[-1],
                                                  -trial.number))  # fmt: skip
         return _turn(search, chosen, now, Reason.PROMOTED, run=True, rung=len(chosen.reached))
+    first = _submit(search, mine, now)
+    if first is not None:
+        return first
     added = _add(search, now)
     stuck = added is None and not may_add(search) and len(search.trials) < search.spec.budget.trials
     if stuck and not any(trial.holds for trial in mine):

@@ -76,6 +76,8 @@ class Trial(msgspec.Struct, kw_only=True):
         """Return whether it takes one of its search's places."""
         if self.stand in (Stand.OVER, Stand.OUTSIDE):
             return False
+        if self.stand is Stand.NEW:
+            return self.run
         return self.run or self.stand is not Stand.SUSPENDED
 
     def ran(self, now: Instant) -> int:
