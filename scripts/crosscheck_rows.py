@@ -296,13 +296,12 @@ ROWS += (
         compat=frozenset({AT_ONCE}),
         within=EXACT if gavel.solver() else 0.02,
         reference=lambda data: gavel.bare(data, fifo=False),
-        why="Which type a job is on decides how fast it is: Gavel moves everybody from type to"
-        " type, the cells keep a job where it is. Of the many optimal shares theirs are those that"
-        " a solver happens to return: with it installed (cvxpy, ecos) the result is the same to"
-        " the digit, and with equal shares within 1 %. Who comes between two resets is chosen for"
-        " GPUs and left out, so they stay idle.",
-        right="either idea of a share (GPU time evenly over all types, or a place that is kept);"
-        " idle GPUs are wrong.",
+        why="Gavel moves everybody from type to type; Skep's las leaves a job where it is, and who"
+        " began on a K80 stays there, up to ten times slower, while V100s come free. Of the many"
+        " optimal shares theirs are those that a solver happens to return: with it installed"
+        " (cvxpy, ecos) the result is the same to the digit, and with equal shares within 1 %."
+        " Who comes between two resets is chosen for GPUs and left out, so they stay idle.",
+        right="Gavel's moves, where types differ that much; its idle GPUs are wrong.",
     ),
 )
 assert all(len(list(rows)) == 1 for _, rows in groupby(sorted(row.name for row in ROWS)))
