@@ -117,6 +117,7 @@ class World:
         self.number += 1
         asked = SearchRequest(vc=vc, raw=json.dumps(request).encode(), at=self.now, key=key,
                               number=self.number, reply=f"_INBOX.vc-{vc}.x")  # fmt: skip
+        verdict: SearchVerdict
         (verdict,) = [effect.message for effect in self.event(asked)
                       if isinstance(effect, Send) and effect.subject == asked.reply]  # fmt: skip
         return verdict

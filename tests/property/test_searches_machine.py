@@ -188,9 +188,9 @@ class Searches(RuleBasedStateMachine):
                 assert fact.search not in self.ended, "a search has one end"
                 assert fact.why is self.ending[fact.search]
                 assert fact.value == self.best[fact.search]
-                mine = {at: end for at, end in self.trials.items() if at[0] == fact.search}
-                assert all(mine.values())
-                assert fact.trials == len(mine)
+                ends = {at: end for at, end in self.trials.items() if at[0] == fact.search}
+                assert all(ends.values())
+                assert fact.trials == len(ends)
                 self.ended[fact.search] = fact
             case _:
                 pass

@@ -64,7 +64,7 @@ def test_a_search_begins_with_as_many_trials_as_may_run(world: World) -> None:
     verdict = world.ask(do="begin", spec=msgspec.to_builtins(spec))
     assert verdict.accepted
     assert verdict.search == "s1"
-    facts = [SearchBegan(search="s1", spec=spec, at=at(0))]
+    facts: list[Any] = [SearchBegan(search="s1", spec=spec, at=at(0))]
     facts += [SearchTrialAdded(search="s1", trial=n, params=drawn(spec, n), at=at(0))
               for n in (1, 2)]  # fmt: skip
     assert world.driver.facts[1:] == facts
@@ -84,7 +84,7 @@ def test_the_same_seed_draws_the_same_parameters_in_range() -> None:
     space = {"lr": {"log": [0.001, 1.0]}, "drop": {"uniform": [0.0, 0.5]},
              "layers": {"integer": [1, 3]}, "kind": {"choice": ["sgd", "adam"]}}  # fmt: skip
     spec = search(space=space)
-    many = [drawn(spec, number) for number in range(1, 200)]
+    many: list[dict[str, Any]] = [drawn(spec, number) for number in range(1, 200)]
     assert many == [drawn(spec, number) for number in range(1, 200)]
     assert drawn(search(space=space, seed=1), 1) != many[0]
     assert all(0.001 <= each["lr"] <= 1.0 and 0 <= each["drop"] <= 0.5 for each in many)
@@ -146,6 +146,32 @@ def test_trials_that_all_fail_without_a_value_end_the_search(world: World) -> No
     assert FAILURES_MAX <= over.trials <= FAILURES_MAX + 1
     assert not world.machine.searches
     assert not world.machine.jobs
+
+
+def test_what_is_owed_is_said_again_at_once_after_a_crash(world: World) -> None:
+    world.begin()
+    said = list(world.air)
+    world.air.clear()
+    world.restart()
+    assert world.air == said
+    assert world.machine.wake_at() == at(in_seconds(RESEND))
+
+
+def test_word_of_an_earlier_request_does_not_pass_for_the_latest(world: World) -> None:
+    """Admission's log is read long after the allocator's: its word is of a request that is over."""
+    world.begin(parallel=1, budget={"trials": 2})
+    world.settle()
+    curve(world, 1, 0.1)
+    world.driver.tick(TURN_S)
+    (ask,) = [each for each in world.driver.tick(TURN_S + in_seconds(RESEND))
+              if isinstance(each, Send)]  # fmt: skip
+    world.deliver(ask)
+    while world.read_one(1):
+        pass
+    assert world.trial(1).stand is Stand.SUSPENDED
+    assert (world.trial(1).heard, world.trial(1).answered) == ("", world.number)
+    world.read_one(0)
+    assert world.trial(1).heard == ""
 
 
 # --- turns and ranks --------------------------------------------------------------------------
