@@ -511,7 +511,7 @@ def test_searches_are_bounded(world: World) -> None:
     assert verdict.reason is Reason.TOO_MANY_SEARCHES
 
 
-# --- metrics ----------------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------
 
 
 def test_a_curve_takes_bounded_room_and_few_facts(world: World) -> None:

@@ -110,7 +110,8 @@ def parse_request(raw: bytes) -> Request | list[Problem]:
     kind = REQUESTS.get(named) if isinstance(named, str) else None
     if kind is None:
         reason = Reason.BAD_VALUE if "do" in tree else Reason.MISSING_KEY
-        return [Problem(path="$.do", reason=reason, text=f"`do` must be one of {', '.join(REQUESTS)}",
+        text = f"`do` must be one of {', '.join(REQUESTS)}"
+        return [Problem(path="$.do", reason=reason, text=text,
                         suggestion=nearest(str(named), list(REQUESTS)))]  # fmt: skip
     return _begin(tree) if kind is BeginSearch else _other(kind, tree)
 

@@ -232,7 +232,7 @@ class SearchesMachine:
                               text=f"published for `{event.vc}`, and for `{spec.vc}`")  # fmt: skip
         elif sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
             problem = Problem(path="$", reason=Reason.TOO_MANY_SEARCHES,
-                              text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most there may be",
+                              text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
                               suggestion="cancel one, or wait for its end")  # fmt: skip
         elif len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
             problem = Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
@@ -260,8 +260,8 @@ class SearchesMachine:
             return _refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
                             f"a key has at most {KEY_CHARACTERS_MAX} characters")  # fmt: skip
         if not plan.may_add(search):
-            text = (f"{search.search} has {len(search.trials)} trials of {search.spec.budget.trials},"
-                    f" {len(search.live)} of them unfinished")  # fmt: skip
+            text = (f"{search.search} has {len(search.trials)} trials of "
+                    f"{search.spec.budget.trials}, {len(search.live)} of them unfinished")  # fmt: skip
             return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
         problems = list(_param_problems(search, asked))
         if problems:
@@ -271,7 +271,8 @@ class SearchesMachine:
         self._record(SearchTrialAdded(search=search.search, trial=number, params=params, at=now,
                                       outside=asked.outside, bracket=plan.bracket(search),
                                       key=key,
-                                      run=not asked.outside and plan.has_place(search)))  # fmt: skip
+                                      run=not asked.outside and plan.has_place(search),
+                                      ))  # fmt: skip
         return SearchVerdict(search=search.search, accepted=True, trial=number, params=params)
 
     def _tell(self, search: Search, told: TellTrial, now: Instant) -> SearchVerdict:
@@ -322,7 +323,8 @@ class SearchesMachine:
             outside = trial.stand is Stand.OUTSIDE and trial.number != search.spared
             if outside or (trial.stand is Stand.NEW and not trial.run):
                 self._record(SearchTrialOver(search=search.search, trial=trial.number, at=now,
-                                             end=TrialEnd.CANCELLED, why=search.ending))  # fmt: skip
+                                             end=TrialEnd.CANCELLED, why=search.ending,
+                                             ))  # fmt: skip
         if search.live:
             return
         best = search.best()

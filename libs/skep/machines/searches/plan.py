@@ -159,7 +159,7 @@ def _turn(search: Search, trial: Trial, now: Instant, why: Reason, *, run: bool,
           rung: int | None = None) -> Step:  # fmt: skip
     return SearchTrialTurned(search=search.search, trial=trial.number, run=run, why=why, at=now,
                              rung=trial.rung if rung is None else rung,
-                             score=trial.scored[1] if trial.scored is not None else None)  # fmt: skip
+                             score=trial.scored[1] if trial.scored else None)  # fmt: skip
 
 
 # --- curves --------------------------------------------------------------------------------------
@@ -268,7 +268,8 @@ def _promotable(search: Search) -> dict[int, None]:
             came.setdefault((trial.bracket, rung), []).append(trial)
     found: dict[int, None] = {}
     for (_, rung), there in came.items():
-        there.sort(key=lambda trial, at=rung: (-trial.reached[at], trial.number))  # type: ignore[misc]
-        best = there[: len(there) // rungs.eta]
-        found.update((trial.number, None) for trial in best if len(trial.reached) == rung + 1)
+        order = sorted((-trial.reached[rung], trial.number) for trial in there)
+        best = [number for _, number in order[: len(there) // rungs.eta]]
+        found.update((number, None) for number in best
+                     if len(search.trials[number].reached) == rung + 1)  # fmt: skip
     return found
