@@ -260,8 +260,8 @@ class SearchesMachine:
             return _refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
                             f"a key has at most {KEY_CHARACTERS_MAX} characters")  # fmt: skip
         if not plan.may_add(search):
-            text = (f"{search.search} has {len(search.trials)} trials of "
-                    f"{search.spec.budget.trials}, {len(search.live)} of them unfinished")  # fmt: skip
+            most, live = search.spec.budget.trials, len(search.live)
+            text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
             return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
         problems = list(_param_problems(search, asked))
         if problems:
