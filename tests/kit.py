@@ -15,6 +15,7 @@ from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
 from skep.machines.base import Effect, Machine, Record, Restarted, Tick
+from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import Cluster, VirtualCluster
@@ -196,6 +197,7 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 SOFT: dict[type, tuple[str, ...]] = {
     AdmissionMachine: ("_alike", "_effects", "_judged", "_owns"),
     AllocatorMachine: ("soft", "effects", "key"),
+    SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (
         "progress",
         "told",

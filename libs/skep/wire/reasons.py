@@ -134,6 +134,21 @@ class Reason(StrEnum):
     TRIAL_LOSES = "trial-loses"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
+    # What a search did with its trials, and why it ended.
+    UNKNOWN_SEARCH = "unknown-search"
+    UNKNOWN_TRIAL = "unknown-trial"
+    TOO_MANY_SEARCHES = "too-many-searches"
+    SEARCH_ENDS = "search-ends"
+    FIRST_FEEDBACK = "first-feedback"
+    BEST_PROMISE = "best-promise"
+    ITS_TURN = "its-turn"
+    PROMOTED = "promoted"
+    RUNG_REACHED = "rung-reached"
+    NO_PROMISE = "no-promise"
+    TARGET_REACHED = "target-reached"
+    BUDGET_SPENT = "budget-spent"
+    ALL_TRIED = "all-tried"
+    NOT_HEARD = "not-heard"
 
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
@@ -277,6 +292,20 @@ TEXT: dict[Reason, str] = {
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
     Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
     Reason.NO_VERDICT: "nobody could tell in time whether it was worth it",
+    Reason.UNKNOWN_SEARCH: "the virtual cluster has no such search, or it is over",
+    Reason.UNKNOWN_TRIAL: "the search has no such trial to tell of",
+    Reason.TOO_MANY_SEARCHES: "the virtual cluster has as many searches as it may have",
+    Reason.SEARCH_ENDS: "the search has as many trials as it may have, or ends",
+    Reason.FIRST_FEEDBACK: "nothing is known of the trial yet",
+    Reason.BEST_PROMISE: "its learning curve promises the most",
+    Reason.ITS_TURN: "of the trials that stand it stood the longest",
+    Reason.PROMOTED: "it is among the best at its rung",
+    Reason.RUNG_REACHED: "it waits at its rung until it is among the best there",
+    Reason.NO_PROMISE: "its learning curve promises too little",
+    Reason.TARGET_REACHED: "a trial has reached the target",
+    Reason.BUDGET_SPENT: "the search's GPU time is used up",
+    Reason.ALL_TRIED: "every trial there was to make is over",
+    Reason.NOT_HEARD: "nothing was heard of it for too long",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",

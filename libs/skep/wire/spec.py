@@ -27,6 +27,8 @@ ENV_MAX = 1024
 IMAGE_CHARS_MAX = 512
 """Registry, path, tag and digest: names are at most 255 characters, a digest adds 72."""
 LABELS_MAX = 64
+SEARCH_KEYS = "search/"
+"""What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 
 
 class _Part(
@@ -148,7 +150,8 @@ class JobSpec(_Part, frozen=True):
     observed through `python -m skep_job` with `args`. `guaranteed` jobs use their VC's quota;
     `opportunistic` ones run on what is idle and yield. Without a `runtime` the workers are plain
     processes of the agent's user. A `demotable` job may lose its VC's cells to a higher priority
-    without being stopped: it goes on where it is, opportunistically.
+    without being stopped: it goes on where it is, opportunistically. `search` is the id of the
+    search whose trial it is, and given by that search alone.
     """
 
     name: str
@@ -171,6 +174,7 @@ class JobSpec(_Part, frozen=True):
     demotable: bool = False
     elastic: Elastic | None = None
     ps: ParameterServers | None = None
+    search: str = ""
 
     @property
     def gpus(self) -> int:

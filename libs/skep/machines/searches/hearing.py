@@ -1,0 +1,186 @@
+"""What facts of admission and the allocator mean for trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from skep.machines.searches.state import Search, Trial
+from skep.units import Instant
+from skep.wire.changes import (
+    AskOver,
+    AskResume,
+    AskSuspend,
+    ChangeAsked,
+    Goal,
+    JobChanged,
+    Result,
+)
+from skep.wire.facts import (
+    Admitted,
+    CancelAsked,
+    End,
+    JobEnded,
+    JobQueued,
+    JobRan,
+    JobRequeued,
+    Refused,
+)
+from skep.wire.parse import nearest
+from skep.wire.reasons import Reason
+from skep.wire.search_facts import (
+    SearchFact,
+    SearchTrialAdmitted,
+    SearchTrialAnswered,
+    SearchTrialHeard,
+    SearchTrialOver,
+    SearchTrialPutOff,
+    SearchTrialStood,
+    Stand,
+    TrialEnd,
+)
+from skep.wire.spec import SEARCH_KEYS
+
+PASSING = (Reason.TOO_MANY_JOBS, Reason.OVER_QUOTA)
+"""Refusals that depend on what else the VC runs: the trial is submitted again."""
+
+
+def trial_of(
+    searches: Mapping[str, Search], jobs: Mapping[str, tuple[str, int]], fact: Any
+) -> tuple[Search, Trial] | None:
+    """Return the trial that a fact is about, or None.
+
+    A job that no trial has yet says itself whose it is: by the key it was submitted with, or in
+    the allocator's words by its spec, which admission holds against the key.
+    """
+    match fact:
+        case Admitted() | Refused():
+            vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
+            return _new(searches, *_by_key(fact.key), vc)
+        case JobQueued():
+            number = fact.spec.labels.get("trial", "")
+            trial = int(number) if number.isascii() and number.isdigit() else 0
+            return _new(searches, fact.spec.search, trial, 0, fact.spec.vc)
+        case ChangeAsked() | AskOver():
+            job = fact.ask.job
+        case JobRan() | JobChanged() | JobRequeued() | JobEnded() | CancelAsked():
+            job = fact.job
+        case _:
+            return None
+    place = jobs.get(job)
+    if place is None:
+        return None
+    search = searches[place[0]]
+    return search, search.trials[place[1]]
+
+
+def _by_key(key: str) -> tuple[str, int, int]:
+    """Return search, trial and try in the key of a trial's submission."""
+    parts = key.removeprefix(SEARCH_KEYS).split("/")
+    if not key.startswith(SEARCH_KEYS) or len(parts) != 3:
+        return "", 0, 0
+    numbers = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts[1:]]
+    return parts[0], numbers[0], numbers[1]
+
+
+def _new(
+    searches: Mapping[str, Search], name: str, number: int, tried: int, vc: str
+) -> tuple[Search, Trial] | None:
+    search = searches.get(name)
+    trial = search.trials.get(number) if search is not None else None
+    if search is None or trial is None or trial.stand is not Stand.NEW or search.spec.vc != vc:
+        return None
+    return (search, trial) if tried in (0, trial.tries) else None
+
+
+def follows(search: Search, trial: Trial, fact: Any, now: Instant) -> Iterator[SearchFact]:
+    """Yield the facts that follow from another service's fact for the trial that it is about."""
+    name, number = search.search, trial.number
+
+    def stood(stand: Stand, at: Instant) -> Iterator[SearchFact]:
+        if trial.stand is not stand:
+            yield SearchTrialStood(search=name, trial=number, stand=stand, at=at)
+
+    match fact:
+        case Admitted() | JobQueued():
+            yield SearchTrialAdmitted(search=name, trial=number, job=fact.job, at=now)
+        case Refused():
+            yield from _refused(search, trial, fact, now)
+        case ChangeAsked(ask=ask):
+            what = _what(ask)
+            if what and fact.number > max(trial.answered, trial.heard_number):
+                yield SearchTrialHeard(search=name, trial=number, what=what, number=fact.number)
+        case CancelAsked():
+            if trial.heard != "cancel":
+                yield SearchTrialHeard(search=name, trial=number, what="cancel")
+        case AskOver():
+            yield from _ask_over(search, trial, fact, now)
+        case JobRan():
+            yield from stood(Stand.RUNNING, fact.at)
+        case JobRequeued():
+            yield from stood(Stand.WAITING, fact.at)
+        case JobChanged(result=Result.DONE, goal=Goal.SUSPEND):
+            # Who only made room comes back by himself.
+            own = fact.why is Reason.REQUESTED
+            yield from stood(Stand.SUSPENDED if own else Stand.WAITING, fact.at)
+        case JobChanged(result=Result.DONE, goal=Goal.RESUME):
+            yield from stood(Stand.RUNNING, fact.at)
+        case JobEnded():
+            end, why = _end(search, trial, fact)
+            yield SearchTrialOver(search=name, trial=number, end=end, why=why, at=fact.at,
+                                  detail=fact.detail)  # fmt: skip
+        case _:
+            pass  # A change that was undone, or one of which a search wants nothing.
+
+
+def _refused(search: Search, trial: Trial, fact: Refused, now: Instant) -> Iterator[SearchFact]:
+    name, number = search.search, trial.number
+    problem = fact.problems[0] if fact.problems else None
+    why = problem.reason if problem is not None else Reason.BAD_VALUE
+    if search.ending is not None:
+        yield SearchTrialOver(search=name, trial=number, end=TrialEnd.CANCELLED, at=now,
+                              why=search.ending)  # fmt: skip
+    elif all(each.reason in PASSING for each in fact.problems):
+        yield SearchTrialPutOff(search=name, trial=number, why=why, at=now)
+    else:
+        text = problem.text if problem is not None else ""
+        yield SearchTrialOver(search=name, trial=number, end=TrialEnd.FAILED, why=why, at=now,
+                              detail=text)  # fmt: skip
+
+
+def _ask_over(search: Search, trial: Trial, fact: AskOver, now: Instant) -> Iterator[SearchFact]:
+    what = _what(fact.ask)
+    name, number = search.search, trial.number
+    if what and fact.number > trial.answered:
+        yield SearchTrialAnswered(search=name, trial=number, what=what, number=fact.number,
+                                  result=fact.result, why=fact.why, at=now)  # fmt: skip
+    if fact.result is not Result.DONE:
+        return
+    if what == "suspend" and trial.stand is Stand.WAITING:
+        # It had made room and stood already: from here on it stands because somebody wants it to.
+        yield SearchTrialStood(search=name, trial=number, stand=Stand.SUSPENDED, at=now)
+    elif what == "resume" and trial.stand is Stand.SUSPENDED:
+        yield SearchTrialStood(search=name, trial=number, stand=Stand.RUNNING, at=now)
+
+
+def _what(ask: Any) -> str:
+    if isinstance(ask, AskSuspend):
+        return "suspend"
+    return "resume" if isinstance(ask, AskResume) else ""
+
+
+def _end(search: Search, trial: Trial, fact: JobEnded) -> tuple[TrialEnd, Reason]:
+    match fact.end:
+        case End.SUCCEEDED:
+            return TrialEnd.DONE, fact.why
+        case End.FAILED:
+            return TrialEnd.FAILED, fact.why
+        case End.CANCELLED if trial.given_up:
+            return TrialEnd.GIVEN_UP, Reason.NO_PROMISE
+        case End.CANCELLED:
+            return TrialEnd.CANCELLED, search.ending or fact.why
+
+
+def nearest_of(name: str, space: Mapping[str, Any]) -> str:
+    """Return the nearest name of a space as a suggestion, or nothing."""
+    return nearest(name, sorted(space))

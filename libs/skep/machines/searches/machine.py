@@ -1,0 +1,562 @@
+"""Searches: begins, ranks, suspends and resumes the trials of searches, and ends them all at once.
+
+    request --SearchBegan--> search --SearchEnding--> ending --SearchOver--> forgotten
+    trial:  new --SearchTrialAdmitted--> waiting <--SearchTrialStood--> running, suspended
+            any --SearchTrialOver--> over
+
+Trials are ordinary jobs, submitted through SUBMIT with a key of their own each, so that a
+submission that is repeated makes one job. What becomes of them is read from ADMISSION and ALLOC;
+either may be ahead of the other, so a trial learns its job from whichever names it first. What is
+asked for a job follows from how its trial stands and how it is to stand, and is repeated until
+admission has passed it on: a message that is lost, late or said twice leads to the same end.
+Metrics are core messages. A search decides over its trials: one that a tenant suspends by hand is
+resumed when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from skep.machines.base import Effect, Record, Restarted, Send, Tick
+from skep.machines.searches import hearing, plan
+from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
+from skep.units import Duration, Instant, after, seconds
+from skep.wire import subjects
+from skep.wire.changes import AskResume, AskSuspend, Result
+from skep.wire.codec import Facts, Unreadable
+from skep.wire.facts import EpochBegan
+from skep.wire.findings import Measured
+from skep.wire.reasons import Reason
+from skep.wire.search import search_id, value_problem
+from skep.wire.search_facts import (
+    AskTrial,
+    BeginSearch,
+    CancelSearch,
+    SearchBegan,
+    SearchEnding,
+    SearchFact,
+    SearchMessage,
+    SearchOver,
+    SearchRefused,
+    SearchRequest,
+    SearchTrialAdded,
+    SearchTrialAdmitted,
+    SearchTrialAnswered,
+    SearchTrialGivenUp,
+    SearchTrialHeard,
+    SearchTrialMeasured,
+    SearchTrialOver,
+    SearchTrialPutOff,
+    SearchTrialStood,
+    SearchTrialTurned,
+    SearchVerdict,
+    Stand,
+    TellTrial,
+    TrialEnd,
+    parse_request,
+)
+from skep.wire.spec import Problem
+
+RESEND = seconds(5.0)
+"""Until a request is repeated that admission has not passed on: it answers in milliseconds."""
+RETRY = seconds(30.0)
+"""Until what was refused or undone is asked for again."""
+SILENT = seconds(24 * 3600.0)
+"""Silence after which a trial that runs outside has failed: a search must come to its end."""
+SEARCHES_MAX = 32
+"""Searches of one VC that are not over."""
+KEYS_MAX = 10_000
+"""Keys of requests that are remembered, the latest: a client repeats for minutes, not months."""
+KEY_CHARACTERS_MAX = 256
+PIECE = 500
+TRIALS_PIECE = 16
+"""Trials in one piece of a snapshot: with 64 long parameters 24 KB each, within a record."""
+
+
+class SearchesKept(msgspec.Struct, frozen=True, kw_only=True, tag="searches-kept"):
+    """What is kept of searches beside their history, in pieces: see `SearchesMachine.snapshot`."""
+
+    epoch: int
+    last_begun: int
+
+
+class SearchKept(msgspec.Struct, frozen=True, tag="search-kept"):
+    """A search; its trials follow."""
+
+    search: Search
+
+
+class TrialsKept(msgspec.Struct, frozen=True, tag="search-trials-kept"):
+    """Trials of the search kept before."""
+
+    search: str
+    trials: tuple[Trial, ...]
+
+
+class JobsKept(msgspec.Struct, frozen=True, tag="search-jobs-kept"):
+    """Jobs and the trials that they are."""
+
+    jobs: tuple[tuple[str, str, int], ...]
+
+
+class SearchKeysKept(msgspec.Struct, frozen=True, tag="search-keys-kept"):
+    """Keys of requests: VC, key, and the search that began by it."""
+
+    keys: tuple[tuple[str, str, str], ...]
+
+
+Kept = SearchesKept | SearchKept | TrialsKept | JobsKept | SearchKeysKept
+
+
+class Soft:
+    """What a crash may forget: when what was asked is repeated, and when to look again."""
+
+    def __init__(self) -> None:
+        """Start with everything to be asked at once."""
+        self.asked: dict[str, dict[int, tuple[int, str, Instant]]] = {}
+        """By search and trial: the order and the wish that was sent, and when it is sent again."""
+        self.due: dict[str, Instant | None] = {}
+
+
+class SearchesMachine:
+    """The behaviour of the service `searches`."""
+
+    def __init__(self) -> None:
+        """Start without searches."""
+        self.epoch = 0
+        self.last_begun = 0
+        self.searches: dict[str, Search] = {}
+        self.jobs: dict[str, tuple[str, int]] = {}
+        """Unfinished jobs that are trials."""
+        self.keys: dict[tuple[str, str], str] = {}
+        self._soft = Soft()
+        self._effects: list[Effect] = []
+
+    def decide(self, event: Any, now: Instant) -> list[Effect]:
+        """Return the answer to a request, or what follows from others' facts, metrics or time."""
+        self._effects = []
+        touched: dict[str, None] = {}
+        match event:
+            case SearchRequest():
+                touched = self._request(event, now)
+            case Facts():
+                for fact in event.facts:
+                    touched.update(self._heard(fact, now))
+            case Measured():
+                touched = self._measured(event, now)
+            case Tick():
+                touched = {search: None for search, due in self._soft.due.items()
+                           if due is not None and due <= now}  # fmt: skip
+            case Restarted():
+                self._soft = Soft()
+                touched = dict.fromkeys(self.searches)
+            case Unreadable():
+                pass
+            case _:
+                pass  # Other findings and other services' messages are none of its concern.
+        for name in touched:
+            self._follow(name, now)
+        return self._effects
+
+    def wake_at(self) -> Instant | None:
+        """Return when something is to be repeated, a turn is over or a budget used up, or None."""
+        return min((due for due in self._soft.due.values() if due is not None), default=None)
+
+    # --- what others say ---------------------------------------------------------------------
+
+    def _heard(self, fact: Any, now: Instant) -> dict[str, None]:
+        """Record what a fact of admission or the allocator means for a trial."""
+        found = hearing.trial_of(self.searches, self.jobs, fact)
+        if found is None:
+            return {}
+        search, trial = found
+        for own in hearing.follows(search, trial, fact, now):
+            self._record(own)
+        return {search.search: None}
+
+    def _measured(self, told: Measured, now: Instant) -> dict[str, None]:
+        name, number = self.jobs.get(told.job, ("", 0))
+        search = self.searches.get(name)
+        if search is None:
+            return {}
+        value = told.values.get(search.spec.metric)
+        if value is None or not search.counts(search.trials[number], told.step, value):
+            return {}
+        self._record(SearchTrialMeasured(search=name, trial=number, step=told.step, value=value,
+                                         at=now))  # fmt: skip
+        return {name: None}
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def _request(self, event: SearchRequest, now: Instant) -> dict[str, None]:
+        parsed = parse_request(event.raw)
+        if isinstance(parsed, list):
+            verdict = _refusal("", parsed)
+        elif isinstance(parsed, BeginSearch):
+            verdict = self._begin(event, parsed, now)
+        else:
+            verdict = self._of_search(event, parsed, now)
+        if event.reply and subjects.reply_allowed(event.reply, event.vc):
+            self._effects.append(Send(event.reply, verdict))
+        return {verdict.search: None} if verdict.search in self.searches else {}
+
+    def _of_search(
+        self, event: SearchRequest, asked: CancelSearch | AskTrial | TellTrial, now: Instant
+    ) -> SearchVerdict:
+        search = self.searches.get(asked.search)
+        if search is None or search.spec.vc != event.vc:
+            text = f"`{event.vc}` has no search {asked.search}, or it is over"
+            return _refused(asked.search, "$.search", Reason.UNKNOWN_SEARCH, text)
+        match asked:
+            case CancelSearch():
+                return self._cancel(search, now)
+            case AskTrial():
+                return self._ask(search, asked, event, now)
+            case TellTrial():
+                return self._tell(search, asked, now)
+
+    def _begin(self, event: SearchRequest, asked: BeginSearch, now: Instant) -> SearchVerdict:
+        name, spec, key = search_id(event.number), asked.spec, event.key
+        earlier = self.keys.get((event.vc, key)) if key else None
+        if earlier is not None:
+            return SearchVerdict(search=earlier, accepted=True, reason=Reason.REPEATED)
+        if event.number <= self.last_begun:  # Read again after a restart: it is answered.
+            return SearchVerdict(search=name, accepted=True, reason=Reason.REPEATED)
+        problem = None
+        if spec.vc != event.vc:
+            problem = Problem(path="$.spec.vc", reason=Reason.WRONG_VC,
+                              text=f"published for `{event.vc}`, and for `{spec.vc}`")  # fmt: skip
+        elif sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
+            problem = Problem(path="$", reason=Reason.TOO_MANY_SEARCHES,
+                              text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
+                              suggestion="cancel one, or wait for its end")  # fmt: skip
+        elif len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+            problem = Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
+                              text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
+                              )  # fmt: skip
+        if problem is not None:
+            self._record(SearchRefused(search=name, vc=event.vc, problems=(problem,), at=now))
+            return _refusal("", [problem])
+        self._record(SearchBegan(search=name, spec=spec, at=now, key=key))
+        return SearchVerdict(search=name, accepted=True)
+
+    def _cancel(self, search: Search, now: Instant) -> SearchVerdict:
+        if search.ending is None or search.spared:
+            self._record(SearchEnding(search=search.search, why=Reason.CANCELLED, at=now))
+        return SearchVerdict(search=search.search, accepted=True)
+
+    def _ask(self, search: Search, asked: AskTrial, event: SearchRequest, now: Instant
+             ) -> SearchVerdict:  # fmt: skip
+        key = event.key or f"#{event.number}"
+        for trial in search.trials.values():
+            if trial.key == key:
+                return SearchVerdict(search=search.search, accepted=True, reason=Reason.REPEATED,
+                                     trial=trial.number, params=trial.params)  # fmt: skip
+        if len(key) > KEY_CHARACTERS_MAX:
+            return _refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
+                            f"a key has at most {KEY_CHARACTERS_MAX} characters")  # fmt: skip
+        if not plan.may_add(search):
+            most, live = search.spec.budget.trials, len(search.live)
+            text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
+            return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
+        problems = list(_param_problems(search, asked))
+        if problems:
+            return _refusal(search.search, problems)
+        number = len(search.trials) + 1
+        params = drawn(search.spec, number) if asked.params is None else asked.params
+        self._record(SearchTrialAdded(search=search.search, trial=number, params=params, at=now,
+                                      outside=asked.outside, bracket=plan.bracket(search),
+                                      key=key,
+                                      run=not asked.outside and plan.has_place(search),
+                                      ))  # fmt: skip
+        return SearchVerdict(search=search.search, accepted=True, trial=number, params=params)
+
+    def _tell(self, search: Search, told: TellTrial, now: Instant) -> SearchVerdict:
+        trial = search.trials.get(told.trial)
+        if trial is None or (trial.job or trial.stand not in (Stand.OUTSIDE, Stand.OVER)):
+            text = f"{search.search} has no trial {told.trial} that runs outside"
+            return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
+        if told.value is not None and search.counts(trial, told.step, told.value):
+            self._record(SearchTrialMeasured(search=search.search, trial=trial.number,
+                                             step=told.step, value=told.value, at=now))  # fmt: skip
+        if told.over and not trial.over:
+            done = told.over == "done"
+            self._record(SearchTrialOver(
+                search=search.search, trial=trial.number, at=now,
+                end=TrialEnd.DONE if done else TrialEnd.FAILED,
+                why=Reason.SUCCEEDED if done else Reason.EXITED_NONZERO))  # fmt: skip
+        return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
+
+    # --- what follows ------------------------------------------------------------------------
+
+    def _follow(self, name: str, now: Instant) -> None:
+        """Do all there is to do for a search, and say when to look again."""
+        search = self.searches.get(name)
+        if search is None:
+            self._soft.due.pop(name, None)
+            self._soft.asked.pop(name, None)
+            return
+        for trial in search.live:
+            silent = trial.stand is Stand.OUTSIDE and now >= after(trial.since, SILENT)
+            if silent:
+                self._record(SearchTrialOver(search=name, trial=trial.number, end=TrialEnd.FAILED,
+                                             why=Reason.NOT_HEARD, at=now))  # fmt: skip
+        while (ending := plan.ends(search, now)) is not None:
+            self._record(ending)
+        while (step := plan.step(search, now)) is not None:
+            self._record(step)
+        if search.ending is not None:
+            self._wind_up(search, now)
+        if name in self.searches:
+            self._tell_jobs(search, now)
+        else:
+            self._follow(name, now)
+
+    def _wind_up(self, search: Search, now: Instant) -> None:
+        """End trials that run outside or were never submitted, and the search once all are over."""
+        assert search.ending is not None
+        for trial in search.live:
+            outside = trial.stand is Stand.OUTSIDE and trial.number != search.spared
+            if outside or (trial.stand is Stand.NEW and not trial.run):
+                self._record(SearchTrialOver(search=search.search, trial=trial.number, at=now,
+                                             end=TrialEnd.CANCELLED, why=search.ending,
+                                             ))  # fmt: skip
+        if search.live:
+            return
+        best = search.best()
+        value = None if best is None or best.best is None else search.spec.signed(best.best)
+        self._record(SearchOver(
+            search=search.search, why=search.ending, at=now, trials=len(search.trials),
+            gpu_ns=search.gpu_ns(now), trial=best.number if best is not None else 0, value=value,
+            step=best.best_step if best is not None else 0,
+            params=best.params if best is not None else {}))  # fmt: skip
+
+    def _tell_jobs(self, search: Search, now: Instant) -> None:
+        """Ask for what trials' jobs are to do, where admission has yet to pass it on."""
+        asked = self._soft.asked.setdefault(search.search, {})
+        times = [plan.wake_at(search, now)]
+        for trial in search.live:
+            if trial.stand is Stand.OUTSIDE:
+                times.append(after(trial.since, SILENT))
+            wish = wish_of(search, trial)
+            if not wish or wish == trial.heard:
+                asked.pop(trial.number, None)
+                continue
+            order, sent, again = asked.get(trial.number, (0, "", Instant(0)))
+            if (order, sent) != (trial.order, wish):
+                again = trial.retry_at if wish != "cancel" else now
+            if again <= now:
+                self._send(search, trial, wish)
+                again = after(now, RESEND)
+            asked[trial.number] = trial.order, wish, again
+            times.append(again)
+        for number in [number for number in asked if search.trials[number].over]:
+            del asked[number]
+        self._soft.due[search.search] = min((each for each in times if each is not None),
+                                            default=None)  # fmt: skip
+
+    def _send(self, search: Search, trial: Trial, wish: str) -> None:
+        vc = search.spec.vc
+        # The order is part of the key: the stream drops repetitions, and takes the next wish.
+        headers = {subjects.KEY_HEADER: f"asked/{search.search}/{trial.number}/{trial.order}"}
+        match wish:
+            case "submit":
+                headers = {subjects.KEY_HEADER: key_of(search.search, trial)}
+                self._effects.append(Send(subjects.submit(vc), job_of(search, trial), headers))
+            case "cancel":
+                self._effects.append(Send(subjects.cancel(vc), {"job": trial.job}))
+            case "suspend":
+                ask = AskSuspend(job=trial.job, release=True)
+                self._effects.append(Send(subjects.ask(vc), ask, headers))
+            case "resume":
+                self._effects.append(Send(subjects.ask(vc), AskResume(job=trial.job), headers))
+            case _:
+                raise AssertionError(wish)
+
+    # --- state -------------------------------------------------------------------------------
+
+    def _record(self, fact: SearchFact) -> None:
+        self.apply(fact)
+        self._effects.append(Record(fact))
+
+    def apply(self, fact: SearchFact | Kept) -> None:
+        """Take over one fact, or one piece of a snapshot."""
+        match fact:
+            case EpochBegan():
+                self.epoch = fact.epoch
+            case SearchBegan():
+                self.last_begun = max(self.last_begun, int(fact.search[1:]))
+                self.searches[fact.search] = Search(search=fact.search, spec=fact.spec,
+                                                    began_at=fact.at, key=fact.key)  # fmt: skip
+                if fact.key:
+                    self.keys[fact.spec.vc, fact.key] = fact.search
+                    for old in list(islice(self.keys, max(0, len(self.keys) - KEYS_MAX))):
+                        del self.keys[old]
+            case SearchRefused():
+                self.last_begun = max(self.last_begun, int(fact.search[1:]))
+            case SearchOver():
+                del self.searches[fact.search]
+            case SearchEnding():
+                search = self.searches[fact.search]
+                search.ending, search.spared = fact.why, fact.spared
+                if fact.spared:
+                    spared = search.trials[fact.spared]
+                    spared.run, spared.order = True, spared.order + 1
+            case SearchMessage():
+                self._apply_trial(fact)
+            case _:
+                self._restore(fact)
+
+    def _apply_trial(self, fact: Any) -> None:
+        search = self.searches[fact.search]
+        if isinstance(fact, SearchTrialAdded):
+            stand = Stand.OUTSIDE if fact.outside else Stand.NEW
+            search.trials[fact.trial] = Trial(number=fact.trial, params=fact.params, stand=stand,
+                                              since=fact.at, bracket=fact.bracket,
+                                              key=fact.key, run=fact.run)  # fmt: skip
+            return
+        trial = search.trials[fact.trial]
+        match fact:
+            case SearchTrialAdmitted():
+                trial.job = fact.job
+                trial.changes(Stand.WAITING, fact.at)
+                self.jobs[fact.job] = fact.search, fact.trial
+            case SearchTrialPutOff():
+                trial.tries, trial.order = trial.tries + 1, trial.order + 1
+                trial.retry_at = after(fact.at, RETRY)
+            case SearchTrialTurned():
+                trial.run, trial.why, trial.rung = fact.run, fact.why, fact.rung
+                trial.order += 1
+                trial.unheard()
+            case SearchTrialGivenUp():
+                trial.given_up, trial.run, trial.why = True, False, Reason.NO_PROMISE
+                trial.order += 1
+            case SearchTrialHeard():
+                trial.heard, trial.heard_number = fact.what, fact.number
+            case SearchTrialStood():
+                trial.changes(fact.stand, fact.at)
+            case SearchTrialAnswered():
+                trial.answered = fact.number
+                if fact.number == trial.heard_number:
+                    trial.unheard()
+                if fact.number >= trial.heard_number and fact.result is not Result.DONE:
+                    trial.order += 1
+                    trial.retry_at = after(fact.at, RETRY)
+                if fact.what == "suspend" and fact.why is Reason.CANNOT:
+                    trial.fixed, trial.run = True, not trial.given_up
+            case SearchTrialMeasured():
+                trial.measured(fact.step, search.spec.signed(fact.value), search.rungs(trial))
+                search.score(trial)
+                search.failures = 0
+                if trial.stand is Stand.OUTSIDE:
+                    trial.since = max(trial.since, fact.at)  # It was heard of.
+            case SearchTrialOver():
+                trial.changes(Stand.OVER, fact.at)
+                trial.end, trial.ended_why = fact.end, fact.why
+                silent = trial.best is None and fact.end in (TrialEnd.DONE, TrialEnd.FAILED)
+                search.failures += silent
+                trial.steps, trial.values = trial.steps[-1:], trial.values[-1:]
+                self.jobs.pop(trial.job, None)
+            case _:
+                raise AssertionError(fact)
+
+    def snapshot(self) -> list[Kept]:
+        """Return what rebuilds this state without history; to be encoded before the next event."""
+        kept: list[Kept] = [SearchesKept(epoch=self.epoch, last_begun=self.last_begun)]
+        for search in self.searches.values():
+            kept.append(SearchKept(msgspec.structs.replace(search, trials={})))
+            kept += [TrialsKept(search.search, piece)
+                     for piece in _pieces(iter(search.trials.values()), TRIALS_PIECE)]  # fmt: skip
+        jobs = ((job, *place) for job, place in self.jobs.items())
+        kept += [JobsKept(piece) for piece in _pieces(jobs, PIECE)]
+        keys = ((vc, key, search) for (vc, key), search in self.keys.items())
+        return kept + [SearchKeysKept(piece) for piece in _pieces(keys, PIECE)]
+
+    def _restore(self, kept: Kept) -> None:
+        match kept:
+            case SearchesKept():
+                self.epoch, self.last_begun = kept.epoch, kept.last_begun
+            case SearchKept():
+                self.searches[kept.search.search] = kept.search
+            case TrialsKept():
+                trials = self.searches[kept.search].trials
+                trials.update((trial.number, trial) for trial in kept.trials)
+            case JobsKept():
+                self.jobs.update((job, (search, trial)) for job, search, trial in kept.jobs)
+            case SearchKeysKept():
+                self.keys.update(((vc, key), search) for vc, key, search in kept.keys)
+
+    def check(self) -> None:
+        """Assert that no search runs more than it may, and that jobs and trials agree."""
+        jobs = {}
+        for search in self.searches.values():
+            assert list(search.trials) == list(range(1, len(search.trials) + 1)), search.search
+            assert len(search.trials) <= search.spec.budget.trials, search.search
+            assert search.live or search.ending is None or not search.trials, search.search
+            for trial in search.live:
+                assert trial.job or trial.stand in (Stand.NEW, Stand.OUTSIDE), trial
+                assert trial.run or not trial.fixed or trial.given_up, trial
+                if trial.job:
+                    jobs[trial.job] = search.search, trial.number
+        assert jobs == self.jobs
+
+
+def wish_of(search: Search, trial: Trial) -> str:
+    """Return what is to be asked for a trial's job: submit, cancel, suspend, resume, or nothing.
+
+    A submission is repeated even if the search ends: whether an earlier one arrived is known only
+    by its answer, and then the job can be cancelled.
+    """
+    if trial.stand in (Stand.OVER, Stand.OUTSIDE):
+        return ""
+    if trial.stand is Stand.NEW:
+        return "submit" if trial.run else ""
+    if trial.given_up or (search.ending is not None and trial.number != search.spared):
+        return "cancel"
+    if trial.run and trial.stand is Stand.SUSPENDED:
+        return "resume"
+    return "suspend" if trial.stand is Stand.RUNNING and not trial.run else ""
+
+
+def _param_problems(search: Search, asked: AskTrial) -> Iterator[Problem]:
+    if asked.params is None:
+        if search.spec.sampler == "client" and not search.spec.space:
+            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
+                          text="the search has no `space` to draw parameters from",
+                          suggestion="give them as `params`")  # fmt: skip
+        return
+    space = search.spec.space
+    for name in asked.params:
+        if space and name not in space:
+            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
+                          text=f"`{name}` is not in the search's space",
+                          suggestion=hearing.nearest_of(name, space))  # fmt: skip
+    for name, each in space.items():
+        if name not in asked.params:
+            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
+                          text=f"`{name}` is required")  # fmt: skip
+        elif wrong := value_problem(each, asked.params[name]):
+            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be {wrong}")  # fmt: skip
+
+
+def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict:
+    return _refusal(search, [Problem(path=path, reason=reason, text=text)])
+
+
+def _refusal(search: str, problems: list[Problem]) -> SearchVerdict:
+    return SearchVerdict(search=search, accepted=False, reason=problems[0].reason,
+                         problems=tuple(problems))  # fmt: skip
+
+
+def _pieces(rest: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    while piece := tuple(islice(rest, size)):
+        yield piece
+
+
+assert RESEND < RETRY < SILENT
+assert Duration(0) < RESEND

@@ -1,0 +1,94 @@
+"""Where a learning curve is going: what a trial of a search promises, from what it has shown.
+
+A power law, value = a - b * step ** -c, is fitted by least squares, later points weighing more; it
+is one of the families that Domhan et al. (IJCAI'15) combine, whose method Gandiva uses (section
+6.2). Curves of real trials break every law, so the law is not trusted further than this:
+
+- it must rise, and never promises less than the trial shows now;
+- it never promises more than the trial has gained so far: a curve at most doubles its gain;
+- with fewer than three points nothing is promised.
+
+Values here are signed so that more is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+POINTS_MIN = 3
+"""Points that make a curve: two can be drawn through by any law."""
+
+EXPONENTS = (0.25, 0.5, 1.0, 2.0)
+"""How fast a curve may flatten; each step of the list doubles it."""
+
+DOUBT = 0.25
+"""The part of what is promised beyond today's value that counts as one deviation."""
+
+
+class Promise(NamedTuple):
+    """The value that a trial is expected to come to, and its deviation."""
+
+    value: float
+    spread: float
+
+    def chance(self, target: float) -> float:
+        """Return the probability of reaching `target`, as of a normal distribution."""
+        if self.spread <= 0.0:
+            return 1.0 if self.value >= target else 0.0
+        return 0.5 * (1.0 + math.erf((self.value - target) / (self.spread * math.sqrt(2.0))))
+
+
+def promise(steps: Sequence[int], values: Sequence[float], horizon: int) -> Promise | None:
+    """Return what a curve promises for mini-batch `horizon`, or None before it is a curve.
+
+    `steps` rise and are above 0. The answer is between the level now and as much above it as the
+    curve has risen.
+    """
+    if len(steps) < POINTS_MIN:
+        return None
+    now, began = _level(values[-POINTS_MIN:]), _level(values[:POINTS_MIN])
+    last = steps[-1]
+    if horizon <= last:
+        return Promise(now, _deviation(values[-len(values) // 2 :]))
+    best: tuple[float, float] | None = None
+    for exponent in EXPONENTS:
+        found = _fit([(step / last) ** -exponent for step in steps], values,
+                     (horizon / last) ** -exponent)  # fmt: skip
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    if best is None:
+        return Promise(now, _deviation(values[-len(values) // 2 :]))
+    error, ahead = best
+    value = min(max(ahead, now), now + max(0.0, now - began))
+    return Promise(value, math.sqrt(max(0.0, error)) + DOUBT * (value - now))
+
+
+def _fit(
+    powers: Sequence[float], values: Sequence[float], ahead: float
+) -> tuple[float, float] | None:
+    """Return the mean square error of value = a - b * power and its value ahead; None: b <= 0."""
+    weights = range(1, len(values) + 1)
+    total = sum(weights)
+    x = sum(w * power for w, power in zip(weights, powers, strict=True)) / total
+    y = sum(w * value for w, value in zip(weights, values, strict=True)) / total
+    rows = list(zip(weights, powers, values, strict=True))
+    across = sum(w * (power - x) ** 2 for w, power, _ in rows)
+    both = sum(w * (power - x) * (value - y) for w, power, value in rows)
+    if across <= 0.0 or not both < 0.0:
+        return None
+    slope = both / across
+    error = sum(w * (value - y - slope * (power - x)) ** 2 for w, power, value in rows) / total
+    found = y + slope * (ahead - x)
+    return (error, found) if math.isfinite(found) and math.isfinite(error) else None
+
+
+def _level(values: Sequence[float]) -> float:
+    """Return the median: one wild point moves nothing."""
+    return sorted(values)[len(values) // 2]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = _level(values)
+    return _level([abs(value - middle) for value in values]) * 1.4826

@@ -1,0 +1,352 @@
+"""A search: many trials of one job with different parameters, as one object with one budget.
+
+Written as YAML by people, sent as JSON to `skep.v1.search.<vc>`. Gandiva calls it a multi-job
+(section 6.2).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+
+from skep.ids import is_token
+from skep.wire.parse import PROBLEMS_MAX, kind_of, nearest, parse_tree, shape_problems, time_s
+from skep.wire.reasons import Reason
+from skep.wire.spec import SPEC_BYTES_MAX, TIME_S_MAX, JobSpec, Problem
+
+SEARCH_VERSION = 1
+TRIALS_MAX = 4096
+"""Trials of one search: all of them, with the 64 points of their curves, take 10 MB."""
+PARALLEL_MAX = 1024
+LIVE_MAX = 1024
+"""Trials that may stand or run at a time: each that stands keeps its state in its host's memory."""
+PARAMETERS_MAX = 64
+CHOICES_MAX = 256
+CHOICE_CHARS_MAX = 256
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+"""A parameter's name: it stands in a script's arguments as `{name}`."""
+SEARCH = re.compile(r"s([1-9][0-9]{0,19})")
+
+Value = str | int | float | bool
+"""What a parameter may be."""
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A piece of the spec: closed, immutable, defaults left out on the wire."""
+
+
+class Parameter(_Part, frozen=True):
+    """What one parameter may be. Exactly one key is given.
+
+    `uniform` and `log` are the two ends of an interval, `log` with even chances by magnitude;
+    `integer` is the least and the most; `choice` lists the values.
+    """
+
+    uniform: tuple[float, float] | None = None
+    log: tuple[float, float] | None = None
+    integer: tuple[int, int] | None = None
+    choice: tuple[Value, ...] | None = None
+
+
+class Budget(_Part, frozen=True):
+    """What a search may cost: trials, and GPU time (seconds, or text such as `90s`, `2h`, `1d`)."""
+
+    trials: int
+    gpu_time: int | str | None = None
+
+
+class Rungs(_Part, frozen=True):
+    """Where trials are compared (successive halving), in mini-batches.
+
+    After `first`, and each `eta` times as many, below `last`; one of `eta` goes on. With several
+    `brackets` (Hyperband) each bracket begins one rung later than the one before.
+    """  # fmt: skip
+
+    first: int
+    last: int
+    eta: int = 3
+    brackets: int = 1
+
+
+class SearchSpec(_Part, frozen=True):
+    """One search. `job` is what every trial is, its name and VC may be left out.
+
+    A trial's parameters stand for `{name}` in the job's command and arguments, and are in the
+    environment as JSON (`SKEP_PARAMETERS`). `metric` is a number that the job reports, by its
+    name; at `target` the search is done. At most `parallel` trials run at a time. `curves` ranks
+    them by what their learning curves promise for mini-batch `steps`: the `exclusive` best keep
+    their GPUs, the others have `turn` seconds each (Gandiva, section 6.2). `asha` compares them at
+    `rungs`. At most `live` trials are unfinished at a time. What promises less than `give_up` is
+    stopped for good. `sampler: client`: trials have the parameters that clients ask for.
+    """
+
+    name: str
+    vc: str
+    job: JobSpec
+    metric: str
+    budget: Budget
+    version: int = SEARCH_VERSION
+    space: dict[str, Parameter] = {}
+    direction: Literal["maximize", "minimize"] = "minimize"
+    target: float | None = None
+    method: Literal["curves", "asha"] = "curves"
+    parallel: int = 1
+    exclusive: int = 0
+    live: int = 64
+    turn: int | str = 60
+    steps: int | None = None
+    give_up: float | None = None
+    rungs: Rungs | None = None
+    sampler: Literal["random", "client"] = "random"
+    seed: int = 0
+
+    @property
+    def turn_s(self) -> int:
+        """Return the length of a turn in seconds."""
+        assert isinstance(self.turn, int), "a spec that was read has times in seconds"
+        return self.turn
+
+    def signed(self, value: float) -> float:
+        """Return a value of the metric so that more is better."""
+        return value if self.direction == "maximize" else -value
+
+
+def search_id(number: int) -> str:
+    """Return the id of the search that began with message `number` of SUBMIT: `s17`."""
+    return f"s{number}"
+
+
+def is_search_id(text: str) -> bool:
+    """Return whether a text is the id of a search."""
+    return SEARCH.fullmatch(text) is not None
+
+
+def parse_search(raw: bytes) -> SearchSpec | list[Problem]:
+    """Return the search in `raw` (JSON), times in seconds, or its problems."""
+    if len(raw) > SPEC_BYTES_MAX:
+        text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
+        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        tree = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}")]
+    return parse_search_tree(tree)
+
+
+def parse_search_tree(tree: Any, path: str = "$") -> SearchSpec | list[Problem]:
+    """Return the search in a decoded JSON or YAML value found at `path`, or its problems."""
+    if not isinstance(tree, dict):
+        text = f"a search is an object with keys, not {kind_of(tree)}"
+        return [Problem(path=path, reason=Reason.WRONG_TYPE, text=text)]
+    job, wrong = _job(tree)
+    problems = [*shape_problems(_Open, {k: v for k, v in tree.items() if k != "job"}, path)]
+    problems += [msgspec.structs.replace(each, path=f"{path}.job{each.path[1:]}") for each in wrong]
+    problems += _space_shape(tree.get("space"), path)
+    if problems or job is None:
+        return problems[:PROBLEMS_MAX]
+    plain = {key: value for key, value in tree.items() if key != "job"}
+    spec = msgspec.convert({**plain, "job": msgspec.to_builtins(job)}, SearchSpec)
+    values = list(islice(_values(spec, path), PROBLEMS_MAX))
+    return values or _normalised(spec)
+
+
+def value_problem(parameter: Parameter, value: Value) -> str:
+    """Return what is wrong with a parameter's value, or nothing."""
+    if parameter.choice is not None:
+        same = any(type(each) is type(value) and each == value for each in parameter.choice)
+        return "" if same else f"one of {', '.join(map(str, parameter.choice))}"
+    low, high = _ends(parameter)
+    whole = parameter.integer is not None
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if right and low <= value <= high:  # type: ignore[operator]
+        return ""
+    return f"{'a whole number' if whole else 'a number'} of {low} to {high}"
+
+
+class _Open(_Part, frozen=True):
+    """The spec without its job, for finding what is wrong with keys and types."""
+
+    name: str
+    vc: str
+    metric: str
+    budget: Budget
+    version: int = SEARCH_VERSION
+    space: dict[str, Any] = {}
+    direction: Literal["maximize", "minimize"] = "minimize"
+    target: float | None = None
+    method: Literal["curves", "asha"] = "curves"
+    parallel: int = 1
+    exclusive: int = 0
+    live: int = 64
+    turn: int | str = 60
+    steps: int | None = None
+    give_up: float | None = None
+    rungs: Rungs | None = None
+    sampler: Literal["random", "client"] = "random"
+    seed: int = 0
+
+
+assert set(_Open.__struct_fields__) == set(SearchSpec.__struct_fields__) - {"job"}
+
+
+def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
+    """Return the trials' job, or what is wrong with it, with paths inside it."""
+    given = tree.get("job")
+    if "job" not in tree:
+        return None, [Problem(path="$", reason=Reason.MISSING_KEY, text="`job` is required")]
+    if isinstance(given, dict):
+        given = {"name": tree.get("name", ""), "vc": tree.get("vc", ""), **given}
+    parsed = parse_tree(given)
+    if isinstance(parsed, JobSpec):
+        return parsed, []
+    # What is wrong with the search's own name and VC is told there.
+    own = [each for each in parsed if each.path[2:] not in {"name", "vc"}
+           or (isinstance(tree.get("job"), dict) and each.path[2:] in tree["job"])]  # fmt: skip
+    return None, own
+
+
+def _space_shape(space: Any, path: str) -> Iterator[Problem]:
+    if not isinstance(space, dict):
+        return  # Nothing, or of a type that was found wrong before.
+    for name, each in space.items():
+        here = f"{path}.space.{name}"
+        if not isinstance(each, dict):
+            yield Problem(path=here, reason=Reason.WRONG_TYPE,
+                          text=f"a parameter is an object with one key, not {kind_of(each)}",
+                          suggestion="such as `{log: [0.0001, 0.1]}`")  # fmt: skip
+        else:
+            yield from shape_problems(Parameter, each, here)
+
+
+def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with values whose types are right."""
+    if spec.version != SEARCH_VERSION:
+        yield Problem(path=f"{path}.version", reason=Reason.WRONG_VERSION,
+                      text=f"version {spec.version} is not spoken here",
+                      suggestion=f"use version {SEARCH_VERSION}")  # fmt: skip
+    if not 1 <= len(spec.name) <= 100 or not spec.name.isprintable():
+        yield _bad(f"{path}.name", "1 to 100 printable characters")
+    if not is_token(spec.vc):
+        yield _bad(f"{path}.vc", "a name of letters, digits, `_` and `-`")
+    if spec.job.vc != spec.vc:
+        yield Problem(path=f"{path}.job.vc", reason=Reason.WRONG_VC,
+                      text=f"the trials of a search of `{spec.vc}` are its jobs",
+                      suggestion="leave it out")  # fmt: skip
+    if not 1 <= len(spec.metric) <= 128:
+        yield _bad(f"{path}.metric", "1 to 128 characters")
+    if not 1 <= spec.budget.trials <= TRIALS_MAX:
+        yield _bad(f"{path}.budget.trials", f"1 to {TRIALS_MAX}")
+    yield from _times(spec, path)
+    if not 1 <= spec.parallel <= PARALLEL_MAX:
+        yield _bad(f"{path}.parallel", f"1 to {PARALLEL_MAX}")
+    elif not 0 <= spec.exclusive < max(2, spec.parallel):
+        yield Problem(path=f"{path}.exclusive", reason=Reason.BAD_VALUE,
+                      text="of the trials that run at a time one must be left for the others",
+                      suggestion=f"use 0 to {max(1, spec.parallel - 1)}")  # fmt: skip
+    if not spec.parallel <= spec.live <= LIVE_MAX:
+        yield _bad(f"{path}.live", f"{spec.parallel}, those that run at a time, to {LIVE_MAX}")
+    if spec.steps is not None and spec.steps < 1:
+        yield _bad(f"{path}.steps", "1 or more")
+    for name in ("target", "give_up"):
+        value = getattr(spec, name)
+        if value is not None and not math.isfinite(value):
+            yield _bad(f"{path}.{name}", "a finite number")
+    yield from _method(spec, path)
+    yield from _space(spec, path)
+
+
+def _times(spec: SearchSpec, path: str) -> Iterator[Problem]:
+    turn_s = time_s(spec.turn)
+    if turn_s is None or not 1 <= turn_s <= TIME_S_MAX:
+        yield _bad(f"{path}.turn", "seconds, or text such as `90s`, `15m`, `2h`, up to a year")
+    if spec.budget.gpu_time is not None:
+        length_s = time_s(spec.budget.gpu_time)
+        if length_s is None or length_s < 1:
+            yield _bad(f"{path}.budget.gpu_time", "seconds, or text such as `15m`, `2h`, `1d`")
+
+
+def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
+    rungs = spec.rungs
+    if (rungs is None) == (spec.method == "asha"):
+        yield Problem(path=f"{path}.rungs", text="`asha` has `rungs`, and nothing else has",
+                      reason=Reason.MISSING_KEY if rungs is None else Reason.BAD_VALUE,
+                      suggestion="such as `{first: 100, last: 2700, eta: 3}`")  # fmt: skip
+    if rungs is None:
+        return
+    if rungs.first < 1:
+        yield _bad(f"{path}.rungs.first", "1 or more")
+    if not 2 <= rungs.eta <= 16:
+        yield _bad(f"{path}.rungs.eta", "2 to 16")
+    elif not max(1, rungs.first) * rungs.eta <= rungs.last <= 2**53:
+        yield _bad(f"{path}.rungs.last", "at least `first` times `eta`")
+    elif not 1 <= rungs.brackets <= len(levels(rungs)):
+        yield _bad(f"{path}.rungs.brackets", f"1 to {len(levels(rungs))}, the rungs there are")
+    if spec.exclusive:
+        yield Problem(path=f"{path}.exclusive", reason=Reason.BAD_VALUE,
+                      text="`asha` gives no turns: every trial runs to its rung alone",
+                      suggestion="leave it out, or use the method `curves`")  # fmt: skip
+
+
+def levels(rungs: Rungs, bracket: int = 0) -> tuple[int, ...]:
+    """Return the mini-batches after which the trials of a bracket are compared, below `last`."""
+    found, level = [], rungs.first * rungs.eta**bracket
+    while level < rungs.last:
+        found.append(level)
+        level *= rungs.eta
+    return tuple(found)
+
+
+def _space(spec: SearchSpec, path: str) -> Iterator[Problem]:
+    if not spec.space and spec.sampler == "random":
+        yield Problem(path=f"{path}.space", reason=Reason.MISSING_KEY,
+                      text="`space` says which parameters there are to try",
+                      suggestion="such as `{lr: {log: [0.0001, 0.1]}}`")  # fmt: skip
+    if len(spec.space) > PARAMETERS_MAX:
+        yield _bad(f"{path}.space", f"at most {PARAMETERS_MAX} parameters")
+    for name, each in spec.space.items():
+        here = f"{path}.space.{name}"
+        if not NAME.fullmatch(name):
+            yield _bad(here, "a name of letters, digits, `_`, `.` and `-`")
+        given = [key for key in each.__struct_fields__ if getattr(each, key) is not None]
+        if len(given) != 1:
+            keys = list(each.__struct_fields__)
+            yield Problem(path=here, reason=Reason.MISSING_KEY if not given else Reason.BAD_VALUE,
+                          text=f"exactly one of {', '.join(keys)} must be given",
+                          suggestion=nearest(given[0], keys) if len(given) > 2 else "",
+                          )  # fmt: skip
+        elif each.choice is not None:
+            if not 1 <= len(each.choice) <= CHOICES_MAX or any(
+                isinstance(value, str) and len(value) > CHOICE_CHARS_MAX for value in each.choice
+            ):
+                yield _bad(f"{here}.choice", f"1 to {CHOICES_MAX} values, texts of at most "
+                           f"{CHOICE_CHARS_MAX} characters")  # fmt: skip
+        else:
+            low, high = _ends(each)
+            finite = math.isfinite(low) and math.isfinite(high) and abs(high - low) < math.inf
+            if not finite or low > high or (each.log is not None and low <= 0):
+                least = " above 0" if each.log is not None else ""
+                yield _bad(f"{here}.{given[0]}", f"the lower and the upper end{least}")
+
+
+def _ends(parameter: Parameter) -> tuple[float, float]:
+    ends = parameter.uniform or parameter.log or parameter.integer
+    assert ends is not None, parameter
+    return ends
+
+
+def _bad(path: str, wanted: str) -> Problem:
+    name = path.rsplit(".", 1)[-1]
+    return Problem(path=path, reason=Reason.BAD_VALUE, text=f"`{name}` must be {wanted}")
+
+
+def _normalised(spec: SearchSpec) -> SearchSpec:
+    gpu_time = None if spec.budget.gpu_time is None else time_s(spec.budget.gpu_time)
+    budget = msgspec.structs.replace(spec.budget, gpu_time=gpu_time)
+    return msgspec.structs.replace(spec, budget=budget, turn=time_s(spec.turn) or 1)
