@@ -78,20 +78,33 @@ class Unpack(_Part, frozen=True, tag="unpack"):
 
 
 class Migrate(_Part, frozen=True, tag="migrate"):
-    """Move a running job to these nodes; without any, to where the cells' rule puts it."""
+    """Move a running job to these nodes; without any, to where the cells' rule puts it.
+
+    On `trial` it stays there only if its rate, in thousandths of what it was before, is more than
+    `needed_milli`; else it goes back, if there is room still. `defrag` names what it is for.
+    """
 
     job: str
     why: Reason
     nodes: tuple[str, ...] = ()
+    trial: bool = False
+    needed_milli: int = 1000
+    defrag: bool = False
 
 
 class Resize(_Part, frozen=True, tag="resize"):
-    """Give a running job another number of workers (and of parameter servers, unless 0)."""
+    """Give a running job another number of workers (and of parameter servers, unless 0).
+
+    On `trial` it keeps them only if its rate, in thousandths of what it was before, is more than
+    `needed_milli`.
+    """
 
     job: str
     why: Reason
     workers: int
     servers: int = 0
+    trial: bool = False
+    needed_milli: int = 1000
 
 
 Action = Preempt | Suspend | Pack | Unpack | Migrate | Resize

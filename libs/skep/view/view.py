@@ -100,6 +100,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slowdown: tuple[tuple[int, int], ...] = ()
     """Thousandths of its time on as few nodes as possible that it takes on so many nodes, fewest
     first, as predicted; empty: nobody knows."""
+    pause: Duration = Duration(0)
+    """How long it makes nothing when it is moved, as measured of its family or else of the VC's
+    jobs; 0: nobody knows."""
+    trial: int = 0
+    """The open trial that it is part of, or stands back from; 0: none."""
     held: int = 0
     """How often a plan has held it back, each time after something had come free."""
 
@@ -151,10 +156,24 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpus_free: int = 0
     memory: int = 0
     memory_free: int = 0
+    gpu_memory: int = 0
+    """Bytes of memory of one GPU; 0: not known."""
 
     def free_for(self, pin: str) -> int:
         """Return how many GPUs jobs with this pin (empty: without one) could have here now."""
         return dict(self.pins).get(pin, 0) if pin else self.free
+
+
+class TrialView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A kind of trial (`skep.wire.trials.Kind`) with jobs of these families that cools down.
+
+    `until` then nothing of the kind is tried between them again: a plan that proposes it has
+    nothing done.
+    """
+
+    kind: str
+    families: tuple[str, ...]
+    until: Instant
 
 
 class PinView(msgspec.Struct, frozen=True):
@@ -184,6 +203,10 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy that asks for them (`Policy.sees_cells`)."""
     nodes: tuple[NodeView, ...] = ()
     """Only for a policy that asks for them (`Policy.sees_nodes`)."""
+    cooling: tuple[TrialView, ...] = ()
+    """What was tried and not worth it; only for a policy with `Policy.sees_rates`."""
+    quiet_since: Instant = Instant(0)
+    """Since when no job has come to the VC."""
     changed: int = 0
     """Counts what came free: a job that did not fit fits no better while this stands still."""
     ended: tuple[int, ...] = ()
