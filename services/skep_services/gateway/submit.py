@@ -18,6 +18,7 @@ from skep.wire import codec, subjects
 from skep.wire.changes import parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
+from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 from skep.wire.verdict import Verdict
 from skep_services.gateway.api import ApiError, Caller, unknown_job
@@ -36,7 +37,7 @@ VERDICT_TIMEOUT_S = 5.0
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
-_VERDICTS = msgspec.json.Decoder(Verdict)
+_VERDICTS = msgspec.json.Decoder(Verdict | SearchVerdict)
 
 
 class Answer(NamedTuple):
@@ -50,7 +51,7 @@ class Pending(msgspec.Struct):
     """Somebody waits for a verdict; `job` is known once the bus has taken the submission."""
 
     job: str = ""
-    verdict: Verdict | None = None
+    verdict: Verdict | SearchVerdict | None = None
 
 
 class Submitter:
@@ -155,6 +156,23 @@ class Submitter:
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
         raise _refused(status, verdict.reason, verdict.problems, row.job)
 
+    async def search(self, vc: str, request: bytes, key: str | None) -> SearchVerdict | None:
+        """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
+
+        Raises ApiError.
+        """
+        key = _checked_key(key)
+        inbox, pending = self._ask(vc)
+        pending.job = inbox
+        headers = {subjects.REPLY_HEADER: inbox}
+        try:
+            await self._publish(subjects.search(vc), request, key, headers)
+            await self._watch.until(inbox, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
+        finally:
+            del self._pending[inbox]
+        assert not isinstance(pending.verdict, Verdict), pending.verdict
+        return pending.verdict
+
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""
         log.info("change asked for", verb=verb, by=caller.name)
@@ -185,7 +203,7 @@ class Submitter:
 
     def _decided(self, job: str, pending: Pending) -> Verdict | None:
         """Return the verdict as it came, or as the facts tell it."""
-        if pending.verdict is not None:
+        if isinstance(pending.verdict, Verdict):
             return pending.verdict
         found = self._indexer.fold.find(job)
         if found is None or found.row.state is State.SUBMITTED:
