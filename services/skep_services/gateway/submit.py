@@ -37,7 +37,8 @@ VERDICT_TIMEOUT_S = 5.0
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
-_VERDICTS = msgspec.json.Decoder(Verdict | SearchVerdict)
+_VERDICTS = msgspec.json.Decoder(Verdict)
+_SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
 class Answer(NamedTuple):
@@ -51,7 +52,8 @@ class Pending(msgspec.Struct):
     """Somebody waits for a verdict; `job` is known once the bus has taken the submission."""
 
     job: str = ""
-    verdict: Verdict | SearchVerdict | None = None
+    verdict: Verdict | None = None
+    about_search: SearchVerdict | None = None
 
 
 class Submitter:
@@ -65,6 +67,7 @@ class Submitter:
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
         self._asker = f"gateway-{secrets.token_hex(8)}"
         self._pending: dict[str, Pending] = {}
+        self._of_searches: dict[str, Pending] = {}
         self._asked = 0
 
     async def listen(self) -> None:
@@ -163,15 +166,15 @@ class Submitter:
         """
         key = _checked_key(key)
         inbox, pending = self._ask(vc)
-        pending.job = inbox
+        pending.job, self._of_searches[inbox] = inbox, pending
         headers = {subjects.REPLY_HEADER: inbox}
         try:
             await self._publish(subjects.search(vc), request, key, headers)
-            await self._watch.until(inbox, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
+            await self._watch.until(inbox, lambda: pending.about_search is not None,
+                                    VERDICT_TIMEOUT_S)  # fmt: skip
         finally:
-            del self._pending[inbox]
-        assert not isinstance(pending.verdict, Verdict), pending.verdict
-        return pending.verdict
+            del self._pending[inbox], self._of_searches[inbox]
+        return pending.about_search
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""
@@ -194,7 +197,10 @@ class Submitter:
         if pending is None:
             return  # Its client has its answer from the facts, or has given up.
         try:
-            pending.verdict = _VERDICTS.decode(delivery.payload)
+            if delivery.subject in self._of_searches:
+                pending.about_search = _SEARCH_VERDICTS.decode(delivery.payload)
+            else:
+                pending.verdict = _VERDICTS.decode(delivery.payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("unreadable verdict", error=str(error))
             return
@@ -203,7 +209,7 @@ class Submitter:
 
     def _decided(self, job: str, pending: Pending) -> Verdict | None:
         """Return the verdict as it came, or as the facts tell it."""
-        if isinstance(pending.verdict, Verdict):
+        if pending.verdict is not None:
             return pending.verdict
         found = self._indexer.fold.find(job)
         if found is None or found.row.state is State.SUBMITTED:
