@@ -173,7 +173,7 @@ class Gateway:
                 *cluster.routes(),
                 *searches.routes(),
                 *trials.routes(),
-            ]  # fmt: skip
+            ]
         )
         return application
 
