@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from skep.policies.gandiva import Gandiva
+from skep.policies.introspective.rules import Rules
+from skep.policies.introspective.units import Units
 from skep.policies.registry import make
+from skep.policies.turns import shares
 from skep.units import Instant, seconds
 from skep.view.plan import Action, Pack, Plan, Suspend, Unpack
 from skep.view.view import JobView, Phase, TrialView, VcView
@@ -16,7 +20,10 @@ from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, told, view
 
 GIB = 2**30
+RULES = Rules(seconds(60))
 MOVES = ("suspend", "release", "rebind", "migrate")
+TIED = ("suspend", "release")
+"""A job on CUDA goes on with the very GPUs that it had."""
 
 
 def known(each: JobView, use: int, **more: Any) -> JobView:
@@ -69,7 +76,13 @@ def test_the_idlest_who_waits_goes_beside_the_idlest_who_runs() -> None:
     jobs = [runs("j1", 0, 500), runs("j2", 0, 100), stood("j3", 0, 200), stood("j4", 0, 90)]
     jobs[1] = replace(jobs[1], devices=(("n1", (1,)),))
     jobs[2:] = [replace(each, devices=(("n1", (1,)),)) for each in jobs[2:]]
-    assert tries(seen(jobs, 2)) == [Pack("j4", "j2", Reason.BEST_PACKING, trial=True)]
+    both = [("j4", "j2"), ("j3", "j1")]
+    assert [
+        (each.job, each.beside) for each in tries(seen(jobs, 2)) if isinstance(each, Pack)
+    ] == both
+    assert plan(seen(jobs, 2)).actions[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True)
+    tied = [replace(each, can=TIED) for each in jobs]
+    assert [each.job for each in tries(seen(tied, 2))] == ["j4"]
     assert make("gandiva", {}).plan(seen(jobs, 2)).actions == ()
     paused = [replace(each, pause=seconds(1.2)) for each in jobs]
     assert tries(seen(paused, 2))[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True,
@@ -87,7 +100,7 @@ def test_as_many_are_packed_as_there_are_too_many() -> None:
 @pytest.mark.parametrize("guest, host", [
     ({"utilisation": -1}, {}), ({"memory": 0}, {}), ({}, {"rate_milli": 0}),
     ({"memory": 13 * GIB}, {}), ({"trial": 7}, {}), ({}, {"trial": 7}),
-    ({}, {"can": ("suspend",)}), ({"devices": (("n1", (1,)),)}, {}),
+    ({}, {"can": ("suspend",)}), ({"devices": (("n1", (1,)),), "can": TIED}, {}),
 ])  # fmt: skip
 def test_nobody_is_packed_who_was_not_measured_does_not_fit_or_is_tried(
     guest: dict[str, Any], host: dict[str, Any]
@@ -128,6 +141,40 @@ def test_a_pack_counts_once_and_stays_while_others_take_turns() -> None:
     assert told(plan(shown)) == "-j3 +j4@n1"
     # What is free is given away: the pack has one GPU and not two.
     assert told(plan(seen([*pair, job("j3")], 2))) == "+j3@n1"
+
+
+def mates(first: JobView, second: JobView) -> list[JobView]:
+    """Return two of which it is known that they go well together."""
+    return [replace(first, mate=second.job, mate_milli=1600),
+            replace(second, mate=first.job, mate_milli=1600)]  # fmt: skip
+
+
+def test_who_goes_well_together_stands_and_goes_on_together() -> None:
+    pair = mates(packed("j1", 0, "j2", since=70), packed("j2", 0, "j1", since=70))
+    due = replace(stood("j3", 0, 900), waiting_since=Instant(NOW - seconds(200)))
+    assert told(plan(seen([*pair, due], 1))) == "-j1 -j2 +j3@n1"
+    away = mates(stood("j1", 0, 300), stood("j2", 0, 300))
+    # Who leads has a turn, and the other follows it: without a trial, in overload or not.
+    assert told(plan(seen(away, 1))) == "+j1@n1"
+    leads = replace(runs("j1", 0, 300, since=1), mate="j2", mate_milli=1600)
+    shown = seen([leads, away[1], due], 1)
+    assert tries(shown) == [Pack("j2", "j1", Reason.BEST_PACKING)]
+    # What keeps it from that for long is not waited for: it has a turn of its own.
+    late = replace(leads, since=Instant(NOW - seconds(40)))
+    assert tries(seen([late, away[1], due], 1))[0] == Pack(
+        "j2", "j1", Reason.BEST_PACKING, trial=True
+    )
+
+
+def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
+    """Each of two that make 1.6 together makes as much as the third: 5/9 of the time at 0.8."""
+    policy = Gandiva(introspect=True)
+    pair = mates(packed("j1", 0, "j2"), packed("j2", 0, "j1"))
+    units = Units(seen([*pair, stood("j3", 0, 900)], 1), RULES)
+    assert shares(units.view, policy.weigh) == pytest.approx({"j1": 5 / 9, "j3": 4 / 9})
+    alone = replace(runs("j1", 0, 300), mate="j9", mate_milli=1600)
+    shown = Units(seen([alone, stood("j3", 0, 900)], 1), RULES).view
+    assert shares(shown, policy.weigh) == pytest.approx({"j1": 0.5, "j3": 0.5})
 
 
 def test_a_higher_priority_takes_the_gpu_of_a_pack() -> None:

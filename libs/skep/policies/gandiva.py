@@ -15,6 +15,7 @@ import msgspec
 
 from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
+from skep.policies.introspective.units import weight
 from skep.policies.parts import once, queued, span
 from skep.policies.policy import Policy
 from skep.policies.room import Place, Room, make_room
@@ -98,7 +99,8 @@ class Gandiva(Policy, frozen=True):
     def weigh(self, job: JobView) -> float:
         """Return a job's weight."""
         value = job.spec.labels.get(self.label)
-        return next((weight for name, weight in self.weights if name == value), 1.0)
+        told = next((weight for name, weight in self.weights if name == value), 1.0)
+        return told * weight(job) if self.introspect else told
 
 
 class _Turns:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from skep.machines.allocator import changing, paces, packs
+from skep.machines.allocator import changing, paces, packs, pairs
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
@@ -278,6 +278,7 @@ def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
                 tries.begun[name] = [*recent, fact.at]
         case TrialOver():
             trial = tries.open.pop(fact.trial)
+            pairs.judged(machine, fact, trial.needed_milli)
             for each in trial.jobs:
                 del tries.of_job[each.job]
                 if each.job not in machine.jobs:

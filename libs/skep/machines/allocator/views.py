@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellviews, cellwork, paces, packs
+from skep.machines.allocator import cellviews, cellwork, paces, packs, pairs
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -332,6 +332,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         borrows=job.job in machine.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
+        **pairs.shown(machine, job),
         **paces.shown(machine, job),
     )
 

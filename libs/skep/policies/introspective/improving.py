@@ -20,7 +20,7 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
 
     Turns come first: nothing is tried with a job that they place, or take GPUs from.
     """
-    units = Units(view)
+    units = Units(view, rules)
     plan = react(units.view)
     more: list[Action] = [*packing.pack(units, plan, rules)]
     apart, look_at = packing.part(units, plan, rules)

@@ -55,3 +55,13 @@ def waits(view: VcView) -> list[JobView]:
     """Return who has no GPUs and wants some."""
     return [job for job in view.jobs
             if job.phase in (Phase.WAITING, Phase.AWAY) and not job.borrows]  # fmt: skip
+
+
+def on_them(guest: JobView, host: JobView) -> bool:
+    """Return whether the ranks of a suspended job can go on with GPUs that another one has."""
+    if guest.nodes != host.nodes or len(host.nodes) != 1:
+        return False
+    if "rebind" in guest.can:
+        return True
+    had, has = dict(guest.devices), dict(host.devices)
+    return bool(had) and all(set(gpus) <= set(has.get(node, ())) for node, gpus in had.items())
