@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from skep.perf.judge import slices_give
-from skep.units import Duration
+from skep.units import Duration, seconds
 from skep.view.plan import Plan
 from skep.view.view import JobView, Phase, VcView
 
@@ -18,11 +18,21 @@ class Rules(NamedTuple):
     """The policy's options, in nanoseconds and thousandths."""
 
     slice_ns: Duration
+    grow_after: Duration = seconds(60)
+    defrag_free: float = 0.75
+    stalled: Duration = seconds(600)
+    idle: Duration = Duration(0)
 
 
 def profiled(job: JobView) -> bool:
     """Return whether it was measured how a job goes: its rate, and what it uses of its GPUs."""
     return job.rate_milli > 0 and job.utilisation >= 0 and job.memory > 0
+
+
+def movable(job: JobView, how: str = "migrate") -> bool:
+    """Return whether something can be done to a job: it runs, alone, and nothing is tried."""
+    free = not (job.trial or job.partners or job.mate_milli or job.borrows)
+    return free and job.phase is Phase.RUNNING and how in job.can
 
 
 def family(job: JobView) -> str:
