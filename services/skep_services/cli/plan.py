@@ -121,7 +121,7 @@ def start_text(outcome: dict[str, Any], now_ns: int) -> str:
 def end_text(outcome: dict[str, Any], now_ns: int) -> str:
     """Return when a job would end."""
     most = outcome["ends_most"]
-    latest = f", after {duration(most - now_ns)} from now at the latest (limit)" if most else ""
+    latest = f", or in {duration(most - now_ns)} at the latest (its limit)" if most else ""
     if outcome["ends_at"]:
         return f"it would end in about {duration(max(0, outcome['ends_at'] - now_ns))}{latest}"
     return f"nobody knows when it would end{latest}"

@@ -97,14 +97,13 @@ class Ahead:
                 break
             machine.soft.check_at = None
             self.tell(Tick())  # It asked for a further decision at once: one is bounded.
-        if self._has():
-            return self._made(Start.NOW)
+        runs, claimed = self._has(), self._claimed()
         waits = machine.jobs[self._name].waits if self._name in machine.jobs else None
-        claimed = self._claimed()
+        # Who makes room for it lets others in, who may have others make room in turn.
+        self._obey(to_the_end=True)
+        if runs or claimed or self._has():
+            return self._made(Start.NOW if runs else Start.AFTER)
         others = tuple(self._others.values())
-        self._obey()
-        if self._has() or claimed:
-            return self._made(Start.AFTER, others)
         while far and not self._has() and self._decisions < DECISIONS_MAX and self._next():
             self._obey()
         found = self._made(Start.LATER if self._has() else Start.UNKNOWN, others)
@@ -131,7 +130,7 @@ class Ahead:
         """Return what became of the job, and of others until it had its GPUs or began to wait."""
         touched = tuple(self._others.values() if others is None else others)
         shown, more = touched[:OTHERS_NAMED], max(0, len(touched) - OTHERS_NAMED)
-        bound = next((fact for fact in reversed(self._facts)
+        bound = next((fact for fact in self._facts
                       if isinstance(fact, JobBound) and fact.job == self._name), None)  # fmt: skip
         if bound is None:
             claim = next(
@@ -204,12 +203,11 @@ class Ahead:
         if job is None or name in (self._name, self._instead):
             return
         known = self._others.get(name)
-        if (
-            known is not None
-            and what in (Touch.STOPS, Touch.MOVES)
-            and known.what in GOALS.values()
-        ):
-            return  # How it began to make room tells more than that it is claimed from.
+        if known is not None and known.what is Touch.STARTS:
+            del self._others[name]  # It has GPUs for a moment only: nothing comes of it.
+            return
+        if known is not None and what in (Touch.STOPS, Touch.MOVES, Touch.STARTS):
+            return  # How it began to make room tells more than that it is claimed from, or is back.
         told, rate = self._machine.soft.paces.get(name), None
         if told is not None and job.state is not State.QUEUED:
             rate = told[0].rate_milli
@@ -277,9 +275,11 @@ class Ahead:
                             attempt=job.attempt, outcome=outcome, at=self._now,
                             order=held.came if held is not None else 0)  # fmt: skip
 
-    def _obey(self) -> None:
-        """Have nodes do what they were told, and what follows from that, at this instant."""
-        while self._orders and self._decisions < DECISIONS_MAX and not self._has():
+    def _obey(self, *, to_the_end: bool = False) -> None:
+        """Have nodes do what they were told, and what follows, until the job has its GPUs."""
+        while self._orders and self._decisions < DECISIONS_MAX:
+            if self._has() and not to_the_end:
+                return
             orders, self._orders = self._orders, []
             for order in orders:
                 said = self._said(order)
