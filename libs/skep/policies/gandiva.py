@@ -13,11 +13,13 @@ from typing import ClassVar
 
 import msgspec
 
+from skep.policies.introspective.improving import improve
+from skep.policies.introspective.rules import Rules
 from skep.policies.parts import once, queued, span
 from skep.policies.policy import Policy
 from skep.policies.room import Place, Room, make_room
 from skep.policies.turns import OWED_SLICES_MAX, loads, may_yield, owed, shares
-from skep.units import NS_PER_SECOND, Instant
+from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.view.plan import Plan, Suspend, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -46,7 +48,7 @@ class Gandiva(Policy, frozen=True):
     A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
     full of higher priorities, if it can migrate. The paper queues a job of a size that no
     over-subscribed node has; here it takes turns with others after a slice, so that it ends some
-    day. Packing, growing and defragmentation are the introspective mode, and not here.
+    day. With `introspect` jobs are packed, too, on trial: see docs/introspection.md.
     """
 
     name: ClassVar[str] = "gandiva"
@@ -56,6 +58,7 @@ class Gandiva(Policy, frozen=True):
     slice_s: float = 60
     weights: tuple[tuple[str, float], ...] = ()
     label: str = "user"
+    introspect: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a slice that is too short, and weights that are not positive."""
@@ -73,8 +76,18 @@ class Gandiva(Policy, frozen=True):
         """Return True."""
         return True
 
+    @property
+    def sees_rates(self) -> bool:
+        """Return `introspect`."""
+        return self.introspect
+
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
+        if self.introspect:
+            return improve(view, Rules(Duration(self.slice_ns)), self._react)
+        return self._react(view)
+
+    def _react(self, view: VcView) -> Plan:
         return _Turns(self, view).plan()
 
     @property
