@@ -138,3 +138,4 @@ class Judgement(Message, frozen=True, tag="judgement"):
 
 
 Asked = Question | Judge
+Told = Answer | Judgement
