@@ -15,6 +15,7 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -157,7 +158,8 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
         await submitter.listen()
-        jobs = Jobs(indexer, watch, submitter, metrics, clock)
+        jobs = Jobs(indexer, watch, submitter, metrics, clock,
+                    Drafts(self._bus, indexer, clock))  # fmt: skip
         streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
