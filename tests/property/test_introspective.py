@@ -109,7 +109,7 @@ def _on(
     return tuple(on)
 
 
-# --- a cluster in which everything takes no time ---------------------------------------------------
+# --- a cluster in which everything takes no time ----------------------------------------------
 
 
 def _seen(jobs: Sequence[JobView], count: int, size: int, **more: Any) -> VcView:
