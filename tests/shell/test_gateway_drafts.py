@@ -238,7 +238,7 @@ def outcome(start: Start = Start.NOW, **changes: Any) -> dict[str, Any]:
     return {"start": start, "why": "waits-for-cells", "text": "in use", "needs": "3 GPUs",
             "place": "", "chain": "", "borrows": False, "at": None, "ends_at": None,
             "ends_most": None, "others": [], "others_more": 0, "awaits": [], "unknown": 0,
-            **changes}  # fmt: skip
+            "limits": False, **changes}  # fmt: skip
 
 
 def placed(**changes: Any) -> dict[str, Any]:

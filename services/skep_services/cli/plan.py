@@ -111,7 +111,8 @@ def start_text(outcome: dict[str, Any], now_ns: int) -> str:
         case "later":
             awaits = f", after {' '.join(outcome['awaits'])}" if outcome["awaits"] else ""
             left = duration(max(0, outcome["at"] - now_ns))
-            return f"it would wait for about {left}{awaits}, then start{on}; {_waits(outcome)}"
+            about = "at most" if outcome["limits"] else "about"
+            return f"it would wait for {about} {left}{awaits}, then start{on}; {_waits(outcome)}"
         case _:
             unknown = outcome["unknown"]
             many = f": of {plural(unknown, 'job')} nobody knows the end" if unknown else ""

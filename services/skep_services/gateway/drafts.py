@@ -131,6 +131,7 @@ class Drafts:
             "others_more": outcome.others_more,
             "awaits": [name for name in outcome.awaits if self._may(name, caller)],
             "unknown": outcome.unknown,
+            "limits": outcome.limits,
         }
 
     def _touched(self, touched: Touched, caller: Caller) -> dict[str, Any]:

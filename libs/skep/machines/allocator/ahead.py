@@ -75,6 +75,8 @@ class Ahead:
         self._until: dict[str, int] = {}
         """By job: what service it will have had at its end, in nanoseconds."""
         self._ended: list[str] = []
+        self._limits = False
+        """Whether a time limit ended one of them."""
         for job in machine.jobs.values():
             if job.job in left:
                 self._foresee(job, left[job.job])
@@ -114,7 +116,7 @@ class Ahead:
                        chain=found.chain, borrows=found.borrows, at=found.at,
                        ends_at=found.ends_at, ends_most=found.ends_most, others=found.others,
                        others_more=found.others_more, awaits=tuple(self._ended[-AWAITS_NAMED:]),
-                       unknown=unknown)  # fmt: skip
+                       unknown=unknown, limits=self._limits)  # fmt: skip
 
     # --- the job ---------------------------------------------------------------------------------
 
@@ -173,6 +175,9 @@ class Ahead:
     def _follow(self, fact: Any) -> None:
         """Note what a fact means for jobs beside the one that is looked at."""
         match fact:
+            case JobStopping(why=Reason.TIME_LIMIT) if fact.job != self._name:
+                self._ended.append(fact.job)
+                self._limits = True
             case JobStopping():
                 self._touch(fact.job, Touch.STOPS, fact.why)
             case JobChanging(goal=goal) if goal in GOALS and not fact.undoing:
