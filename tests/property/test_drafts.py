@@ -40,7 +40,7 @@ from skep.wire.spec import JobSpec, SizeHint
 from skep_services.drafts import JudgeOnly
 from tests.kit import T0, at, joined, spec
 
-WORLDS = 15
+WORLDS = 10
 CAN = ((), ("suspend", "release"), ("suspend", "release", "checkpoint", "rebind"))
 POLICIES = ("fifo", "fifo", "srtf", "las")
 
