@@ -24,6 +24,7 @@ import msgspec
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
+from skep.units import KIB
 from skep.wire import codec
 from skep.wire.drafts import Answer, Judge, Judgement, Outcome, Question
 from skep.wire.parse import parse_spec
@@ -35,6 +36,8 @@ ANSWER_WITHIN_S = 10.0
 WAITING_MAX = 16
 """Questions that wait for their turn; who comes then is told to come again."""
 NICENESS = 10
+ANSWER_BYTES_MAX = 900 * KIB
+"""The bus takes a mebibyte."""
 PIECE = 1 << 16
 FILES_MAX = 65_536
 """Descriptors above it are not looked for: a service has some tens."""
@@ -89,7 +92,7 @@ class Drafter:
         machine, now, here = self._machine, self._clock.now(), os.getpid()
 
         def think() -> bytes:
-            return codec.encode(drafts.answer(machine, question, now, _apart(machine, here)))
+            return _fitting(drafts.answer(machine, question, now, _apart(machine, here)))
 
         began = time.perf_counter_ns()
         pid, pipe = fork(think)
@@ -141,6 +144,17 @@ class JudgeOnly:
         if isinstance(judged, JobSpec):
             return codec.encode(Judgement(spec=judged))
         return codec.encode(Judgement(problems=tuple(judged)))
+
+
+def _fitting(answer: Answer) -> bytes:
+    """Return an answer as one message: a large spec comes again with every option."""
+    data = codec.encode(answer)
+    if len(data) > ANSWER_BYTES_MAX:
+        data = codec.encode(msgspec.structs.replace(answer, in_vain=()))
+    if len(data) > ANSWER_BYTES_MAX:
+        text = f"the answer has {len(data)} bytes: the spec is too large to be tried in variants"
+        data = codec.encode(Answer(at=answer.at, problem=text))
+    return data
 
 
 # --- copies of this process -----------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Outcome(Message, frozen=True):
     has its GPUs, `ends_at` when it is over, by what is known of lengths (None: nobody knows);
     `ends_most` when its time limit ends it. `awaits`: whose ends come first. `unknown`: how many
     jobs run that nobody knows the end of. `limits`: some of the ends are those of time limits, and
-    may come sooner.
+    may come sooner. `nodes`: how many the place has; `members` are the first of them.
     """
 
     start: Start
@@ -84,6 +84,7 @@ class Outcome(Message, frozen=True):
     awaits: tuple[str, ...] = ()
     unknown: int = 0
     limits: bool = False
+    nodes: int = 0
 
 
 class Option(Message, frozen=True):
