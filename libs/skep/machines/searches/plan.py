@@ -211,15 +211,19 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
 
 def _top(search: Search, mine: Sequence[Trial]) -> list[Trial]:
     """Return the trials that keep their places, the best first."""
+    if any(trial.stand is Stand.NEW and not trial.run for trial in mine):
+        return []  # What was asked for and never ran has its first turn before anybody keeps his.
     known = [trial for trial in mine
-             if trial.scored is not None and trial.job and not trial.demoted]  # fmt: skip
+             if trial.best is not None and trial.job and not trial.demoted]  # fmt: skip
     return sorted(known, key=lambda trial: (_rank(trial), -trial.number), reverse=True)[
         : search.exclusive
     ]
 
 
 def _rank(trial: Trial) -> tuple[float, float]:
-    assert trial.scored is not None, trial
+    assert trial.best is not None, trial
+    if trial.scored is None:
+        return 0.0, trial.best
     return trial.scored[0], trial.scored[1]
 
 
