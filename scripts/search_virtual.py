@@ -22,20 +22,14 @@ import numpy as np
 import optuna
 
 from scripts.search_jobs.digits import DEFAULTS, Network, batches, load
-from scripts.search_jobs.space import SPACE, TARGET, TRIALS
+from scripts.search_jobs.space import PRUNERS, SPACE, TARGET, TRIALS, study_of
 from skep.machines.searches import SearchesMachine
-from skep.units import Instant
 from skep.wire.facts import End
 from skep.wire.reasons import Reason
 from skep_services.ask_tell.space import suggest
 from tests.kit import Driver
 from tests.search_kit import Job, World
 
-PRUNERS = {
-    "median": lambda: optuna.pruners.MedianPruner(),
-    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=120),
-    "none": lambda: optuna.pruners.NopPruner(),
-}
 TICK_S = 0.1
 
 
@@ -63,12 +57,6 @@ class Outcome(NamedTuple):
     """When every configuration had told its first accuracy."""
     steps: int
     """Mini-batches of all trials until the target."""
-
-
-def study_of(seed: int, pruner: str) -> optuna.Study:
-    """Return Optuna's part, the same for both ways."""
-    return optuna.create_study(direction="maximize", pruner=PRUNERS[pruner](),
-                               sampler=optuna.samplers.RandomSampler(seed=seed))  # fmt: skip
 
 
 def configs(seed: int, steps: int, every: int) -> list[Config]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import optuna
 
 TRIALS = 60
 TARGET = 0.97
@@ -20,3 +23,15 @@ SPACE: dict[str, Any] = {
     "scale": {"log": [0.05, 2.0]},
     "activation": {"choice": ["relu", "tanh"]},
 }
+
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": optuna.pruners.MedianPruner,
+    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=120),
+    "none": optuna.pruners.NopPruner,
+}
+
+
+def study_of(seed: int, pruner: str) -> optuna.Study:
+    """Return Optuna's part: a sampler that draws by the seed alone, and a pruner."""
+    return optuna.create_study(direction="maximize", pruner=PRUNERS[pruner](),
+                               sampler=optuna.samplers.RandomSampler(seed=seed))  # fmt: skip
