@@ -224,7 +224,7 @@ class AdmissionMachine:
                                 guaranteed=not fact.spec.opportunistic,
                                 elastic=fact.spec.elastic, ps=fact.spec.ps)  # fmt: skip
                 self.active[fact.job] = job
-                self._count(job, 1)
+                self.count(job, 1)
             case Refused():
                 self._answered(fact.job, fact.vc, fact.key)
                 if fact.key:
@@ -236,7 +236,7 @@ class AdmissionMachine:
             case ChangeAsked():
                 self.last_asked = fact.number
             case JobOver():
-                self._count(self.active.pop(fact.job), -1)
+                self.count(self.active.pop(fact.job), -1)
             case _:
                 self._restore(fact)
 
@@ -265,7 +265,7 @@ class AdmissionMachine:
         if key:
             self.keys[vc, key] = job
 
-    def _count(self, job: ActiveJob, sign: int) -> None:
+    def count(self, job: ActiveJob, sign: int) -> None:
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
@@ -296,7 +296,7 @@ class AdmissionMachine:
     def _first_submission(self, event: Submission) -> Verdict:
         key = event.key
         if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
-            parsed = self._judge(event.vc, parse_spec(event.raw), key)
+            parsed = self.judge(event.vc, parse_spec(event.raw), key)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
             parsed = [Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
@@ -313,7 +313,7 @@ class AdmissionMachine:
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason,
                        problems=problems)  # fmt: skip
 
-    def _judge(
+    def judge(
         self, vc: str, parsed: JobSpec | list[Problem], key: str = ""
     ) -> JobSpec | list[Problem]:
         """Return the spec as it will run, or why this cluster refuses it."""
