@@ -100,7 +100,8 @@ def queued(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
     """Play the configurations first in, first out; who is pruned is stopped."""
     study = study_of(seed, options.pruner)
     running: list[tuple[int, optuna.Trial, Course]] = []
-    asked, now, first, steps = 0, 0.0, {}, 0.0
+    asked, now, steps = 0, 0.0, 0.0
+    first: dict[int, float] = {}
     while running or asked < len(drawn):
         while len(running) < options.slots and asked < len(drawn):
             trial = study.ask()
@@ -147,7 +148,8 @@ def sliced(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
         assert told.accepted, told
         trials[told.trial] = trial
     courses = {number: Course(drawn[number - 1], costs) for number in trials}
-    began, ran, demoted, first = world.now, set[int](), set[int](), {}
+    began, ran, demoted = world.now, set[int](), set[int]()
+    first: dict[int, float] = {}
 
     def heard(job: Job, number: int, step: int, value: float) -> bool:
         first.setdefault(number, (world.now - began) / 1e9)

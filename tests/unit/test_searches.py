@@ -19,6 +19,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import (
     SearchBegan,
     SearchEnding,
+    SearchOver,
     SearchTrialAdded,
     SearchTrialGivenUp,
     SearchTrialMeasured,
@@ -543,3 +544,27 @@ def test_old_and_foreign_numbers_are_passed_over(world: World) -> None:
     job.job = "j99"
     world.measure(job, 20, 0.6)
     assert world.driver.facts == facts
+
+
+def test_the_last_point_of_a_curve_comes_with_the_job_s_end(world: World) -> None:
+    world.begin(parallel=1, budget={"trials": 1})
+    world.settle()
+    job = world.job_of(1)
+    world.measure(job, 10, 0.5)
+    world.end(job, End.SUCCEEDED, Reason.SUCCEEDED, step=15, value=0.7)
+    world.settle()
+    (over,) = world.over().values()
+    assert (over.trial, over.value, over.step, over.why) == (1, 0.7, 15, Reason.ALL_TRIED)
+    last = [type(fact) for fact in world.driver.facts][-4:]
+    assert last == [SearchTrialMeasured, SearchTrialOver, SearchEnding, SearchOver]
+
+
+def test_what_was_heard_already_is_not_told_again_by_the_end(world: World) -> None:
+    world.begin(parallel=1, budget={"trials": 1}, target=0.6)
+    world.settle()
+    job = world.job_of(1)
+    world.measure(job, 15, 0.5)
+    world.end(job, End.SUCCEEDED, Reason.SUCCEEDED, step=15, value=0.7)
+    world.settle()
+    (over,) = world.over().values()
+    assert (over.value, over.why) == (0.5, Reason.ALL_TRIED)

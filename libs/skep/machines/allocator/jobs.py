@@ -22,7 +22,7 @@ from skep.units import Instant
 from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
 from skep.wire.commands import Change
 from skep.wire.facts import End, Member, MemberGone
-from skep.wire.node import Door, Outcome
+from skep.wire.node import Door, MemberExited, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
@@ -303,6 +303,15 @@ RETRY_KEYS = {
     Outcome.NOT_STARTED: "not-started",
 }
 """Which word of `limits.retry_on` covers which outcome."""
+
+
+def part_gone(job: JobState, told: MemberExited) -> MemberGone:
+    """Return the fact that a part is over; its last values are of use to searches only."""
+    gone = MemberGone(job=job.job, attempt=job.attempt, node=told.node, outcome=told.outcome,
+                      detail=told.detail, steps=told.steps, step_ns=told.step_ns)  # fmt: skip
+    if not job.spec.search:
+        return gone
+    return msgspec.structs.replace(gone, values=told.values, values_step=told.values_step)
 
 
 def judge(job: JobState) -> Verdict:
