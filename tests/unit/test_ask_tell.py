@@ -1,4 +1,4 @@
-"""Optuna over a search: what it is told, and what its pruner does. The cluster is a page of rules."""
+"""Optuna over a search: what it is told, and what its pruner does. The cluster is a made-up one."""
 
 from __future__ import annotations
 

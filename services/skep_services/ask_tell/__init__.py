@@ -1,1 +1,1 @@
-"""Searches from outside: a client of the gateway, and on top of it Optuna's samplers and pruners."""
+"""Searches from outside: a client of the gateway, and Optuna's samplers and pruners over it."""
