@@ -107,8 +107,9 @@ class Play:
             job = message["job"]
             self.running.pop(job, None)
             self.standing.pop(job, None)
-            self._tell(CancelAsked(job=job), JobEnded(job=job, end=End.CANCELLED, attempts=1,
-                                                      why=Reason.CANCELLED, at=self.now))  # fmt: skip
+            self._tell(CancelAsked(job=job),
+                       JobEnded(job=job, end=End.CANCELLED, why=Reason.CANCELLED, attempts=1,
+                                at=self.now))  # fmt: skip
         elif kind == "ask":
             self._change(message)
 

@@ -38,7 +38,7 @@ from skep.machines.allocator import (
     views,
     watch,
 )
-from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, judge, part_gone
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, ended, judge, part_gone
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.check import cluster_problems
@@ -317,14 +317,7 @@ class AllocatorMachine:
         moving.undo(self, job, now, Reason.NOT_TAKEN, detail)
 
     def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
-        steps = min((gone.steps for gone in job.gone), default=0)
-        step_ns = max((gone.step_ns for gone in job.gone), default=0)
-        last = max(job.gone, key=lambda gone: gone.values_step, default=None)
-        self.record(JobEnded(job=job.job, end=end, why=why, attempts=job.attempt, at=now,
-                             ran_at=job.ran_at, steps=steps, step_ns=step_ns, detail=detail,
-                             trace=job.trace, values=last.values if last is not None else {},
-                             values_step=last.values_step if last is not None else 0,
-                             ))  # fmt: skip
+        self.record(ended(job, end, why, now, detail))
 
     # --- facts -------------------------------------------------------------------------------
 
