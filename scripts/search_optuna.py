@@ -37,7 +37,7 @@ from skep_services.ask_tell.study import LOOK_EVERY_S, SkepStudy
 
 SCRIPT = Path(__file__).parent / "search_jobs" / "digits.py"
 ENDED = {"succeeded", "failed", "cancelled", "refused"}
-WITHIN_S = 600.0
+WITHIN_S = 300.0
 
 
 class Seen:
