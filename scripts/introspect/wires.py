@@ -19,8 +19,8 @@ from pathlib import Path
 
 NEWNET = 0x40000000
 INSIDE = "eth0"
+BRIDGE = "switch"
 NET = "10.213.7"
-TABLE = "SKEP_WIRES"
 ENTER = """
 import ctypes, json, os
 _node = os.environ.get("SKEP_NODE")
@@ -40,7 +40,7 @@ class Wires:
         """Prepare; nothing is made yet."""
         self._mbit, self._folder = mbit, folder
         mark = f"{os.getpid() % 100_000:05}"
-        self._bridge = f"skb{mark}"
+        self._switch = f"sks{mark}"
         self._made = {node: (f"skn{mark}-{number}", f"skv{mark}-{number}", f"{NET}.{number + 10}")
                       for number, node in enumerate(nodes)}  # fmt: skip
         self._relays: list[Relay] = []
@@ -56,9 +56,8 @@ class Wires:
     def __exit__(self, *_: object) -> None:
         for relay in self._relays:
             relay.close()
-        for namespace, _, _ in self._made.values():
+        for namespace in (self._switch, *(made[0] for made in self._made.values())):
             _ip("netns", "del", namespace, check=False)
-        _ip("link", "del", self._bridge, check=False)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -77,21 +76,26 @@ class Wires:
         self._relays += [Relay(namespace, port) for namespace, _, _ in self._made.values()]
 
     def _make(self) -> None:
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("link", "set", self._bridge, "up")
+        # The bridge has a namespace, too: there no packet filter of this machine is in its way.
+        switch = ("netns", "exec", self._switch, "ip")
+        _ip("netns", "add", self._switch)
+        _ip(*switch, "link", "add", BRIDGE, "type", "bridge")
+        _ip(*switch, "link", "set", BRIDGE, "up")
         for namespace, link, address in self._made.values():
-            _ip("netns", "add", namespace)
-            _ip("link", "add", link, "type", "veth", "peer", "name", INSIDE, "netns", namespace)
-            _ip("link", "set", link, "master", self._bridge, "up")
             inside = ("netns", "exec", namespace, "ip")
+            _ip("netns", "add", namespace)
+            _ip(*inside, "link", "add", INSIDE, "type", "veth", "peer", "name", link,
+                "netns", self._switch)  # fmt: skip
+            _ip(*switch, "link", "set", link, "master", BRIDGE, "up")
             _ip(*inside, "addr", "add", f"{address}/24", "dev", INSIDE)
             _ip(*inside, "link", "set", INSIDE, "up")
             _ip(*inside, "link", "set", "lo", "up")
-            shape = ("qdisc", "add", "dev", "DEV", "root", "tbf", "rate", f"{self._mbit:g}mbit",
-                     "burst", "32kb", "latency", "100ms")  # fmt: skip
-            _run("tc", *(link if word == "DEV" else word for word in shape))
-            _ip("netns", "exec", namespace, "tc",
-                *(INSIDE if word == "DEV" else word for word in shape))  # fmt: skip
+            self._shape(self._switch, link)
+            self._shape(namespace, INSIDE)
+
+    def _shape(self, namespace: str, link: str) -> None:
+        _ip("netns", "exec", namespace, "tc", "qdisc", "add", "dev", link, "root", "tbf",
+            "rate", f"{self._mbit:g}mbit", "burst", "32kb", "latency", "100ms")  # fmt: skip
 
 
 class Relay:
@@ -152,11 +156,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def _ip(*words: str, check: bool = True) -> None:
-    _run("ip", *words, check=check)
-
-
-def _run(*words: str, check: bool = True) -> None:
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True)
     if check and done.returncode:
-        text = f"`{' '.join(words)}` returned {done.returncode}: {done.stderr.strip()}"
+        text = f"`ip {' '.join(words)}` returned {done.returncode}: {done.stderr.strip()}"
         raise RuntimeError(text)
