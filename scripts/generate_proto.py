@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.proto_examples import ASKS, GROUPS, SPEC
 from skep import __version__
-from skep.wire import facts, subjects, talk
+from skep.wire import drafts, facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import Advice
 from skep.wire.changes import Ask
@@ -40,6 +40,7 @@ UNIONS: dict[str, Any] = {
     "findings": Finding,
     "advice": Advice,
     "trials": Trials,
+    "drafts": drafts.Asked | drafts.Told,
     "admin": Admin,
     "verdict": Verdict,
     "admission-facts": facts.AdmissionFact,
@@ -104,6 +105,8 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
      "Records of admission's decisions."),
     ("allocator-facts", subjects.ALLOC_FACTS, "allocator-facts", "ALLOC",
      "Records of the allocator's decisions."),
+    ("draft", subjects.draft("{service}"), "drafts", "",
+     "Request: what would you decide? Nothing is decided by it."),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),
     ("health", subjects.health("{identity}"), "", "", "Request: is this process well?"),

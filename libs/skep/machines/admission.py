@@ -227,7 +227,7 @@ class AdmissionMachine:
                                 guaranteed=not fact.spec.opportunistic,
                                 elastic=fact.spec.elastic, ps=fact.spec.ps)  # fmt: skip
                 self.active[fact.job] = job
-                self._count(job, 1)
+                self.count(job, 1)
             case Refused():
                 self._answered(fact.job, fact.vc, fact.key)
                 if fact.key:
@@ -239,7 +239,7 @@ class AdmissionMachine:
             case ChangeAsked():
                 self.last_asked = fact.number
             case JobOver():
-                self._count(self.active.pop(fact.job), -1)
+                self.count(self.active.pop(fact.job), -1)
             case _:
                 self._restore(fact)
 
@@ -274,7 +274,7 @@ class AdmissionMachine:
         if key:
             self.keys[vc, key] = job
 
-    def _count(self, job: ActiveJob, sign: int) -> None:
+    def count(self, job: ActiveJob, sign: int) -> None:
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
@@ -305,7 +305,7 @@ class AdmissionMachine:
     def _first_submission(self, event: Submission) -> Verdict:
         key = event.key
         if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
-            parsed = self._judge(event.vc, parse_spec(event.raw))
+            parsed = self.judge(event.vc, parse_spec(event.raw))
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
             parsed = [Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
@@ -322,7 +322,7 @@ class AdmissionMachine:
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason,
                        problems=problems)  # fmt: skip
 
-    def _judge(self, vc: str, parsed: JobSpec | list[Problem]) -> JobSpec | list[Problem]:
+    def judge(self, vc: str, parsed: JobSpec | list[Problem]) -> JobSpec | list[Problem]:
         """Return the spec as it will run, or why this cluster refuses it."""
         if vc not in self.vcs:
             known = ", ".join(sorted(self.vcs)) or "none yet"

@@ -132,8 +132,19 @@ class Reason(StrEnum):
     NOT_MEASURED = "not-measured"
     TRIAL_GAINS = "trial-gains"
     TRIAL_LOSES = "trial-loses"
+    TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
+
+    # Why a policy changes jobs that run, by what was measured of them.
+    INTERFERES = "interferes"
+    OWN_GPUS = "own-gpus"
+    CLOSER = "closer"
+    MAKES_WHOLE = "makes-whole"
+    GPUS_NEEDED = "gpus-needed"
+    NO_PROGRESS = "no-progress"
+    GPUS_UNUSED = "gpus-unused"
+
     # What a search did with its trials, and why it ended.
     UNKNOWN_SEARCH = "unknown-search"
     UNKNOWN_TRIAL = "unknown-trial"
@@ -149,6 +160,19 @@ class Reason(StrEnum):
     BUDGET_SPENT = "budget-spent"
     ALL_TRIED = "all-tried"
     NOT_HEARD = "not-heard"
+
+    # What would start a job that waits.
+    WITHOUT_ITS_PIN = "without-its-pin"
+    WITHOUT_ITS_AFFINITY = "without-its-affinity"
+    WITH_ANOTHER_TYPE = "with-another-type"
+    WITHOUT_CPUS = "without-cpus"
+    WITH_BORROWED_GPUS = "with-borrowed-gpus"
+    AS_OPPORTUNISTIC = "as-opportunistic"
+    AS_GUARANTEED = "as-guaranteed"
+    WITH_FEWER_GPUS = "with-fewer-gpus"
+    WITH_A_PRIORITY = "with-a-priority"
+    IN_ANOTHER_VC = "in-another-vc"
+    ONCE_OTHERS_END = "once-others-end"
 
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
@@ -290,8 +314,16 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_MEASURED: "nobody knows how fast one of the jobs is on GPUs of its own",
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
     Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
     Reason.NO_VERDICT: "nobody could tell in time whether it was worth it",
+    Reason.INTERFERES: "it and those on its GPUs make less together than they would in turns",
+    Reason.OWN_GPUS: "GPUs are free that it can have for itself",
+    Reason.CLOSER: "on fewer nodes it is predicted to be faster than the move costs",
+    Reason.MAKES_WHOLE: "it leaves a node for a gang that then fits there as a whole",
+    Reason.GPUS_NEEDED: "it has more GPUs than it asked for, and another job needs them",
+    Reason.NO_PROGRESS: "it has made no mini-batch for long, and another job waits",
+    Reason.GPUS_UNUSED: "it has not used its GPUs for long, and another job waits",
     Reason.UNKNOWN_SEARCH: "the virtual cluster has no such search, or it is over",
     Reason.UNKNOWN_TRIAL: "the search has no such trial to tell of",
     Reason.TOO_MANY_SEARCHES: "the virtual cluster has as many searches as it may have",
@@ -306,6 +338,17 @@ TEXT: dict[Reason, str] = {
     Reason.BUDGET_SPENT: "the search's GPU time is used up",
     Reason.ALL_TRIED: "every trial there was to make is over",
     Reason.NOT_HEARD: "nothing was heard of it for too long",
+    Reason.WITHOUT_ITS_PIN: "without the pinned cell that it asks for",
+    Reason.WITHOUT_ITS_AFFINITY: "if its workers need not share a cell of that level",
+    Reason.WITH_ANOTHER_TYPE: "on GPUs of another type",
+    Reason.WITHOUT_CPUS: "if it asked for no CPUs and no memory",
+    Reason.WITH_BORROWED_GPUS: "on idle GPUs, until its own cells are free (`over_quota`)",
+    Reason.AS_OPPORTUNISTIC: "as opportunistic: on idle GPUs, making room for guaranteed jobs",
+    Reason.AS_GUARANTEED: "as guaranteed: in its virtual cluster's cells",
+    Reason.WITH_FEWER_GPUS: "with fewer GPUs",
+    Reason.WITH_A_PRIORITY: "with a higher priority",
+    Reason.IN_ANOTHER_VC: "in another virtual cluster",
+    Reason.ONCE_OTHERS_END: "by waiting for the ends of others",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",

@@ -98,6 +98,11 @@ def kept(stream: str, what: str) -> str:
     return f"{PREFIX}.kept.{stream}.{what}"
 
 
+def draft(service: str) -> str:
+    """Return where a service answers what it would decide, without deciding it."""
+    return f"{PREFIX}.draft.{service}"
+
+
 def span(service: str) -> str:
     """Return where a service publishes finished trace spans."""
     return f"{PREFIX}.span.{service}"

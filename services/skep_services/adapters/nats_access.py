@@ -151,7 +151,7 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
-                + says((subjects.REPLIES, "_INBOX.*.>"))
+                + says((subjects.REPLIES, "_INBOX.*.>"), (subjects.draft(service),))
             )
         case "allocator":
             return (
@@ -166,6 +166,7 @@ def _work(service: str, identity: str) -> Grants:
                         subjects.ADVICE_QUEUE,
                         subjects.ADVICE_OUTLOOK,
                         subjects.JUDGED,
+                        subjects.draft(service),
                     ),
                 )
             )
@@ -265,4 +266,5 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.admin("*"),
         subjects.logs("*"),
         subjects.health("*"),
+        subjects.draft("*"),
     )

@@ -15,6 +15,7 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -24,6 +25,7 @@ from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
 from skep_services.ports import Bus, Clock, CorruptLogError, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings
@@ -151,14 +153,18 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
         await submitter.listen()
-        jobs = Jobs(indexer, watch, submitter, metrics, clock)
+        jobs = Jobs(indexer, watch, submitter, metrics, clock,
+                    Drafts(self._bus, indexer, clock))  # fmt: skip
         streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
         application = web.Application(
             middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
         )
-        application.add_routes([*jobs.routes(), *streams.routes(), *cluster.routes()])
+        trials = Trials(indexer)
+        application.add_routes(
+            [*jobs.routes(), *streams.routes(), *cluster.routes(), *trials.routes()]
+        )
         return application
 
 

@@ -72,7 +72,7 @@ class Submitter:
 
     async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
         """Publish a spec and return its verdict. Raises ApiError."""
-        vc = _vc_of(body)
+        vc = vc_of(body)
         if not caller.may(vc):
             text = f"this token is for VC {caller.vc}, the spec names {vc}"
             raise ApiError(403, Reason.WRONG_VC, text)
@@ -120,7 +120,7 @@ class Submitter:
             return Answer(202, {"job": row.job, "accepted": True})
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
-        raise _refused(409, verdict.reason, verdict.problems, row.job)
+        raise refused(409, verdict.reason, verdict.problems, row.job)
 
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
         """Publish a request for a change and return the verdict on it. Raises ApiError.
@@ -134,7 +134,7 @@ class Submitter:
         body = codec.encode({**options, "ask": name, "job": row.job})
         problems = parse_ask(body)
         if isinstance(problems, list):
-            raise _refused(422, problems[0].reason, problems, row.job)
+            raise refused(422, problems[0].reason, problems, row.job)
         inbox, pending = self._ask(row.vc)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -153,7 +153,7 @@ class Submitter:
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
-        raise _refused(status, verdict.reason, verdict.problems, row.job)
+        raise refused(status, verdict.reason, verdict.problems, row.job)
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""
@@ -205,7 +205,7 @@ class Submitter:
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})
         if not verdict.accepted:
-            raise _refused(422, verdict.reason, verdict.problems, verdict.job)
+            raise refused(422, verdict.reason, verdict.problems, verdict.job)
         repeated = verdict.reason is Reason.REPEATED
         return Answer(201, {"job": verdict.job, "accepted": True, "repeated": repeated})
 
@@ -223,7 +223,7 @@ class Submitter:
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
 
 
-def _vc_of(body: bytes) -> str:
+def vc_of(body: bytes) -> str:
     """Return the VC a spec is for. Raises ApiError with the spec's problems if it names none."""
     if len(body) > SPEC_BYTES_MAX:
         raise too_large()
@@ -236,7 +236,7 @@ def _vc_of(body: bytes) -> str:
         return vc
     problems = parse_spec(body)
     assert isinstance(problems, list), problems
-    raise _refused(422, problems[0].reason, problems, None)
+    raise refused(422, problems[0].reason, problems, None)
 
 
 def too_large() -> ApiError:
@@ -255,6 +255,7 @@ def _checked_key(key: str | None) -> str:
     return key
 
 
-def _refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
+def refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
+    """Return the answer to what was refused, with what is wrong with it."""
     first = problems[0].text if problems else (TEXT[reason] if reason is not None else "refused")
     return ApiError(status, reason or "refused", first, problems, job=job)
