@@ -3,6 +3,7 @@
 python -m scripts.introspect slices [--slice 6] [--alone 25] [--short 72] [--svg FILE]
     python -m scripts.introspect packs [--slice 25] [--svg FILE]
     python -m scripts.introspect gathers [--mbit 100] [--megabytes 1] [--ask] [--svg FILE]
+    python -m scripts.introspect grows [--work 0.2] [--after 6] [--train 8] [--svg FILE]
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.introspect import gathers, packs, slices
+from scripts.introspect import gathers, grows, packs, slices
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -34,6 +35,10 @@ def main(words: Sequence[str] | None = None) -> int:
     three.add_argument("--train", type=float, default=30.0, help="seconds in each place")
     three.add_argument("--within", type=float, default=90.0, help="seconds until it has moved")
     three.add_argument("--ask", action="store_true", help="move it by hand, not by the policy")
+    four = figures.add_parser("grows", help="figure 11: a job grows as others leave, and shrinks")
+    four.add_argument("--work", type=float, default=0.2, help="seconds of a mini-batch alone")
+    four.add_argument("--after", type=float, default=6.0, help="seconds without arrivals to grow")
+    four.add_argument("--train", type=float, default=8.0, help="seconds at each size")
     for each in figures.choices.values():
         each.add_argument("--svg", type=Path, help="draw the rates over time")
     print(json.dumps(_run(parser.parse_args(words)), indent=2))
@@ -46,6 +51,8 @@ def _run(given: argparse.Namespace) -> dict[str, Any]:
     if given.figure == "gathers":
         return gathers.run(given.mbit, given.megabytes, given.train, given.within, given.svg,
                            asks=given.ask)  # fmt: skip
+    if given.figure == "grows":
+        return grows.run(given.work, given.after, given.train, given.svg)
     return slices.run(given.slice, given.alone, given.short, given.svg)
 
 

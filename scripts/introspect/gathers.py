@@ -1,9 +1,10 @@
 """Gandiva's Figure 8: a gang that was scattered is brought together, and goes faster.
 
-Three nodes of two GPUs, each in a network namespace of its own; between them are links of a given
-speed. Two GPUs on different nodes are all there is when a gang of two comes, so its gradients go
-over the links. Then a job ends that had a whole node: the gang is moved there, where the same bytes
-stay on the node. What its GPUs would do in a mini-batch is a wait; the rest is real.
+Four nodes of two GPUs, each in a network namespace of its own; between them are links of a given
+speed. A gang of two has a node, from which is known how fast its kind is there. For another one of
+the same kind only two GPUs on different nodes are left, so its gradients go over the links. Then a
+job ends that had a node: the gang is moved there, where the same bytes stay on the node. What its
+GPUs would do in a mini-batch is a wait; the rest is real.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from scripts.introspect.rates import Mark, Steps, seconds
 from scripts.introspect.wires import Wires
 from skep.units import NS_PER_SECOND
 
-NODES = ("node-1", "node-2", "node-3")
+NODES = ("node-1", "node-2", "node-3", "node-4")
 CALM_S = 3.0
+WITHIN_S = 90.0
 
 
 def run(
@@ -33,20 +35,19 @@ def run(
     options = {} if asks else {"introspect": True}
     with tempfile.TemporaryDirectory(prefix="skep-wires-") as text, \
          Wires(NODES, mbit, Path(text)) as wires, \
-         running({VC: under("gandiva", 6, slice_s=20, **options)}, nodes, wires=wires) as (
+         running({VC: under("gandiva", 8, slice_s=20, **options)}, nodes, wires=wires) as (
              live, _):  # fmt: skip
-        big = fill(live)
+        big = fill(live, megabytes)
         began = time.time_ns()
-        gang = live.gang("gang", "--megabytes", megabytes, resources={"workers": 2, "gpus": 1})
-        until(lambda: "migrate" in gang.row["can"], "the gang can migrate", 90)
-        gang.trains()
+        gang = two(live, "scattered", megabytes)
         say(f"the gang trains on {gang.row['place']}")
         time.sleep(train_s)
         left = time.time_ns()
+        big_on = big.row["place"].partition(":")[0]
         big.finish()
         if asks:
             live.cluster.ended(big.job)
-            live.cluster.skep("migrate", "--wait", "--to", NODES[2], gang.job)
+            live.cluster.skep("migrate", "--wait", "--to", big_on, gang.job)
         until(lambda: moved(live, gang), "the gang is moved", within_s)
         say(f"the gang trains on {gang.row['place']}")
         time.sleep(train_s)
@@ -61,13 +62,23 @@ def run(
             "asked_by": "a person" if asks else "the policy", **result, **machine()}  # fmt: skip
 
 
-def fill(live: Live) -> Job:
-    """Take all GPUs but one on each of two nodes; return the job that has the third node."""
+def two(live: Live, name: str, megabytes: float) -> Job:
+    """Hand in a gang of two; return it once it trains and can migrate."""
+    gang = live.gang(name, "--megabytes", megabytes, resources={"workers": 2, "gpus": 1},
+                     size={"family": "pair"})  # fmt: skip
+    until(lambda: "migrate" in gang.row["can"], f"{name} can migrate", WITHIN_S)
+    gang.trains()
+    return gang
+
+
+def fill(live: Live, megabytes: float) -> Job:
+    """Take all GPUs but one on each of two nodes; return the job that has a node to itself."""
     small = [live.hold(f"small-{number}") for number in range(1, 5)]
     for each in small:
         live.cluster.started(each.job)
     big = live.hold("big", workers=2)
     live.cluster.started(big.job)
+    two(live, "together", megabytes)
     alone = {each.row["place"].partition(":")[0]: each for each in small}
     assert len(alone) == 2, "the small jobs are to be on two nodes"
     for each in alone.values():
