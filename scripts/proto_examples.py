@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from scripts.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 from skep.units import Duration, Instant
 from skep.wire import (
     admin,
@@ -434,8 +435,10 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "drafts": DRAFTS,
     "admin": ADMIN,
     "verdict": VERDICTS,
+    "search-verdict": SEARCH_VERDICTS,
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
+    "search-facts": SEARCH_FACTS,
     "agent-facts": AGENT_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,

@@ -44,6 +44,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
     },
+    "searches": {
+        "search": (
+            "search",
+            "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
+        ),
+    },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU and who holds it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),

@@ -23,6 +23,7 @@ from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
+from skep_services.gateway.searches import Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -56,6 +57,7 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
+        self.searches = SearchesView(self.watch)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP; return the port.
@@ -115,6 +117,8 @@ class Gateway:
         for stream in STREAMS:
             after = self.indexer.positions[stream]
             self._subscriptions.append(await self._bus.follow(stream, after, self.indexer.deliver))
+        took = self.searches.deliver
+        self._subscriptions.append(await self._bus.follow(subjects.SEARCH, 0, took))
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
@@ -126,6 +130,7 @@ class Gateway:
         for suffix in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self.indexer, self.hub, self.watch = self._reading()
+        self.searches = SearchesView(self.watch)
 
     async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
         self._subscriptions.append(await self._bus.listen(subject, take))
@@ -158,12 +163,19 @@ class Gateway:
         streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
+        searches = Searches(self.searches, watch, submitter, clock)
         application = web.Application(
             middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
         )
         trials = Trials(indexer)
         application.add_routes(
-            [*jobs.routes(), *streams.routes(), *cluster.routes(), *trials.routes()]
+            [
+                *jobs.routes(),
+                *streams.routes(),
+                *cluster.routes(),
+                *searches.routes(),
+                *trials.routes(),
+            ]
         )
         return application
 

@@ -18,6 +18,7 @@ from skep.wire import codec, subjects
 from skep.wire.changes import parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
+from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 from skep.wire.verdict import Verdict
 from skep_services.gateway.api import ApiError, Caller, unknown_job
@@ -37,6 +38,7 @@ KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
 _VERDICTS = msgspec.json.Decoder(Verdict)
+_SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
 class Answer(NamedTuple):
@@ -51,6 +53,7 @@ class Pending(msgspec.Struct):
 
     job: str = ""
     verdict: Verdict | None = None
+    about_search: SearchVerdict | None = None
 
 
 class Submitter:
@@ -64,6 +67,7 @@ class Submitter:
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
         self._asker = f"gateway-{secrets.token_hex(8)}"
         self._pending: dict[str, Pending] = {}
+        self._of_searches: dict[str, Pending] = {}
         self._asked = 0
 
     async def listen(self) -> None:
@@ -155,6 +159,23 @@ class Submitter:
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
         raise refused(status, verdict.reason, verdict.problems, row.job)
 
+    async def search(self, vc: str, request: bytes, key: str | None) -> SearchVerdict | None:
+        """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
+
+        Raises ApiError.
+        """
+        key = _checked_key(key)
+        inbox, pending = self._ask(vc)
+        pending.job, self._of_searches[inbox] = inbox, pending
+        headers = {subjects.REPLY_HEADER: inbox}
+        try:
+            await self._publish(subjects.search(vc), request, key, headers)
+            await self._watch.until(inbox, lambda: pending.about_search is not None,
+                                    VERDICT_TIMEOUT_S)  # fmt: skip
+        finally:
+            del self._pending[inbox], self._of_searches[inbox]
+        return pending.about_search
+
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""
         log.info("change asked for", verb=verb, by=caller.name)
@@ -176,7 +197,10 @@ class Submitter:
         if pending is None:
             return  # Its client has its answer from the facts, or has given up.
         try:
-            pending.verdict = _VERDICTS.decode(delivery.payload)
+            if delivery.subject in self._of_searches:
+                pending.about_search = _SEARCH_VERDICTS.decode(delivery.payload)
+            else:
+                pending.verdict = _VERDICTS.decode(delivery.payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("unreadable verdict", error=str(error))
             return
