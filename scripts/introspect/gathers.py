@@ -54,7 +54,7 @@ def run(
         facts, over = live.facts(), time.time_ns()
         for each in live.jobs.values():
             each.finish()
-    steps = gang.steps()
+        steps = gang.steps()
     result = measure(steps, facts, gang, (began, left, over))
     if svg:
         svg.write_text(picture(steps, facts, gang, (began, left, over)))

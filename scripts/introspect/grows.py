@@ -31,7 +31,7 @@ def run(work_s: float, after_s: float, train_s: float, svg: Path | None) -> dict
     node = {"name": "node-1", "gpus": SLOTS, "device": "cpu", "gpu_type": "cpu"}
     vc = under("gandiva", SLOTS, slice_s=20, introspect=True, grow_after_s=after_s)
     with running({VC: vc}, [node]) as (live, _):
-        small, large = live.hold("one GPU"), live.hold("two GPUs", workers=2)
+        small, large = live.hold("small"), live.hold("large", workers=2)
         grower = live.gang("grower", "--work", work_s, "--workers", 1, SLOTS,
                            resources={"workers": 1, "gpus": 1},
                            elastic={"min": 1, "max": SLOTS})  # fmt: skip
@@ -46,7 +46,7 @@ def run(work_s: float, after_s: float, train_s: float, svg: Path | None) -> dict
             time.sleep(train_s)
         comers = []
         for gpus, workers in ((2, 2), (1, 1)):
-            comers.append(live.hold(f"{gpus} more", workers=gpus))
+            comers.append(live.hold(f"later-{gpus}", workers=gpus))
             live.cluster.started(comers[-1].job)
             _is(live, grower, workers)
             say(f"it is back at {workers}")
@@ -54,7 +54,7 @@ def run(work_s: float, after_s: float, train_s: float, svg: Path | None) -> dict
         facts, over = live.facts(), time.time_ns()
         for each in live.jobs.values():
             each.finish()
-    steps, sizes = grower.steps(), worlds(grower)
+        steps, sizes = grower.steps(), worlds(grower)
     result = measure(steps, sizes, facts, grower, times, comers)
     if svg:
         svg.write_text(picture(steps, sizes, facts, times, over))

@@ -95,6 +95,7 @@ def measure(
     packed = {each.job: jobs[each.job].rate(*window) for each in begun.jobs}
     judged = [each for each in seen if type(each.message).__name__ == "Judged"
               and each.message.trial == begun.trial]  # fmt: skip
+    said = normalised([by_utilisation(TABLE_1[name][0]) for name in PAIRS[vc]])
     told: dict[str, Any] = {
         "verdict": over.verdict,
         "why": over.why,
@@ -102,7 +103,7 @@ def measure(
         "between_milli": [over.low_milli, over.high_milli],
         "needed_milli": begun.needed_milli,
         "by_the_jobs_own_notes": round(sum(packed[each] / rates[each] for each in packed), 3),
-        "model_says": round(normalised([by_utilisation(TABLE_1[name][0]) for name in PAIRS[vc]]), 3),
+        "model_says": round(said, 3),
         "alone_per_s": {name: round(rate, 2) for name, rate in rates.items()},
         "packed_per_s": {name: round(rate, 2) for name, rate in packed.items()},
         "order_to_both_training_s": round(seconds(begun.at, first), 3),

@@ -50,10 +50,10 @@ def draw(
 def _panel(panel: Panel, top: float, x: svg.Scale) -> list[str]:
     most = max([panel.least, *(value for each in panel.lines for _, value in each.points)]) or 1.0
     most *= 1.05
-    low = top + panel.height
+    low, above = top + panel.height, 6 if top > TOP else 14
     parts = [svg.line(LEFT, low, WIDTH - RIGHT, low, svg.FAINT),
              svg.line(LEFT, top, LEFT, low, svg.FAINT),
-             svg.text(LEFT, top - (6 if top > TOP else 14), panel.label, fill=svg.FAINT, size=11)]  # fmt: skip
+             svg.text(LEFT, top - above, panel.label, fill=svg.FAINT, size=11)]  # fmt: skip
     for part in (0.0, 0.5, 1.0) if panel.height >= 50 else (0.0, 1.0):
         value = panel.least * part if panel.least else most / 1.05 * part
         at = low - value / most * panel.height
@@ -66,8 +66,9 @@ def _panel(panel: Panel, top: float, x: svg.Scale) -> list[str]:
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" '
                      'stroke-width="1.6"/>')  # fmt: skip
         if each.name:
-            parts += [svg.box(WIDTH - RIGHT + 12, top + 17 * index, 11, 11, colour),
-                      svg.text(WIDTH - RIGHT + 29, top + 17 * index + 10, each.name, size=12)]  # fmt: skip
+            at = top + 17 * index
+            parts += [svg.box(WIDTH - RIGHT + 12, at, 11, 11, colour),
+                      svg.text(WIDTH - RIGHT + 29, at + 10, each.name, size=12)]  # fmt: skip
     return parts
 
 

@@ -64,8 +64,8 @@ class Steps:
         window = window_s * NS_PER_SECOND
         count = max(1, int((end - begin) / window * 4))
         points = [begin + index * window / 4 for index in range(count + 1)]
-        return [(at, self.rate(max(begin, at - window / 2), min(end, at + window / 2)))
-                for at in points if min(end, at + window / 2) > max(begin, at - window / 2)]  # fmt: skip
+        spans = [(at, max(begin, at - window / 2), min(end, at + window / 2)) for at in points]
+        return [(at, self.rate(since, to)) for at, since, to in spans if since < to]
 
 
 def total(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:

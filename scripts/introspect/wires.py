@@ -1,8 +1,8 @@
 """Nodes with a network of their own: a namespace each, a bridge between them, and links of a speed.
 
 An agent enters the namespace of its node when it begins (`sitecustomize`, in a folder that goes
-before others in PYTHONPATH), so its runner, its jobs and what these listen on are in there too: what
-two nodes say to one another passes the links, what stays on a node does not. The bus is reached by
+before others in PYTHONPATH), so its runner, its jobs and what these listen on are in there too:
+what two nodes say to one another passes the links, what stays on a node does not. The bus is reached by
 a relay past the links, at the address that the agent was told. Needs root, `ip` and `tc`.
 """
 
