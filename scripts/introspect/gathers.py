@@ -19,7 +19,7 @@ from scripts.embedded import until
 from scripts.introspect.live import VC, Job, Live, machine, running, say, under
 from scripts.introspect.picture import Line, Panel, draw
 from scripts.introspect.rates import Mark, Steps, seconds
-from scripts.introspect.wires import Wires
+from scripts.introspect.wires import INSIDE, Wires
 from skep.units import NS_PER_SECOND
 
 NODES = ("node-1", "node-2", "node-3", "node-4")
@@ -65,7 +65,7 @@ def run(
 def two(live: Live, name: str, megabytes: float) -> Job:
     """Hand in a gang of two; return it once it trains and can migrate."""
     gang = live.gang(name, "--megabytes", megabytes, resources={"workers": 2, "gpus": 1},
-                     size={"family": "pair"})  # fmt: skip
+                     size={"family": "pair"}, env={"GLOO_SOCKET_IFNAME": INSIDE})  # fmt: skip
     until(lambda: "migrate" in gang.row["can"], f"{name} can migrate", WITHIN_S)
     gang.trains()
     return gang

@@ -89,11 +89,14 @@ class Live:
         self.jobs[name] = Job(self, name, reply.body["job"])
         return self.jobs[name]
 
-    def gang(self, name: str, *words: object, **spec: Any) -> Job:
+    def gang(
+        self, name: str, *words: object, env: Mapping[str, str] | None = None, **spec: Any
+    ) -> Job:
         """Hand in the training of several ranks, with further words on its command line."""
         args = [str(self.notes(name)), "--until", str(self.end(name)), *map(str, words)]
         return self.submit(name, {"script": str(JOBS / "gang.py"), "args": args,
-                                  "env": {"OMP_NUM_THREADS": "1"}, **spec})  # fmt: skip
+                                  "env": {"OMP_NUM_THREADS": "1", **(env or {})},
+                                  **spec})  # fmt: skip
 
     def hold(self, name: str, workers: int = 1, **spec: Any) -> Job:
         """Hand in a job that keeps its GPUs and does nothing, until it is told to end."""

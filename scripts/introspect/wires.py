@@ -2,8 +2,8 @@
 
 An agent enters the namespace of its node when it begins (`sitecustomize`, in a folder that goes
 before others in PYTHONPATH), so its runner, its jobs and what these listen on are in there too:
-what two nodes say to one another passes the links, what stays on a node does not. The bus is reached by
-a relay past the links, at the address that the agent was told. Needs root, `ip` and `tc`.
+what two nodes say to one another passes the links, what stays on a node does not. The bus is
+reached by a relay past the links, at the address that the agent was told. Needs root, `ip`, `tc`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Wires:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Return what has agents enter their namespaces, and gloo use the links."""
+        """Return what has agents enter their namespaces."""
         hook = self._folder / "enter"
         hook.mkdir(exist_ok=True)
         (hook / "sitecustomize.py").write_text(ENTER)
         table = {node: {"namespace": f"/run/netns/{namespace}", "address": address}
                  for node, (namespace, _, address) in self._made.items()}  # fmt: skip
         before = os.environ.get("PYTHONPATH", "")
-        return {"SKEP_WIRES": json.dumps(table), "GLOO_SOCKET_IFNAME": INSIDE,
+        return {"SKEP_WIRES": json.dumps(table),
                 "PYTHONPATH": f"{hook}:{before}" if before else str(hook)}  # fmt: skip
 
     def relay(self, port: int) -> None:

@@ -324,7 +324,7 @@ class IntrospectorMachine:
                 pass  # Everything else changes no attempt.
 
     def _stand(self, fact: JobChanged) -> None:
-        """Take over that an attempt is suspended, or goes on, at a rate that rests on nothing old."""
+        """Note that an attempt is suspended, or goes on at a rate that rests on nothing old."""
         attempt = self._attempts.get(fact.job)
         if attempt is None or attempt.attempt != fact.attempt:
             return
