@@ -63,7 +63,7 @@ class Ahead:
         self._machine, self._name, self._now = machine, name, now
         self._instead = instead
         machine.node_lost_after = machine.node_check_every = NEVER
-        machine.trials_repeated = NEVER
+        machine.trial_rules.repeated = NEVER
         machine.soft.check_at = None
         if machine.soft.advice_until > now:
             machine.soft.advice_until = after(now, NEVER)  # It is said again all the time.
