@@ -7,6 +7,7 @@ would not fit afterwards: a gang of eight on one node has no use for eight free 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import suits
@@ -23,6 +24,29 @@ class Room:
 
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
         """Begin with all that the VC could have, less what `staying` jobs hold."""
+        stays = {job.job: job for job in staying}
+        kept = dict[str, int]()
+        for job in stays.values():
+            if job.phase is not Phase.STOPPING:
+                kept[job.pin] = kept.get(job.pin, 0) + job.gpus
+        there = (job for job in view.jobs if job.phase in HOLDING and not job.borrows)
+        self._begin(view, (job for job in there if job.job not in stays), kept)
+
+    @classmethod
+    def after(cls, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> Room:
+        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin."""
+        room = cls.__new__(cls)
+        room._begin(view, leaving, kept)
+        return room
+
+    def copy(self) -> Room:
+        """Return a room that is changed by itself."""
+        room = copy(self)
+        room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
+        room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        return room
+
+    def _begin(self, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> None:
         self._nodes = {node.node: node for node in view.nodes}
         self._order = {node.node: place for place, node in enumerate(view.nodes)}
         """Of equal nodes the first of the view is taken: names would tell of the hardware."""
@@ -36,14 +60,11 @@ class Room:
                 self._gpus.setdefault(pin, {})[node.node] = free
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
-        for job in view.jobs:
-            if job.phase in HOLDING and not job.borrows:
-                self.release(job)
+        for job in leaving:
+            self.release(job)
         most = view.gpus_for()
-        for job in staying:
-            self.keep(job)
-            if job.phase is not Phase.STOPPING:
-                most[job.pin] = most.get(job.pin, 0) - job.gpus
+        for pin, gpus in kept.items():
+            most[pin] = most.get(pin, 0) - gpus
         # Cells of one that is being stopped may be free already: they count once.
         self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
 
@@ -167,23 +188,40 @@ def make_room(
     """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
 
     None: it would not fit even if all left that may. Where the `cost` of those that leave is the
-    lowest, and then their GPUs, they leave: a node is cleared for the affinity that is wanted, not
+    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity that is wanted, not
     by age (HiveD, section 5).
     """
-    best: list[JobView] | None = None
-    least = (0, 0)
     lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
-    nodes = dict.fromkeys(name for each in lower for name, _ in each.nodes)
-    for node in (*nodes, None):
-        if node is None and best is not None:
+    nodes: dict[str, list[JobView]] = {}
+    for each in lower:
+        for name, _ in each.nodes:
+            nodes.setdefault(name, []).append(each)
+    best: list[JobView] | None = None
+    least = (0, 0, 0)
+    for floor, place, node in _cheapest(job, room, nodes, cost):
+        if best is not None and floor > least[0]:
             break
-        there = [each for each in lower if node is None or node in dict(each.nodes)]
-        leaving = _clear(job, room, there, node, may_leave)
+        leaving = _clear(job, room, nodes[node], node, may_leave)
         if leaving is not None:
-            price = sum(cost.get(each.job, 0) for each in leaving), _gpus(leaving)
+            price = sum(cost.get(each.job, 0) for each in leaving), _gpus(leaving), place
             if best is None or price < least:
                 best, least = leaving, price
-    return best
+    return _clear(job, room, lower, None, may_leave) if best is None else best
+
+
+def _cheapest(
+    job: JobView, room: Room, nodes: Mapping[str, Sequence[JobView]], cost: Mapping[str, int]
+) -> list[tuple[int, int, str]]:  # fmt: skip
+    """Return nodes with what it costs at least to clear each, and its place among them.
+
+    Somebody has to leave where there is not enough; costs are 0 or more.
+    """
+    found = []
+    for place, (node, there) in enumerate(nodes.items()):
+        full = room.free(node, job.pin) < job.gpus
+        floor = min(cost.get(each.job, 0) for each in there) if full else 0
+        found.append((floor, place, node))
+    return sorted(found)
 
 
 def _clear(

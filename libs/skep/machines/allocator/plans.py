@@ -108,7 +108,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
     planned.returning.clear()
     view = views.of_vc(machine, planned, now)
     try:
-        plan = planned.policy.plan(view)
+        plan = planned.plan(view)
         jobs = _meant(plan)
     except Exception as error:
         planned.fallen = True

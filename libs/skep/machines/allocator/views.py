@@ -57,6 +57,7 @@ class Planned:
         """Start with everything to be looked at."""
         self.vc = vc
         self.policy = policy
+        self.plan = policy.planner()
         self.views: dict[str, JobView | None] = {}
         """Its guaranteed jobs in the order of arrival; None: not for the policy."""
         self.due = True
