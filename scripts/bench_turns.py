@@ -37,8 +37,9 @@ from skep.workloads.situation import Steady
 
 NODE_GPUS = 8
 SIZES = {"one": ((1,), (1,)), "mixed": ((1, 2, 4, 8, 16), (70, 12, 9, 7, 2))}
-FILL_S, COME_S = 120, 90
+FILL_S, COME_S = 120, 30
 """How long the first jobs take to come, and those that are too many."""
+GO_ON_S = 600
 RUN_S = 4 * 3600
 COSTS = Costs(start_s=1, stop_s=1, suspend_s=0.5, resume_s=0.5, migrate_s=2, resize_s=1)
 
@@ -69,10 +70,19 @@ def trace(nodes: int, more: float, sizes: str) -> Trace:
         early = wanted + size <= gpus
         at = rng.uniform(0, FILL_S) if early else rng.uniform(FILL_S + 1, FILL_S + 1 + COME_S)
         wanted += size
-        jobs.append(TraceJob(id="", at=seconds(at), gpus=size,
-                             run_time=seconds(rng.expovariate(1 / RUN_S) + 60)))  # fmt: skip
+        jobs.append(_job(rng, at, size))
+    at = FILL_S + 1 + COME_S
+    while at < FILL_S + COME_S + GO_ON_S:  # One comes for each that ends.
+        size = rng.choices(*SIZES[sizes])[0]
+        at += rng.expovariate(gpus / size / RUN_S)
+        jobs.append(_job(rng, at, size))
     jobs.sort(key=lambda job: job.at)
     return Trace(name="turns", jobs=tuple(jobs))
+
+
+def _job(rng: random.Random, at: float, gpus: int) -> TraceJob:
+    lasts = rng.expovariate(1 / RUN_S) + 60
+    return TraceJob(id="", at=seconds(at), gpus=gpus, run_time=seconds(lasts))
 
 
 def measure(nodes: int, more: float, sizes: str, decisions: int, warm_s: float) -> dict[str, Any]:
@@ -132,7 +142,7 @@ def main() -> int:
     parser.add_argument("--more", type=float, default=0.25, help="jobs beyond what the GPUs hold")
     parser.add_argument("--sizes", choices=SIZES, default="one")
     parser.add_argument("--decisions", type=int, default=2000)
-    parser.add_argument("--warm", type=float, default=100, help="seconds under the policy before")
+    parser.add_argument("--warm", type=float, default=45, help="seconds under the policy before")
     told = parser.parse_args()
     load = os.getloadavg()
     gc.disable()

@@ -211,12 +211,12 @@ class _Turns:
             return self._home(job)
         if job.gpus > self._room.left(job.pin):
             return None
-        same = [node for node, sizes in self._sizes.items() if sizes == {job.gpus}]
+        there = self._room.open(job.pin)
         # Whom others leave GPUs for may be suspended there, and can go nowhere else.
-        calm = [node for node in self._sizes if node not in self._leaving]
+        calm = [node for node in there if node not in self._leaving]
         return (
-            self._least_loaded(job, same)
-            or self._room.fit(job, [node for node, sizes in self._sizes.items() if not sizes])
+            self._least_loaded(job, [node for node in there if self._sizes[node] == {job.gpus}])
+            or self._room.fit(job, [node for node in there if not self._sizes[node]])
             or (self._room.fit(job, calm) if self._leaving else None)
             or self._room.fit(job)
         )

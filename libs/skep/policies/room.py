@@ -76,6 +76,11 @@ class Room:
         """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
         return self._gpus.get(pin, {}).get(node, 0)
 
+    def open(self, pin: str) -> list[str]:
+        """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
+        there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
+        return sorted(there, key=self._order.__getitem__)
+
     def release(self, job: JobView) -> None:
         """Count a job's GPUs as free."""
         self._add(job, 1)
@@ -144,7 +149,7 @@ class Room:
         """Return how many of the job's workers each node would hold."""
         wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
-        for name in free if only is None else only:
+        for name in [each for each in free if free[each] > 0] if only is None else only:
             node = self._nodes.get(name)
             if node is None or name not in free:
                 continue  # Its hardware is bad, or others have it: there is no room for anybody.
