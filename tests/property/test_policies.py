@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tetris", {"size": "performance"}),
     ("gandiva", {"slice_s": 5}),
     ("gandiva", {"weights": [["a", 3]]}),
+    ("gandiva", {"introspect": True}),
 ]
 EXAMPLES = 40
 """Of each policy and set of options: there are many, and a view has many jobs."""

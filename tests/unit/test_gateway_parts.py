@@ -28,7 +28,7 @@ from skep_services.service import ConfigurationError, Settings
 from tests.gateway_kit import Spans
 from tests.kit import T0
 
-EMPTY = Batch([], [], [], [], [], codec.encode(Saved()))
+EMPTY = Batch([], [], [], [], [], codec.encode(Saved()), [])
 
 
 # --- tokens and settings --------------------------------------------------------------------------

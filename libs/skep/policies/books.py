@@ -141,6 +141,7 @@ class Books:
 
     def bring_up(self, view: VcView) -> None:
         """Follow a view; wakes whom something may have become possible for."""
+        self._settle()  # As of the view before, for which accounts are known.
         if view.now < self.now:
             self._forget()  # A clock that was set back: what was passed is to come again.
         self.now = view.now
@@ -168,7 +169,7 @@ class Books:
             self._quiet.drop(name)
             self.awake[name] = None
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Let those be for whom nothing is possible before some later time."""
         for name in list(self.awake):
             until = self._quiet_until(self.waiting[name])

@@ -13,11 +13,13 @@ from typing import ClassVar
 import msgspec
 
 from skep.policies.books import NEVER, Books, is_home
+from skep.policies.introspective.improving import improve
+from skep.policies.introspective.rules import Rules
 from skep.policies.parts import once, span
 from skep.policies.policy import Planner, Policy
 from skep.policies.room import Place, make_room
 from skep.policies.turns import OWED_SLICES_MAX
-from skep.units import NS_PER_SECOND, Instant
+from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.view.plan import Plan, Suspend, Turn
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -46,7 +48,7 @@ class Gandiva(Policy, frozen=True):
     A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
     full of higher priorities, if it can migrate. The paper queues a job of a size that no
     over-subscribed node has; here it takes turns with others after a slice, so that it ends some
-    day. Packing, growing and defragmentation are the introspective mode, and not here.
+    day. With `introspect` jobs are packed, too, on trial: see docs/introspection.md.
     """
 
     name: ClassVar[str] = "gandiva"
@@ -56,6 +58,7 @@ class Gandiva(Policy, frozen=True):
     slice_s: float = 60
     weights: tuple[tuple[str, float], ...] = ()
     label: str = "user"
+    introspect: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a slice that is too short, and weights that are not positive."""
@@ -73,6 +76,11 @@ class Gandiva(Policy, frozen=True):
         """Return True."""
         return True
 
+    @property
+    def sees_rates(self) -> bool:
+        """Return `introspect`."""
+        return self.introspect
+
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
         return self._plan(view, self._books())
@@ -80,19 +88,19 @@ class Gandiva(Policy, frozen=True):
     def planner(self) -> Planner:
         """Return what plans the same, and keeps its books from one view to the next."""
         books = self._books()
-
-        def plan(view: VcView) -> Plan:
-            found = self._plan(view, books)
-            books.settle()
-            return found
-
-        return plan
+        return lambda view: self._plan(view, books)
 
     def _books(self) -> Books:
         swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
         return Books(self.weigh, self.slice_ns, swap, soon)
 
     def _plan(self, view: VcView, books: Books) -> Plan:
+        if self.introspect:
+            return improve(view, Rules(Duration(self.slice_ns)),
+                           lambda seen: self._react(seen, books))  # fmt: skip
+        return self._react(view, books)
+
+    def _react(self, view: VcView, books: Books) -> Plan:
         books.bring_up(view)
         while True:
             turns = _Turns(self, view, books)

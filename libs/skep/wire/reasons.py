@@ -132,8 +132,19 @@ class Reason(StrEnum):
     NOT_MEASURED = "not-measured"
     TRIAL_GAINS = "trial-gains"
     TRIAL_LOSES = "trial-loses"
+    TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
+
+    # Why a policy changes jobs that run, by what was measured of them.
+    INTERFERES = "interferes"
+    OWN_GPUS = "own-gpus"
+    CLOSER = "closer"
+    MAKES_WHOLE = "makes-whole"
+    GPUS_NEEDED = "gpus-needed"
+    NO_PROGRESS = "no-progress"
+    GPUS_UNUSED = "gpus-unused"
+
     # What a search did with its trials, and why it ended.
     UNKNOWN_SEARCH = "unknown-search"
     UNKNOWN_TRIAL = "unknown-trial"
@@ -290,8 +301,16 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_MEASURED: "nobody knows how fast one of the jobs is on GPUs of its own",
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
     Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
     Reason.NO_VERDICT: "nobody could tell in time whether it was worth it",
+    Reason.INTERFERES: "it and those on its GPUs make less together than they would in turns",
+    Reason.OWN_GPUS: "GPUs are free that it can have for itself",
+    Reason.CLOSER: "on fewer nodes it is predicted to be faster than the move costs",
+    Reason.MAKES_WHOLE: "it leaves a node for a gang that then fits there as a whole",
+    Reason.GPUS_NEEDED: "it has more GPUs than it asked for, and another job needs them",
+    Reason.NO_PROGRESS: "it has made no mini-batch for long, and another job waits",
+    Reason.GPUS_UNUSED: "it has not used its GPUs for long, and another job waits",
     Reason.UNKNOWN_SEARCH: "the virtual cluster has no such search, or it is over",
     Reason.UNKNOWN_TRIAL: "the search has no such trial to tell of",
     Reason.TOO_MANY_SEARCHES: "the virtual cluster has as many searches as it may have",

@@ -9,6 +9,7 @@ from typing import Any
 from skep_services.cli import exits, render
 from skep_services.cli.client import quote
 from skep_services.cli.jobs import ENDED, eta, why_of
+from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
 from skep_services.cli.render import Column, clock_time, duration, printable
 
@@ -36,6 +37,9 @@ def run_show(arguments: Namespace) -> int:
     if attempts:
         print()
         render.show_table(_attempt_columns(attempts, time.time_ns()))
+    if row.get("trials"):
+        print()
+        render.show_table(trial_columns(row["trials"]))
     return exits.OK
 
 
@@ -229,6 +233,9 @@ def run_why(arguments: Namespace) -> int:
         print(verb)
         for text in answer["would_change"]:
             print(printable(f"  {text}"))
+    if answer.get("trials"):
+        print("what was tried with it:")
+        render.show_table(trial_columns(answer["trials"]))
     return exits.OK
 
 

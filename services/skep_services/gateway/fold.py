@@ -64,6 +64,7 @@ from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep.wire.trials import TrialBegun, TrialOver
 from skep_services.gateway import changes
 from skep_services.gateway.holdings import Holdings
+from skep_services.gateway.ledger import Ledger, Tried
 from skep_services.gateway.rows import (
     ACTIVE,
     REPEATS_KEPT,
@@ -119,6 +120,7 @@ class Changes(NamedTuple):
     events: list[Event]
     ended: list[tuple[Job, Instant]]
     clusters: Clusters | None
+    trials: list[Tried]
 
 
 class Fold:
@@ -130,6 +132,7 @@ class Fold:
         self.nodes: dict[str, Node] = {}
         self.clusters = Clusters()
         self.holdings = Holdings(self)
+        self.ledger = Ledger()
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -146,9 +149,11 @@ class Fold:
         self._clusters: Clusters | None = None
 
     def restore(
-        self, jobs: Iterable[Job], nodes: Iterable[Node], clusters: Clusters, newest: int
-    ) -> None:
+        self, jobs: Iterable[Job], nodes: Iterable[Node], clusters: Clusters, newest: int,
+        trials: Iterable[Tried] = (),
+    ) -> None:  # fmt: skip
         """Begin with what the store has: its unfinished jobs, its nodes, its tenants."""
+        self.ledger = Ledger(trials)
         self.active = {job.row.job: job for job in jobs}
         for job in self.active.values():
             job.row.eta_s = None  # It rests on rates of another time.
@@ -195,7 +200,7 @@ class Fold:
     def take(self) -> Changes:
         """Return what changed since the last call."""
         changes = Changes(self._jobs, self._nodes, self._specs, self._events, self._ended,
-                          self._clusters)  # fmt: skip
+                          self._clusters, self.ledger.take())  # fmt: skip
         self._jobs, self._nodes, self._specs, self._events, self._ended = {}, {}, {}, [], []
         self._clusters = None
         return changes
@@ -318,6 +323,7 @@ class Fold:
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
             case TrialBegun() | TrialOver():
+                self.ledger.apply(fact)
                 for name in trial_jobs(fact):
                     self.note(fact, at, describe(fact), self._job(name))
             case _:

@@ -83,7 +83,8 @@ class Indexer:
         start = model.start
         self.model = model
         self.fold = Fold(model.job)
-        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest)
+        self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest,
+                          start.trials)  # fmt: skip
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.live = Live(self.fold, clock.now())
         self.positions = dict.fromkeys(STREAMS, 0) | dict(start.saved.positions)
@@ -214,6 +215,7 @@ class Indexer:
             spans=spans,
             saved=encode(saved),
             clusters=encode(changes.clusters) if changes.clusters is not None else None,
+            trials=[(tried.trial, encode(tried)) for tried in changes.trials],
         )
 
     # --- what is asked -------------------------------------------------------------------------

@@ -164,7 +164,8 @@ class Jobs:
         """Answer why a job is where it is."""
         indexer = self._indexer
         job = self.job(request)
-        return json_response(explain(job, indexer.fold, indexer.live, self._clock.now()))
+        told = explain(job, indexer.fold, indexer.live, self._clock.now())
+        return json_response({**told, "trials": indexer.fold.ledger.of(job.row.job)})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Answer a job's story."""
@@ -218,6 +219,7 @@ class Jobs:
             "released": job.released,
             "changing": job.changing,
             "asks": job.asks,
+            "trials": self._indexer.fold.ledger.of(job.row.job),
         }
 
 

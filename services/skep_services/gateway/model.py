@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Clusters, Job, Node
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change of a table or of a stored document."""
 
 EVENTS_KEPT = 1_000_000
@@ -41,6 +42,7 @@ CREATE TABLE nodes (node TEXT PRIMARY KEY, doc BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, vc TEXT NOT NULL,
                      doc BLOB NOT NULL);
 CREATE INDEX events_by_job ON events (job) WHERE job != '';
+CREATE TABLE trials (trial INTEGER PRIMARY KEY, doc BLOB NOT NULL);
 CREATE TABLE spans (number INTEGER PRIMARY KEY, trace TEXT NOT NULL, start_ns INTEGER NOT NULL,
                     doc BLOB NOT NULL);
 CREATE INDEX spans_by_trace ON spans (trace);
@@ -60,6 +62,7 @@ these: deleting the file would not mend it."""
 _JOBS = msgspec.json.Decoder(Job)
 _NODES = msgspec.json.Decoder(Node)
 _CLUSTERS = msgspec.json.Decoder(Clusters)
+_TRIALS = msgspec.json.Decoder(Tried)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class Start(NamedTuple):
     nodes: list[Node]
     clusters: Clusters
     newest: int
+    trials: list[Tried]
 
 
 class Batch(NamedTuple):
@@ -95,6 +99,7 @@ class Batch(NamedTuple):
     events: list[tuple[int, str, str, bytes]]
     spans: list[tuple[str, int, bytes]]
     saved: bytes
+    trials: list[tuple[int, bytes]]
     clusters: bytes | None = None
 
 
@@ -167,6 +172,7 @@ class Model:
             run("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", batch.events)
             run("INSERT INTO spans (trace, start_ns, doc) VALUES (?, ?, ?)", batch.spans)
             self._writer.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (batch.saved,))
+            run("INSERT OR REPLACE INTO trials VALUES (?, ?)", batch.trials)
             if batch.clusters is not None:
                 run("INSERT OR REPLACE INTO clusters VALUES (1, ?)", [(batch.clusters,)])
             self._trim(batch)
@@ -247,6 +253,7 @@ class Model:
         jobs = one("SELECT doc FROM jobs WHERE phase = ?", (PHASE_ACTIVE,))
         nodes = one("SELECT doc FROM nodes")
         clusters = one("SELECT doc FROM clusters").fetchone()
+        trials = one("SELECT doc FROM trials ORDER BY trial")
         self._last_span = one("SELECT coalesce(max(number), 0) FROM spans").fetchone()[0]
         return Start(
             _SAVED.decode(saved[0]) if saved is not None else Saved(),
@@ -254,12 +261,16 @@ class Model:
             [_NODES.decode(row[0]) for row in nodes],
             _CLUSTERS.decode(clusters[0]) if clusters is not None else Clusters(),
             one("SELECT coalesce(max(sequence), 0) FROM jobs").fetchone()[0],
+            [_TRIALS.decode(row[0]) for row in trials],
         )
 
     def _trim(self, batch: Batch) -> None:
         if batch.events:
             oldest = batch.events[-1][0] - EVENTS_KEPT
             self._writer.execute("DELETE FROM events WHERE seq <= ?", (oldest,))
+        if batch.trials:
+            oldest = max(trial for trial, _ in batch.trials) - TRIALS_KEPT
+            self._writer.execute("DELETE FROM trials WHERE trial <= ?", (oldest,))
         if batch.spans:
             oldest = self._last_span + len(batch.spans) - SPANS_KEPT
             self._writer.execute("DELETE FROM spans WHERE number <= ?", (oldest,))

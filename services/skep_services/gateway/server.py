@@ -24,6 +24,7 @@ from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
 from skep_services.ports import Bus, Clock, CorruptLogError, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings
@@ -158,7 +159,10 @@ class Gateway:
         application = web.Application(
             middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
         )
-        application.add_routes([*jobs.routes(), *streams.routes(), *cluster.routes()])
+        trials = Trials(indexer)
+        application.add_routes(
+            [*jobs.routes(), *streams.routes(), *cluster.routes(), *trials.routes()]
+        )
         return application
 
 

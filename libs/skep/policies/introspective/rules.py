@@ -1,0 +1,57 @@
+"""What the parts of the introspective mode have in common: options, bounds, and what is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from skep.perf.judge import slices_give
+from skep.units import Duration
+from skep.view.plan import Plan
+from skep.view.view import JobView, Phase, VcView
+
+ACTIONS_MAX = 4
+"""Trials of one kind in a plan: what was measured before them tells less and less of the next."""
+MILLI = 1000
+
+
+class Rules(NamedTuple):
+    """The policy's options, in nanoseconds and thousandths."""
+
+    slice_ns: Duration
+
+
+def profiled(job: JobView) -> bool:
+    """Return whether it was measured how a job goes: its rate, and what it uses of its GPUs."""
+    return job.rate_milli > 0 and job.utilisation >= 0 and job.memory > 0
+
+
+def family(job: JobView) -> str:
+    """Return what a job is like: its family, or else its name and VC."""
+    return job.spec.size.family or f"{job.spec.vc}/{job.spec.name}"
+
+
+def cools(view: VcView, kind: str, *jobs: JobView) -> bool:
+    """Return whether a kind of trial with such jobs was not worth it a while ago."""
+    named = tuple(sorted(family(job) for job in jobs))
+    return any((each.kind, each.families) == (kind, named) and view.now < each.until
+               for each in view.cooling)  # fmt: skip
+
+
+def turns_give(job: JobView, rules: Rules) -> int:
+    """Return what turns give jobs on the same GPUs together, in thousandths of one alone.
+
+    What a turn loses by switching is taken to be what a move was measured to (`JobView.pause`);
+    where that is not known, nothing: then a pack has to be better than turns that cost nothing.
+    """
+    return round(MILLI * slices_give(job.pause, rules.slice_ns))
+
+
+def named(plan: Plan) -> set[str]:
+    """Return the jobs that a plan does something to, or for."""
+    return {each.job for each in (*plan.turns, *plan.actions)}
+
+
+def waits(view: VcView) -> list[JobView]:
+    """Return who has no GPUs and wants some."""
+    return [job for job in view.jobs
+            if job.phase in (Phase.WAITING, Phase.AWAY) and not job.borrows]  # fmt: skip

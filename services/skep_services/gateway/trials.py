@@ -1,0 +1,80 @@
+"""`/v1/trials`: the ledger over HTTP."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from aiohttp import web
+
+from skep.ids import job_sequence
+from skep.wire.reasons import Reason
+from skep.wire.trials import Kind
+from skep_services.gateway.api import ApiError, caller_of, json_response, number, unknown_job
+from skep_services.gateway.index import Indexer
+from skep_services.gateway.ledger import TRIALS_KEPT, VERDICTS, Asked, totals
+
+LIMIT = 1_000
+
+
+class Trials:
+    """The handler."""
+
+    def __init__(self, indexer: Indexer) -> None:
+        self._indexer = indexer
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handler belongs."""
+        return [web.get("/v1/trials", self.listing, allow_head=False)]
+
+    async def listing(self, request: web.Request) -> web.StreamResponse:
+        """Answer the trials that match, the newest where the limit cuts, and what all came to."""
+        fold = self._indexer.fold
+        limit = number(request, "limit", LIMIT, TRIALS_KEPT)
+        found = fold.ledger.matching(self._asked(request))
+        return json_response({"trials": found[max(0, len(found) - limit) :] if limit else [],
+                              "total": len(found), "totals": totals(found),
+                              "forgotten": fold.ledger.forgotten})  # fmt: skip
+
+    def _asked(self, request: web.Request) -> Asked:
+        """Return what a request asks for. Raises ApiError, with what may have been meant."""
+        fold, caller = self._indexer.fold, caller_of(request)
+        wanted = {name: request.query.get(name, "") for name in Asked._fields}
+        for name, words in (("kind", tuple(Kind)), ("verdict", VERDICTS)):
+            if wanted[name] and wanted[name] not in words:
+                text = f"no such {name}: {wanted[name]}{meant(wanted[name], words)}"
+                raise ApiError(400, Reason.BAD_VALUE, text)
+        vc = wanted["vc"]
+        if vc and not caller.may(vc):
+            raise ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
+        known = dict.fromkeys([*fold.clusters.asked.vcs, *fold.ledger.vcs()])
+        if vc and vc not in known:
+            text = f"there is no virtual cluster {vc}{meant(vc, known)}"
+            raise ApiError(404, Reason.UNKNOWN_VC, text)
+        if job := wanted["job"]:
+            found = fold.find(job)
+            if found is None or not caller.may(found.row.vc):
+                raise self._no_job(job, caller.vc)
+            wanted["job"] = found.row.job
+        return Asked(**(wanted | {"vc": vc or caller.vc}))
+
+    def _no_job(self, name: str, vc: str) -> ApiError:
+        if job_sequence(name) is not None:
+            return unknown_job(name)
+        named = self._named(name, vc)
+        hint = next((f"did you mean {job}, named {name}?" for job in named), "ids look like j17")
+        return ApiError(404, Reason.UNKNOWN_JOB, f"there is no job {name}: {hint}")
+
+    def _named(self, name: str, vc: str) -> Iterator[str]:
+        for job in reversed(self._indexer.fold.active.values()):
+            if job.row.name == name and vc in {"", job.row.vc}:
+                yield job.row.job
+
+
+def meant(word: str, words: Iterable[str]) -> str:
+    """Return what goes behind an unknown word: what may have been meant, or what there is."""
+    there = list(words)
+    close = difflib.get_close_matches(word, there, n=1)
+    if close:
+        return f": did you mean {close[0]}?"
+    return f"; there are {', '.join(sorted(there)[:20])}" if there else "; there are none"
