@@ -18,7 +18,7 @@ from skep.view.plan import Plan
 from skep.view.view import VcView
 from skep.workloads.situation import Steady
 
-WORLDS = 10
+WORLDS = 6
 INSTANTS = 120
 ABILITIES = (EVERYTHING, ("suspend", "release"), ("suspend", "release", "rebind"),
              ("suspend", "release", "migrate"))  # fmt: skip

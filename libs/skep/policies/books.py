@@ -31,6 +31,7 @@ from skep.policies.turns import (
 )
 from skep.units import Instant
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.wire.spec import Resources
 
 SHARE_DRIFT = 0.002
 """By how much shares may change before all bounds are found again: twenty jobs of ten thousand, and
@@ -116,7 +117,7 @@ class Books:
         """By node: who has GPUs there."""
         self.homes: dict[str, dict[str, JobView]] = {}
         """By node: who is suspended there, without GPUs."""
-        self.movers: dict[tuple[object, ...], dict[str, JobView]] = {}
+        self.movers: dict[tuple[int, Resources, int, int], dict[str, JobView]] = {}
         """By priority and shape: suspended jobs that may go on elsewhere."""
         self.sizes: dict[str, frozenset[int]] = {}
         """By node: sizes of the jobs on it, in the order of the view."""
@@ -311,7 +312,9 @@ class Books:
         now, room = self.now, self._empty
         if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
             return now
-        beside = {each.job: each for node, _ in job.nodes for each in self.on.get(node, {}).values()}
+        beside = {
+            each.job: each for node, _ in job.nodes for each in self.on.get(node, {}).values()
+        }
         below = any(each.spec.priority <= job.spec.priority for each in beside.values())
         if "migrate" in job.can and not below:
             return now

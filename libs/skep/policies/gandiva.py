@@ -17,7 +17,7 @@ from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
 from skep.policies.parts import once, span
 from skep.policies.policy import Planner, Policy
-from skep.policies.room import Place, make_room
+from skep.policies.room import Place, Price, make_room_at
 from skep.policies.turns import OWED_SLICES_MAX
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.view.plan import Plan, Suspend, Turn
@@ -273,19 +273,13 @@ class _Turns:
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
         target = _at_home(job) if homes and not strays else job
-        able = self._books.able
-        near = beside.values() if target is not job else able.values()
-        there = [each for each in near if each.job in able and each.job not in self._gone
-                 and self._yields(each, job)]  # fmt: skip
-        there.sort(key=self._books.order)
+        there = self._yielding(job, None if target is job else beside.values())
         if target is not job and _tied(job):
             return self._claims_own(job, there)
         lower = [each for each in there if each.spec.priority < job.spec.priority]
+        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor)
         for able in (_alike(lower, job), lower, _alike(there, job), there):
-            if not able:
-                continue
-            costs = {each.job: self._cost(each, job) for each in able}
-            leaving = make_room(target, self._room, able, costs)
+            leaving = make_room_at(target, self._room, able, price) if able else None
             if leaving is not None:
                 self._take(leaving, job)
                 found = self._put(job, self._room.fit(target))
@@ -293,9 +287,22 @@ class _Turns:
                 return found
         return False
 
+    def _yielding(self, job: JobView, near: Iterable[JobView] | None) -> list[JobView]:
+        """Return who may be suspended for a job, of those `near` or of all."""
+        able, priority = self._books.able, job.spec.priority
+        if near is None:
+            near = able.values()
+            if _fresh(job) and not self._stood(job):
+                # The rest of `_yields`, for thousands.
+                gpus, last = job.gpus, self._now - self._slice
+                near = [each for each in near if (each.gpus == gpus and each.since <= last)
+                        or each.spec.priority < priority]  # fmt: skip
+        return [each for each in near if each.job in able and each.job not in self._gone
+                and self._yields(each, job)]  # fmt: skip
+
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
         """Have a job get the very GPUs that it had, if all who have them now are to leave."""
-        leaving = [each for each in there if _meets(job, each)]
+        leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
         left = {each.job for each in leaving} | self._gone
         others = [each for node, _ in job.nodes for each in self._on(node)
                   if each.phase is not Phase.STOPPING and each.job not in left]  # fmt: skip
@@ -353,6 +360,10 @@ class _Turns:
         due = (self._books.due(job) + self._most) * 1000 // max(self._slice, 1)
         return SIZE_COSTS * (job.gpus != to.gpus) + 4 * OWED_SLICES_MAX * load + due
 
+    def _floor(self, node: str, _: Sequence[JobView]) -> int:
+        """Return what it counts at least to suspend somebody on a node."""
+        return 4 * OWED_SLICES_MAX * self._books.load(node)
+
     # --- when to look again ----------------------------------------------------------------------
 
     def _look_at(self, without: Sequence[JobView]) -> Instant | None:
@@ -376,7 +387,7 @@ class _Turns:
         for nodes, one in homes.items():
             there = books.homes[nodes[0][0]] if is_home(one) else books.loose
             like = [job for job in there.values()
-                    if job.nodes == nodes and not _fresh(job) and job.job not in placed]  # fmt: skip
+                    if job.nodes == nodes and job.began_at and job.job not in placed]  # fmt: skip
             first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
             for node, _ in nodes or (("", 0),):
                 last = self._least(node)

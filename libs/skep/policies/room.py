@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from typing import NamedTuple
 
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import suits
@@ -186,47 +187,71 @@ MayLeave = Callable[[Sequence[JobView]], bool]
 def make_room(
     job: JobView,
     room: Room,
-    lower: Iterable[JobView],
+    lower: Sequence[JobView],
     cost: Mapping[str, int],
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
     """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
 
     None: it would not fit even if all left that may. Where the `cost` of those that leave is the
-    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity that is wanted, not
-    by age (HiveD, section 5).
+    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity
+    that is wanted, not by age (HiveD, section 5).
     """
+    ranks = {each.job: rank for rank, each in enumerate(lower)}
+
+    def costs(each: JobView) -> int:
+        return cost.get(each.job, 0)
+
+    def floor(_: str, there: Sequence[JobView]) -> int:
+        return min(map(costs, there))
+
+    price = Price(costs, lambda each: (ranks[each.job],), floor)
+    return make_room_at(job, room, lower, price, may_leave)
+
+
+class Price(NamedTuple):
+    """What it costs that jobs leave."""
+
+    cost: Callable[[JobView], int]
+    """Of one job: 0 or more."""
+    order: Callable[[JobView], tuple[int, ...]]
+    """By what jobs leave, of each its own: the lowest first."""
+    floor: Callable[[str, Sequence[JobView]], int]
+    """What any of these jobs on a node costs at least."""
+
+
+def make_room_at(
+    job: JobView,
+    room: Room,
+    lower: Iterable[JobView],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does; costs and order are asked for only where that may matter."""
     lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
     nodes: dict[str, list[JobView]] = {}
     for each in lower:
         for name, _ in each.nodes:
             nodes.setdefault(name, []).append(each)
+    floors = []
+    for node, there in nodes.items():
+        full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
+        floors.append((price.floor(node, there) if full else 0, node))
     best: list[JobView] | None = None
-    least = (0, 0, 0)
-    for floor, place, node in _cheapest(job, room, nodes, cost):
+    least: tuple[int, int, tuple[int, ...], int] = (0, 0, (), 0)
+    for floor, node in sorted(floors):
         if best is not None and floor > least[0]:
             break
-        leaving = _clear(job, room, nodes[node], node, may_leave)
+        there = sorted(nodes[node], key=price.order)
+        leaving = _clear(job, room, there, node, may_leave)
         if leaving is not None:
-            price = sum(cost.get(each.job, 0) for each in leaving), _gpus(leaving), place
-            if best is None or price < least:
-                best, least = leaving, price
-    return _clear(job, room, lower, None, may_leave) if best is None else best
-
-
-def _cheapest(
-    job: JobView, room: Room, nodes: Mapping[str, Sequence[JobView]], cost: Mapping[str, int]
-) -> list[tuple[int, int, str]]:  # fmt: skip
-    """Return nodes with what it costs at least to clear each, and its place among them.
-
-    Somebody has to leave where there is not enough; costs are 0 or more.
-    """
-    found = []
-    for place, (node, there) in enumerate(nodes.items()):
-        full = room.free(node, job.pin) < job.gpus
-        floor = min(cost.get(each.job, 0) for each in there) if full else 0
-        found.append((floor, place, node))
-    return sorted(found)
+            place = [name for name, _ in there[0].nodes].index(node)
+            found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
+            if best is None or found < least:
+                best, least = leaving, found
+    if best is None:
+        best = _clear(job, room, sorted(lower, key=price.order), None, may_leave)
+    return best
 
 
 def _clear(
