@@ -15,11 +15,12 @@ import msgspec
 from skep.policies.books import NEVER, Books, is_home
 from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
+from skep.policies.introspective.units import weight
 from skep.policies.parts import once, span
 from skep.policies.policy import Planner, Policy
 from skep.policies.room import Place, Price, make_room_at
 from skep.policies.turns import OWED_SLICES_MAX
-from skep.units import NS_PER_SECOND, Duration, Instant
+from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Plan, Suspend, Turn
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -59,6 +60,10 @@ class Gandiva(Policy, frozen=True):
     weights: tuple[tuple[str, float], ...] = ()
     label: str = "user"
     introspect: bool = False
+    grow_after_s: float = 60
+    defrag_free: float = 0.75
+    stalled_s: float = 600
+    idle_s: float = 0
 
     def __post_init__(self) -> None:
         """Refuse a slice that is too short, and weights that are not positive."""
@@ -70,6 +75,13 @@ class Gandiva(Policy, frozen=True):
         if not self.label:
             reason = "label names the label that tells a job's weight: it is empty"
             raise ValueError(reason)
+        if not 0 < self.defrag_free <= 1:
+            reason = f"defrag_free is a part of a server's GPUs, above 0: not {self.defrag_free}"
+            raise ValueError(reason)
+        for option in ("grow_after_s", "stalled_s", "idle_s"):
+            if getattr(self, option) < 0:
+                reason = f"{option} is seconds, 0 or more"
+                raise ValueError(reason)
 
     @property
     def sees_nodes(self) -> bool:
@@ -96,9 +108,17 @@ class Gandiva(Policy, frozen=True):
 
     def _plan(self, view: VcView, books: Books) -> Plan:
         if self.introspect:
-            return improve(view, Rules(Duration(self.slice_ns)),
-                           lambda seen: self._react(seen, books))  # fmt: skip
+            return improve(view, self._rules(), lambda seen: self._react(seen, books))
         return self._react(view, books)
+
+    def _rules(self) -> Rules:
+        return Rules(
+            Duration(self.slice_ns),
+            grow_after=seconds(self.grow_after_s),
+            defrag_free=self.defrag_free,
+            stalled=seconds(self.stalled_s),
+            idle=seconds(self.idle_s),
+        )
 
     def _react(self, view: VcView, books: Books) -> Plan:
         books.bring_up(view)
@@ -116,10 +136,11 @@ class Gandiva(Policy, frozen=True):
 
     def weigh(self, job: JobView) -> float:
         """Return a job's weight."""
-        if not self.weights:
+        if not self.weights and not self.introspect:
             return 1.0
         value = job.spec.labels.get(self.label)
-        return next((weight for name, weight in self.weights if name == value), 1.0)
+        told = next((weight for name, weight in self.weights if name == value), 1.0)
+        return told * weight(job) if self.introspect else told
 
 
 class _Turns:
