@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, trials
+from skep.machines.allocator import AllocatorMachine, trials, tries
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send
 from skep.policies.registry import POLICIES
@@ -69,7 +69,7 @@ def leaves(decide: Driver[AllocatorMachine], effects: list[Effect], second: floa
     (command,) = [each for each in told(effects) if isinstance(each.change, SuspendChange)]
     assert (command.job, command.change) == ("j2", SuspendChange(release=True))
     decide(changed(command, released=True), second)
-    assert decide.machine.tries.leaving == {}
+    assert decide.machine.tries.undoing == {}
     assert decide.machine.jobs["j1"].state is State.RUNNING
     decide.machine.check()
 
@@ -136,7 +136,7 @@ def test_the_end_of_a_job_makes_its_trial_void(name: str) -> None:
     assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
     assert name in fact.detail
     assert not [each for each in told(effects) if isinstance(each.change, SuspendChange)]
-    assert decide.machine.tries.leaving == {}
+    assert decide.machine.tries.undoing == {}
     assert name not in decide.machine.tries.solo
 
 
@@ -150,7 +150,7 @@ def test_the_loss_of_its_node_makes_a_trial_void() -> None:
     decide = begun()
     (fact,) = of(decide.tick(60), TrialOver)
     assert (fact.verdict, fact.why) == (Verdict.VOID, Reason.TRIAL_DISTURBED)
-    assert decide.machine.tries.leaving == {}
+    assert decide.machine.tries.undoing == {}
 
 
 def test_a_verdict_comes_once_and_only_of_what_is_open_and_runs() -> None:
@@ -188,11 +188,11 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
 def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
     decide = begun()
     leaves(decide, decide(judged(kept=False), 60), 61)
-    cool = trials.COOLS / NS_PER_SECOND
+    cool = tries.COOLS / NS_PER_SECOND
     assert not of(do(decide, TRY, second=70), TrialBegun)
     jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
-        Reason.TRIAL_COOLS, " ".join(trials.families(jobs)))  # fmt: skip
+        Reason.TRIAL_COOLS, " ".join(tries.families(jobs)))  # fmt: skip
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
 
 
@@ -220,4 +220,4 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
 
 def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
     decide = running({"gpus": 4, "size": SizeHint(family="bert")}, {"gpus": 4, "name": "digits"})
-    assert trials.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")
+    assert tries.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")

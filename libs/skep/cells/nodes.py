@@ -65,6 +65,9 @@ class NodeState:
         """Take over a new inventory; what attempts hold stays theirs."""
         self.joined = joined
         self._types = {gpu.index: gpu.type for gpu in joined.gpus}
+        self.gpu_memory = {kind: min(gpu.memory for gpu in joined.gpus if gpu.type == kind)
+                           for kind in dict.fromkeys(self._types.values())}  # fmt: skip
+        """By type: bytes of its smallest GPU; 0: not known."""
         self.cpus_free = joined.cpus - sum(h.cpus for h in self.holdings.values())
         self.memory_free = joined.memory - sum(h.memory for h in self.holdings.values())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skep.sim.violation import Key, require
 from skep.wire.changes import AskOver, AskUnpack, Result
 from skep.wire.packs import GpusShared
+from skep.wire.trials import Kind
 
 if TYPE_CHECKING:
     from skep.sim.model import AllocatorModel, ModelJob
@@ -97,7 +98,7 @@ def share(model: AllocatorModel, fact: GpusShared) -> None:
     waits = job is not None and (job.queued or name in model.released)
     require(waits, "I16", f"{fact.job} is packed and has GPUs of its own")
     model.gpus.decide(fact)
-    model.tried.packed = fact.job, fact.attempt
+    model.tried.changed = Kind.PACK, fact.job, fact.attempt
     for beside, attempt in fact.beside:
         other = model.jobs.get(beside)
         runs = other is not None and other.attempt == attempt and not other.queued

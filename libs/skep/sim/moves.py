@@ -12,6 +12,7 @@ from skep.wire.commands import Move
 from skep.wire.member import Member
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import Manner
+from skep.wire.trials import Kind
 
 if TYPE_CHECKING:
     from skep.sim.model import AllocatorModel, ModelJob
@@ -69,6 +70,7 @@ def _bound(model: AllocatorModel, job: ModelJob, fact: SuccessorBound) -> None:
     ranks = [one.first_rank + i for one in fact.members for i in range(len(one.devices))]
     require(ranks == list(range(job.workers)), "I13", f"{name}: {fact.members} for {job.workers}")
     job.spent = fact.attempt
+    model.tried.changed = Kind.MIGRATE, name, fact.attempt
     model.successors[name], model.loaded[name] = fact, {}
     for member in fact.members:
         model.gpus.take(gpus(member), (name, fact.attempt), f"{name} is to move to")

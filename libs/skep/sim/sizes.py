@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from skep.sim.moves import gpus
 from skep.sim.violation import require
 from skep.wire.resizes import GangNarrowed, GangWidened
+from skep.wire.trials import Kind
 
 if TYPE_CHECKING:
     from skep.sim.model import AllocatorModel
@@ -30,6 +31,7 @@ def _widen(model: AllocatorModel, fact: GangWidened) -> None:
     require(follows, "I14", f"{name}: {fact} after {job.ranks} ranks")
     require(any(more.levels) == job.guaranteed, "I8", f"{name} gets GPUs by another right")
     model.gpus.take(gpus(more), (name, fact.attempt), f"{name} grows by")
+    model.tried.changed = Kind.GROW, name, fact.attempt
     mine = job.members.get(more.node)
     if mine is None:
         model.next_order(fact.order)

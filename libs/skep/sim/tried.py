@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from skep.sim.violation import require
-from skep.wire.trials import TrialBegun, TrialMessage, TrialOver
+from skep.wire.trials import Kind, TrialBegun, TrialMessage, TrialOver, Verdict
+
+CHANGES = {
+    Kind.PACK: Kind.PACK, Kind.GROW: Kind.GROW, Kind.MIGRATE: Kind.MIGRATE,
+    Kind.DEFRAG: Kind.MIGRATE,
+}  # fmt: skip
+"""By kind of trial: the change that it tries."""
 
 
 class Tried:
@@ -13,8 +19,10 @@ class Tried:
         """Start with nothing."""
         self.begun = 0
         self.open: dict[int, TrialBegun] = {}
-        self.packed = "", 0
-        """The attempt that was last put beside others."""
+        self.changed: tuple[Kind | None, str, int] = None, "", 0
+        """What was last begun with an attempt: it was put beside others, moved or resized."""
+        self.verdicts: dict[tuple[Kind, Verdict], int] = {}
+        """How many there were of each."""
 
     def take(self, fact: TrialMessage) -> None:
         """Take a fact about a trial."""
@@ -31,11 +39,16 @@ class Tried:
         for other in self.open.values():
             both = sorted(mine & {each.job for each in other.jobs})
             require(not both, "I18", f"{both} are in trials {other.trial} and {number}")
-        guest = fact.jobs[0]
-        changed = self.packed == (guest.job, guest.attempt)
-        require(changed, "I18", f"trial {number} is of no change of {guest.job}")
+        first = fact.jobs[0]
+        changed = self.changed == (CHANGES[fact.kind], first.job, first.attempt)
+        require(changed, "I18", f"trial {number} is of no change of {first.job}")
+        grows = fact.kind is not Kind.GROW or fact.grown > fact.workers > 0
+        require(grows, "I18", f"trial {number} is of no growth: {fact.workers} to {fact.grown}")
         self.open[number] = fact
 
     def _end(self, fact: TrialOver) -> None:
         trial = self.open.pop(fact.trial, None)
         require(trial is not None, "I18", f"trial {fact.trial} has a verdict, and is not open")
+        assert trial is not None
+        named = trial.kind, fact.verdict
+        self.verdicts[named] = self.verdicts.get(named, 0) + 1

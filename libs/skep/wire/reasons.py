@@ -132,6 +132,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "not-measured"
     TRIAL_GAINS = "trial-gains"
     TRIAL_LOSES = "trial-loses"
+    TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
 
@@ -300,6 +301,7 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_MEASURED: "nobody knows how fast one of the jobs is on GPUs of its own",
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
     Reason.TRIAL_DISTURBED: "a job of the trial ended, or was stopped or changed, before a verdict",
     Reason.NO_VERDICT: "nobody could tell in time whether it was worth it",
     Reason.INTERFERES: "it and those on its GPUs make less together than they would in turns",

@@ -70,7 +70,8 @@ class TrialBegun(TrialMessage, frozen=True, tag="trial-begun"):
     `jobs`: who is changed first, then whom that may slow. `needed_milli`: what the sum of their
     rates, each in thousandths of what it is compared with, must be more than. `expected_milli`:
     what the policy thinks it comes to (0: it does not say). Without a verdict at `until` it is
-    void. `families` name it for its cool-down.
+    void. `families` name it for its cool-down. `nodes`: where a job that moves was, if it can
+    go back there; `workers` and `servers`: what a gang had that is to have `grown` workers.
     """
 
     trial: int
@@ -83,13 +84,17 @@ class TrialBegun(TrialMessage, frozen=True, tag="trial-begun"):
     needed_milli: int
     why: Reason
     expected_milli: int = 0
+    nodes: tuple[str, ...] = ()
+    workers: int = 0
+    servers: int = 0
+    grown: int = 0
 
 
 class TrialOver(TrialMessage, frozen=True, tag="trial-over"):
     """A trial's one verdict: the gain over what was needed, and the interval it lies in.
 
-    What is undone or void is put back by what follows, as far as it can be and the jobs still are
-    as the trial left them.
+    What is undone is put back by what follows, as far as it can be and the jobs still are as the
+    trial left them; so are packs and growths that are void, while a job that moved stays.
     """
 
     trial: int

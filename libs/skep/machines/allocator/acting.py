@@ -47,10 +47,10 @@ def act(machine: AllocatorMachine, job: JobState, action: Action, policy: str, n
             return _pack(machine, job, action, now)
         case Unpack():
             return _unpack(machine, job, detail, now)
-        case Migrate(nodes=nodes):
-            return _migrate(machine, job, nodes, now)
-        case Resize(workers=workers, servers=servers):
-            return _resize(machine, job, workers, servers, now)
+        case Migrate():
+            return _migrate(machine, job, action, now)
+        case Resize():
+            return _resize(machine, job, action, now)
 
 
 def illegal(
@@ -187,24 +187,38 @@ def _unpack(machine: AllocatorMachine, job: JobState, detail: str, now: Instant)
     return len(job.live)
 
 
-def _migrate(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
-    to = ",".join(nodes)
+def _migrate(machine: AllocatorMachine, job: JobState, action: Migrate, now: Instant) -> int:
+    to, tries = ",".join(action.nodes), action.trial or action.defrag
     if not _able(machine, job, AskMigrate(job=job.job, to=to)):
         return 0
+    tried = trials.move(machine, job, action, now) if tries else None
+    if tries and tried is None:
+        return 0
     begun, _ = moving.begin(machine, job, to, now, Reason.BY_POLICY)
-    return 2 * len(job.live) if begun is Reason.REQUESTED else 0
+    if begun is not Reason.REQUESTED:
+        return 0
+    if tried is not None:
+        machine.record(tried)
+    return 2 * len(job.live)
 
 
-def _resize(
-    machine: AllocatorMachine, job: JobState, workers: int, servers: int, now: Instant
-) -> int:
+def _resize(machine: AllocatorMachine, job: JobState, action: Resize, now: Instant) -> int:
+    workers, servers = action.workers, action.servers
     wish = AskResize(job=job.job, workers=workers, servers=servers or None)
     same = (workers, servers or job.servers) == (job.size, job.servers)
     if same or packs.shares(machine, job) or not _able(machine, job, wish):
         return 0
+    tries = action.trial and workers > job.size
+    tried = trials.grow(machine, job, action, now) if tries else None
+    if tries and tried is None:
+        return 0
     begun, _ = resizing.begin(machine, job, workers, now, servers=servers or None,
                               why=Reason.BY_POLICY)  # fmt: skip
-    return 2 * len(job.live) + workers if begun is Reason.REQUESTED else 0
+    if begun is not Reason.REQUESTED:
+        return 0
+    if tried is not None:
+        machine.record(tried)
+    return 2 * len(job.live) + workers
 
 
 def _calm(job: JobState) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, packs, resizes, returns
+from skep.machines.allocator import cellwork, lately, packs, resizes, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -178,6 +178,7 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         detail=fact.detail,
         answers=dict.fromkeys(fact.nodes),
         far=earlier.far if earlier is not None else 0,
+        stops_at=_stops(earlier, fact),
     )
     if earlier is None and fact.why is Reason.PREEMPTED_BY_POLICY:
         going = max(0, fact.at - job.since) if job.state is State.RUNNING else 0
@@ -192,6 +193,13 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
     for name in fact.nodes:
         if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
             machine.nodes[name].open_orders[job.job, job.attempt] = fact.order
+
+
+def _stops(earlier: OpenChange | None, fact: JobChanging) -> Instant:
+    """Return when ranks were first told to stop, by this or before; 0: they were not."""
+    if earlier is not None and earlier.stops_at:
+        return earlier.stops_at
+    return fact.at if fact.nodes and isinstance(fact.change, Move | Suspend) else Instant(0)
 
 
 def ran(machine: AllocatorMachine, job: JobState, name: str) -> None:
@@ -224,6 +232,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
         orders = machine.nodes[name].open_orders
         if answer is None and orders.get((job.job, job.attempt)) == change.order:
             del orders[job.job, job.attempt]
+    lately.changed(machine, job, change, fact)
     job.change = None
     machine.soft.changes += 1
     if fact.result is not Result.DONE:

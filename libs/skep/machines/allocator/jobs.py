@@ -86,6 +86,8 @@ class OpenChange(msgspec.Struct):
     """By node that was told: its answer, or None."""
     far: int = 0
     """The furthest mini-batch that any part was told to be at."""
+    stops_at: Instant = Instant(0)
+    """When ranks were first told to stop; 0: they were not."""
 
 
 class Successor(msgspec.Struct):

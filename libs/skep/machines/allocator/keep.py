@@ -17,8 +17,9 @@ from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
 from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.lately import Lately
 from skep.machines.allocator.suspects import Suspicion
-from skep.machines.allocator.trials import Tries
+from skep.machines.allocator.tries import Tries
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
@@ -40,6 +41,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     last_asked: int = 0
     served: dict[str, list[int]] = {}
     tries: Tries = msgspec.field(default_factory=Tries)
+    lately: Lately = msgspec.field(default_factory=Lately)
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -88,6 +90,7 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         last_asked=machine.last_asked,
         served=machine.served,
         tries=machine.tries,
+        lately=machine.lately,
     )
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
@@ -120,7 +123,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.epoch, machine.order = kept.epoch, kept.order
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
             machine.last_asked, machine.served = kept.last_asked, kept.served
-            machine.tries = kept.tries
+            machine.tries, machine.lately = kept.tries, kept.lately
             for vc, opportunistic in kept.queues:
                 machine.queue_of(vc, opportunistic=opportunistic)
             machine.suspicion = kept.suspicion

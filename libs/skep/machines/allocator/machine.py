@@ -24,6 +24,7 @@ from skep.machines.allocator import (
     changing,
     dispatch,
     invariants,
+    lately,
     moves,
     moving,
     paces,
@@ -33,6 +34,7 @@ from skep.machines.allocator import (
     spanning,
     suspects,
     trials,
+    tries,
     views,
     watch,
 )
@@ -130,7 +132,8 @@ class AllocatorMachine:
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
         self.suspicion = suspects.Suspicion()
-        self.tries = trials.Tries()
+        self.tries = tries.Tries()
+        self.lately = lately.Lately()
         self.alarms: dict[watch.Place, CellsAlarm] = {}
         """Invariants of the cells that were found broken and have not been found to hold since."""
         self.soft = dispatch.Soft()
@@ -383,11 +386,11 @@ class AllocatorMachine:
             case GpusShared():
                 self.jobs[fact.job].packed = fact  # What follows in its record does it.
             case TrialMessage():
-                trials.apply(self, fact)
+                tries.apply(self, fact)
             case _:
                 restore(self, fact)
                 return  # It is no fact, and nothing follows from it.
-        trials.follow(self, fact)
+        tries.follow(self, fact)
 
     def _apply_added(self, fact: NodeAdded) -> None:
         name = fact.joined.node
@@ -472,6 +475,7 @@ class AllocatorMachine:
                        submitted_at=fact.submitted_at, waiting_since=fact.submitted_at,
                        since=fact.submitted_at)  # fmt: skip
         self.jobs[fact.job] = job
+        lately.came(self, job)
         self.queue(job).add(job.entry)
 
     def queue(self, job: JobState) -> JobQueue:
@@ -579,7 +583,7 @@ class AllocatorMachine:
             self.borrowed.pop(job.job, None)
             self.away.pop(job.job, None)
         self.soft.uncovered.pop(job.job, None)
-        trials.ended(self, fact.job)
+        tries.ended(self, fact.job)
 
     # --- for decisions -----------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ class Seats:
             same = known.free == free[""] and known.pins == pins
             same = same and known.cpus_free == cpus and known.memory_free == memory
             same = same and (known.gpu_type, known.gpus) == (shape.gpu, shape.node_size)
+            same = same and known.gpu_memory == state.gpu_memory.get(shape.gpu, 0)
             if same and known.cpus == state.joined.cpus and known.memory == state.joined.memory:
                 return known
         there = self._on.get(node, {})
@@ -91,6 +92,7 @@ class Seats:
             cpus_free=cpus,
             memory=state.joined.memory,
             memory_free=memory,
+            gpu_memory=state.gpu_memory.get(shape.gpu, 0),
         )
 
 

@@ -4,9 +4,13 @@
     Judged --> TrialOver (kept, undone);   until passed, a job gone or changed --> TrialOver (void)
 
 One writer per kind of truth: the introspector may be dead, late or wrong about what is open, and a
-trial still has one verdict, because whoever records it is who began it. What is undone or void is
-put back: the guest of a pack leaves the GPUs that it shares, once nothing else is under way with
-it. `Trials` is kept in snapshots; what the introspector was told is soft.
+trial still has one verdict, because whoever records it is who began it. What is undone is put back:
+the guest of a pack leaves the GPUs that it shares and a gang is as small as before once nothing
+else is under way with them, and a job that moved goes back, if its place is idle still. So is what
+is void, but for moves: to go back costs another pause, and nobody knows that it is worth it.
+
+Whatever a policy does to a job while it is tried is done as ever, and makes the trial void: who has
+grown on trial shrinks at once when its GPUs are wanted.
 
 Trials are limited, so that a policy that tries too much costs a bounded part: one at a time for
 each job, a cool-down for what was not worth it, and so many begun within an hour.
@@ -15,29 +19,18 @@ each job, a cool-down for what was not worth it, and so many begun within an hou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from skep.machines.allocator import changing, paces, packs
+from skep.machines.allocator import changing, moving, paces, packs, resizing
 from skep.machines.allocator.jobs import JobState, State
+from skep.machines.allocator.tries import HOUR, MOVES, Undo, counted, families, key
 from skep.machines.base import Send
-from skep.units import Duration, Instant, after, seconds
+from skep.units import Instant, after, seconds
+from skep.view.plan import Migrate, Resize
 from skep.wire import subjects
-from skep.wire.changes import Goal
-from skep.wire.packs import GpusShared
+from skep.wire.changes import AskMigrate, Goal
 from skep.wire.reasons import Reason
-from skep.wire.trials import (
-    Before,
-    Judged,
-    Kind,
-    OpenTrial,
-    TrialBegun,
-    TrialFact,
-    TrialOver,
-    Trials,
-    Verdict,
-)
+from skep.wire.trials import Before, Judged, Kind, OpenTrial, TrialBegun, TrialOver, Trials, Verdict
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -45,39 +38,23 @@ if TYPE_CHECKING:
 LASTS = seconds(600.0)
 """How long a trial may go without a verdict: twice what the test's last look takes of jobs whose
 mini-batches are shorter than its samples."""
+LASTS_MADE_READY = seconds(1200.0)
+"""Likewise where a successor or newcomers make ready first: that may take as long again."""
 REPEAT = seconds(2.0)
 """As often as any command is repeated."""
-COOLS = seconds(3600.0)
-"""How long what was not worth it is not tried again between jobs of the same families."""
-COOLS_VOID = seconds(600.0)
-HOUR = seconds(3600.0)
 JOB_MAX = 6
 VC_MAX = 60
 """Trials begun within an hour that touch one job, or are of one VC: a pack that is undone costs its
 guest some seconds, so this bounds what a policy can waste at about a per cent."""
+JOB_MOVES_MAX = 3
+VC_MOVES_MAX = 30
+"""Likewise of moves, each of which costs its job one pause, or two."""
 OPEN_MAX = 500
 """Open trials: about 300 bytes each in one message."""
-COOLING_MAX = 10_000
-"""What is remembered of failures, the latest."""
+DEFRAG_MILLI = 980
+"""What a job that is moved for others must keep of its rate, in thousandths."""
 
 Refusal = tuple[Reason, str]
-
-
-class Tries(msgspec.Struct):
-    """What is known of trials: durable."""
-
-    latest: int = 0
-    open: dict[int, TrialBegun] = {}
-    of_job: dict[str, int] = {}
-    """The open trial of each job that is in one."""
-    cooling: dict[str, Instant] = {}
-    """By kind and families: until when it is not tried again."""
-    begun: dict[str, list[Instant]] = {}
-    """By job, and by `vc:` and VC: when trials were begun, oldest first, of the last hour."""
-    solo: dict[str, int] = {}
-    """By unfinished job of a trial: its rate on GPUs of its own."""
-    leaving: dict[str, int] = {}
-    """Guests of packs that are to leave, and the attempt that is to."""
 
 
 # --- begin ---------------------------------------------------------------------------------------
@@ -89,20 +66,31 @@ def refusal(
     """Return why a trial with these jobs is not to be begun now, None if it may."""
     tries = machine.tries
     for job in jobs:
-        if job.job in tries.of_job or job.job in tries.leaving:
+        if job.job in tries.of_job or job.job in tries.undoing:
             return Reason.TRIAL_OPEN, job.job
-    until = tries.cooling.get(key(kind, families(jobs)))
-    if until is not None and now < until:
-        return Reason.TRIAL_COOLS, " ".join(families(jobs))
-    for name, most in _counted(jobs):
+    named, vc = families(jobs), jobs[0].spec.vc
+    cools = tries.cooling.get(vc, {}).get(key(kind, named))
+    if cools is not None and now < cools.until:
+        return Reason.TRIAL_COOLS, " ".join(named)
+    for name, most in _limits(kind, jobs):
         if sum(now - HOUR < at for at in tries.begun.get(name, ())) >= most:
             return Reason.TRIALS_ENOUGH, name
     if len(tries.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
+    known = solo if kind is Kind.PACK else _rate
     for job in jobs:
-        if machine.trials_measured and not solo(machine, job):
+        if machine.trials_measured and not known(machine, job):
             return Reason.NOT_MEASURED, job.job
     return None
+
+
+def _limits(kind: Kind, jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
+    for name in counted(kind, [job.job for job in jobs], jobs[0].spec.vc):
+        of_vc, moves = "vc:" in name, name.startswith("moves ")
+        if moves:
+            yield name, VC_MOVES_MAX if of_vc else JOB_MOVES_MAX
+        else:
+            yield name, VC_MAX if of_vc else JOB_MAX
 
 
 def pack(
@@ -122,6 +110,38 @@ def pack(
     return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.PACK, vc=guest.spec.vc,
                       jobs=befores, families=families(jobs), at=now, until=after(now, LASTS),
                       needed_milli=needed_milli, why=Reason.BY_POLICY)  # fmt: skip
+
+
+def move(
+    machine: AllocatorMachine, job: JobState, action: Migrate, now: Instant
+) -> TrialBegun | None:
+    """Return what is to be recorded with a move that is tried; None if it may not be now.
+
+    It is made before the move, and its successor is measured. Who shared GPUs has no way back to
+    them: others are there.
+    """
+    kind = Kind.DEFRAG if action.defrag else Kind.MIGRATE
+    if job.state is not State.RUNNING or refusal(machine, kind, (job,), now) is not None:
+        return None
+    needed = min(action.needed_milli, DEFRAG_MILLI) if action.defrag else action.needed_milli
+    place = () if packs.shares(machine, job) else tuple(job.live)
+    return TrialBegun(trial=machine.tries.latest + 1, kind=kind, vc=job.spec.vc,
+                      jobs=(_before(machine, job, job.following),), families=families((job,)),
+                      at=now, until=after(now, LASTS_MADE_READY), needed_milli=needed,
+                      why=Reason.BY_POLICY, nodes=place)  # fmt: skip
+
+
+def grow(
+    machine: AllocatorMachine, job: JobState, action: Resize, now: Instant
+) -> TrialBegun | None:
+    """Return what is to be recorded with a growth that is tried; None if it may not be now."""
+    if job.state is not State.RUNNING or refusal(machine, Kind.GROW, (job,), now) is not None:
+        return None
+    return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.GROW, vc=job.spec.vc,
+                      jobs=(_before(machine, job, job.attempt),), families=families((job,)),
+                      at=now, until=after(now, LASTS_MADE_READY),
+                      needed_milli=action.needed_milli, why=Reason.BY_POLICY, workers=job.size,
+                      servers=job.servers, grown=action.workers)  # fmt: skip
 
 
 def _before(machine: AllocatorMachine, job: JobState, attempt: int) -> Before:
@@ -146,20 +166,10 @@ def solo(machine: AllocatorMachine, job: JobState) -> int:
     return dict(rates).get(job.size, 0)
 
 
-def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
-    """Return what jobs are alike by, each's family or else its name and VC, in order."""
-    return tuple(sorted(job.spec.size.family or f"{job.spec.vc}/{job.spec.name}" for job in jobs))
-
-
-def key(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of."""
-    return " ".join((kind, *named))
-
-
-def _counted(jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
-    for job in jobs:
-        yield job.job, JOB_MAX
-    yield f"vc:{jobs[0].spec.vc}", VC_MAX
+def _rate(machine: AllocatorMachine, job: JobState) -> int:
+    """Return the rate that a running attempt was measured at, in thousandths; 0: it was not."""
+    told = machine.soft.paces.get(job.job)
+    return told[0].rate_milli if told is not None and told[0].attempt == job.attempt else 0
 
 
 # --- verdicts ------------------------------------------------------------------------------------
@@ -170,8 +180,27 @@ def judged(machine: AllocatorMachine, event: Judged, now: Instant) -> None:
     trial = machine.tries.open.get(event.trial)
     if trial is None or not _since(machine, trial):
         return
-    _over(machine, trial, Verdict.KEPT if event.kept else Verdict.UNDONE,
-          Reason.TRIAL_GAINS if event.kept else Reason.TRIAL_LOSES, now, event)  # fmt: skip
+    if event.kept:
+        _over(machine, trial, Verdict.KEPT, Reason.TRIAL_GAINS, now, event)
+        return
+    against = _goes_back(machine, trial, now) if trial.kind in MOVES else ""
+    if against:
+        _over(machine, trial, Verdict.KEPT, Reason.TRIAL_STAYS, now, event, against)
+    else:
+        _over(machine, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, event)
+
+
+def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> str:
+    """Have a job that moved go back to its nodes; return why it cannot, empty if that begins."""
+    job, to = machine.jobs[trial.jobs[0].job], ",".join(trial.nodes)
+    if not trial.nodes:
+        return "it shared its GPUs there"
+    if job.asked is not None or not job.known:
+        return "something else is asked of it"
+    against = changing.refusal(machine, job, AskMigrate(job=job.job, to=to))
+    if against is None:
+        against = moving.begin(machine, job, to, now, Reason.TRIAL_LOSES)
+    return "" if against[0] is Reason.REQUESTED else f"{against[0]}: {against[1]}"
 
 
 def review(machine: AllocatorMachine, now: Instant) -> None:
@@ -185,11 +214,23 @@ def review(machine: AllocatorMachine, now: Instant) -> None:
             _over(machine, trial, Verdict.VOID, Reason.TRIAL_DISTURBED, now, detail=disturbed)
         elif trial.until <= now:
             _over(machine, trial, Verdict.VOID, Reason.NO_VERDICT, now)
-    for name in list(tries.leaving):
+    for name, undo in list(tries.undoing.items()):
         job = machine.jobs[name]
-        calm = job.change is None and job.asked is None and job.successor is None
-        if calm and job.state in (State.RUNNING, State.SUSPENDED):
-            changing.leave(machine, job, None, now, "after a trial")
+        if job.change is None and job.asked is None and job.successor is None:
+            _put_back(machine, job, undo, now)
+
+
+def _put_back(machine: AllocatorMachine, job: JobState, undo: Undo, now: Instant) -> None:
+    """Have a guest leave the GPUs that it shares, or a gang be as small as before, if it can now.
+
+    One that stands without being asked to is left alone until it runs.
+    """
+    if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
+        changing.leave(machine, job, None, now, "after a trial")
+    ready = undo.kind is Kind.GROW and job.state is State.RUNNING and job.known
+    if ready and not (resizing.refusal(job, undo.workers) or packs.shares(machine, job)):
+        resizing.begin(machine, job, undo.workers, now, servers=undo.servers or None,
+                       why=undo.why)  # fmt: skip
 
 
 def _over(
@@ -206,6 +247,11 @@ def _over(
 
 def _disturbed(machine: AllocatorMachine, trial: TrialBegun) -> str:
     """Return what makes a trial worthless; empty: nothing does."""
+    return _split(machine, trial) if trial.kind is Kind.PACK else _strays(machine, trial)
+
+
+def _split(machine: AllocatorMachine, trial: TrialBegun) -> str:
+    """Return why the jobs of a pack are not together any more, or not alone."""
     for each in trial.jobs:
         job = machine.jobs.get(each.job)
         if job is None or job.attempt != each.attempt:
@@ -228,6 +274,29 @@ def _resumes(job: JobState) -> bool:
     return job.state is State.SUSPENDED and job.change is not None and not job.released
 
 
+def _strays(machine: AllocatorMachine, trial: TrialBegun) -> str:
+    """Return why a job is not, and is not about to be, as it was moved or grown to be."""
+    each, moves = trial.jobs[0], trial.kind in MOVES
+    job = machine.jobs.get(each.job)
+    if job is None:
+        return f"{each.job} is over"
+    goal = job.change.goal if job.change is not None else None
+    if trial.trial not in machine.tries.done:
+        mine = job.attempt == each.attempt or job.succeeds(each.attempt)
+        if mine and goal is (Goal.MIGRATE if moves else Goal.RESIZE):
+            return ""
+        return f"{each.job} did not {'move' if moves else 'grow'}"
+    if job.attempt != each.attempt or job.state is not State.RUNNING:
+        return f"{each.job} is {job.state}, with attempt {job.attempt}"
+    if goal in (Goal.SUSPEND, Goal.MIGRATE, Goal.RESIZE):
+        return f"{each.job} is changed again: {goal}"
+    if trial.grown and job.size != trial.grown:
+        return f"{each.job} has {job.size} workers"
+    if packs.shares(machine, job):
+        return f"others came to the GPUs of {each.job}"
+    return ""
+
+
 def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
     """Return when all jobs of a trial began to run as they are; 0: some have yet to."""
     jobs = [machine.jobs[each.job] for each in trial.jobs]
@@ -235,6 +304,8 @@ def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
         return Instant(0)
     if any(job.change is not None and job.change.goal is not Goal.SHARE for job in jobs):
         return Instant(0)
+    if trial.kind is not Kind.PACK:
+        return machine.tries.done.get(trial.trial, Instant(0))
     return max(trial.at, *(job.since for job in jobs))
 
 
@@ -258,82 +329,3 @@ def tell(machine: AllocatorMachine, now: Instant) -> None:
     soft.telling.at = (
         min((soft.telling.again, *(each.until for each in opened))) if opened else None
     )
-
-
-# --- facts ---------------------------------------------------------------------------------------
-
-
-def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
-    """Take over one fact."""
-    tries = machine.tries
-    match fact:
-        case TrialBegun():
-            tries.latest = fact.trial
-            tries.open[fact.trial] = fact
-            for each in fact.jobs:
-                tries.of_job[each.job] = fact.trial
-                tries.solo[each.job] = each.solo_milli
-            for name in (*(each.job for each in fact.jobs), f"vc:{fact.vc}"):
-                recent = [at for at in tries.begun.get(name, ()) if fact.at - HOUR < at]
-                tries.begun[name] = [*recent, fact.at]
-        case TrialOver():
-            trial = tries.open.pop(fact.trial)
-            for each in trial.jobs:
-                del tries.of_job[each.job]
-                if each.job not in machine.jobs:
-                    _forget(tries, each.job)
-            if fact.verdict is not Verdict.KEPT:
-                _cool(tries, trial, fact)
-                _leaves(machine, trial.jobs[0])
-
-
-def follow(machine: AllocatorMachine, fact: Any) -> None:
-    """Take over what any fact means for trials: who has left others need not leave any more."""
-    tries, name = machine.tries, getattr(fact, "job", "")
-    if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):
-        machine.soft.telling.touched = machine.soft.telling.stale = True
-    for guest, attempt in list(tries.leaving.items()):
-        job = machine.jobs.get(guest)
-        if job is None or job.attempt != attempt or not packs.shares(machine, job):
-            del tries.leaving[guest]
-
-
-def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
-    named = key(trial.kind, trial.families)
-    rest: Duration = COOLS if fact.verdict is Verdict.UNDONE else COOLS_VOID
-    tries.cooling.pop(named, None)
-    tries.cooling[named] = after(fact.at, rest)
-    if len(tries.cooling) > COOLING_MAX:
-        del tries.cooling[next(iter(tries.cooling))]
-
-
-def _leaves(machine: AllocatorMachine, guest: Before) -> None:
-    job = machine.jobs.get(guest.job)
-    if job is not None and job.attempt == guest.attempt and packs.shares(machine, job):
-        machine.tries.leaving[guest.job] = guest.attempt
-
-
-def ended(machine: AllocatorMachine, name: str) -> None:
-    """Take over that a job is over: of one in an open trial, its verdict forgets it."""
-    if name not in machine.tries.of_job:
-        _forget(machine.tries, name)
-
-
-def _forget(tries: Tries, name: str) -> None:
-    tries.solo.pop(name, None)
-    tries.begun.pop(name, None)
-
-
-def check(machine: AllocatorMachine) -> None:
-    """Assert that whatever is known of trials is of jobs that there are."""
-    tries = machine.tries
-    assert tries.of_job == {
-        each.job: number for number, trial in tries.open.items() for each in trial.jobs
-    }
-    assert all(number == trial.trial <= tries.latest for number, trial in tries.open.items())
-    for name, attempt in tries.leaving.items():
-        job = machine.jobs[name]
-        assert job.attempt == attempt, job
-        assert packs.shares(machine, job), job
-    for name in tries.solo:
-        assert name in machine.jobs or name in tries.of_job, name

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellviews, cellwork, paces, packs
+from skep.machines.allocator import cellviews, cellwork, lately, paces, packs, tries
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -332,6 +332,8 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         borrows=job.job in machine.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
+        pause=lately.pause(machine, job),
+        trial=tries.number(machine, job),
         **paces.shown(machine, job),
     )
 
@@ -431,6 +433,8 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         free_cells=cellviews.free_cells(machine, planned.vc) if planned.policy.sees_cells else {},
         changed=freed(machine, planned.vc),
         ended=tuple(machine.served.get(planned.vc, ())),
+        cooling=tries.cooling(machine, planned.vc, now) if planned.policy.sees_rates else (),
+        quiet_since=machine.lately.came.get(planned.vc, Instant(0)),
     )
 
 

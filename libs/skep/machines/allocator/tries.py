@@ -1,0 +1,226 @@
+"""What is known of trials, as the facts tell it: what is open, cools down, or has to be put back.
+
+`Tries` is kept in snapshots. What follows from facts alone is here; `trials` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from skep.machines.allocator import lately, packs
+from skep.machines.allocator.jobs import JobState, State
+from skep.units import Duration, Instant, after, seconds
+from skep.view.view import TrialView
+from skep.wire.changes import Goal, JobChanged, Result
+from skep.wire.packs import GpusShared
+from skep.wire.reasons import Reason
+from skep.wire.trials import Kind, TrialBegun, TrialFact, TrialOver, Verdict
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+MOVES = (Kind.MIGRATE, Kind.DEFRAG)
+
+COOLS = seconds(3600.0)
+"""How long what was not worth it is not tried again between jobs of the same families of a VC."""
+COOLS_VOID = seconds(600.0)
+HOUR = seconds(3600.0)
+COOLING_MAX = 200
+"""What is remembered of a VC's failures, the latest: more than it may have within an hour."""
+SHRINKS_MAX = 3
+"""How often ranks are asked to be as few as before; then the gang keeps its size."""
+GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
+"""States of a job of which nothing is left that a trial has changed."""
+
+
+class Cooling(msgspec.Struct, frozen=True):
+    """What is not tried again before `until`."""
+
+    kind: Kind
+    families: tuple[str, ...]
+    until: Instant
+
+
+class Undo(msgspec.Struct):
+    """What has yet to be put back of a job: a guest leaves its host, a gang has `workers` again."""
+
+    trial: int
+    kind: Kind
+    attempt: int
+    why: Reason
+    workers: int = 0
+    servers: int = 0
+    refused: int = 0
+    """How often its ranks would not."""
+
+
+class Tries(msgspec.Struct):
+    """What is known of trials: durable."""
+
+    latest: int = 0
+    open: dict[int, TrialBegun] = {}
+    of_job: dict[str, int] = {}
+    """The open trial of each job that is in one."""
+    done: dict[int, Instant] = {}
+    """By open trial of a move or a growth: since when the job runs as it is to be measured."""
+    cooling: dict[str, dict[str, Cooling]] = {}
+    """By VC, by kind and families: what is not tried again for now."""
+    begun: dict[str, list[Instant]] = {}
+    """By whom or what is counted: when trials were begun, oldest first, of the last hour."""
+    solo: dict[str, int] = {}
+    """By unfinished job that was packed on trial: its rate on GPUs of its own."""
+    undoing: dict[str, Undo] = {}
+
+
+def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
+    """Return what jobs are alike by, each's family or else its name and VC, in order."""
+    return tuple(sorted(job.spec.size.family or f"{job.spec.vc}/{job.spec.name}" for job in jobs))
+
+
+def key(kind: Kind, named: Sequence[str]) -> str:
+    """Return what a cool-down is of."""
+    return " ".join((kind, *named))
+
+
+def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
+    """Return under what names a trial is counted: all of a job and VC, and what moves."""
+    whom = *jobs, f"vc:{vc}"
+    return *whom, *((f"moves {name}" for name in whom) if kind in MOVES else ())
+
+
+# --- for policies --------------------------------------------------------------------------------
+
+
+def number(machine: AllocatorMachine, job: JobState) -> int:
+    """Return the open trial of a job, or the one whose change is being put back; 0: none."""
+    undo = machine.tries.undoing.get(job.job)
+    return machine.tries.of_job.get(job.job, undo.trial if undo is not None else 0)
+
+
+def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:
+    """Return what is not to be tried in a VC now."""
+    return tuple(TrialView(each.kind, each.families, each.until)
+                 for each in machine.tries.cooling.get(vc, {}).values()
+                 if now < each.until)  # fmt: skip
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
+    """Take over one fact."""
+    tries = machine.tries
+    match fact:
+        case TrialBegun():
+            tries.latest = fact.trial
+            tries.open[fact.trial] = fact
+            for each in fact.jobs:
+                tries.of_job[each.job] = fact.trial
+                if fact.kind is Kind.PACK:
+                    tries.solo[each.job] = each.solo_milli
+            for name in counted(fact.kind, [each.job for each in fact.jobs], fact.vc):
+                recent = [at for at in tries.begun.get(name, ()) if fact.at - HOUR < at]
+                tries.begun[name] = [*recent, fact.at]
+        case TrialOver():
+            trial = tries.open.pop(fact.trial)
+            tries.done.pop(fact.trial, None)
+            for each in trial.jobs:
+                del tries.of_job[each.job]
+                if each.job not in machine.jobs:
+                    _forget(tries, each.job)
+            if fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS:
+                _cool(tries, trial, fact)
+            if fact.verdict is not Verdict.KEPT:
+                _put_back(machine, trial, fact)
+
+
+def follow(machine: AllocatorMachine, fact: Any) -> None:
+    """Take over what any fact means for trials: what is measured by now, what is put back."""
+    tries, name = machine.tries, getattr(fact, "job", "")
+    if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):
+        machine.soft.telling.touched = machine.soft.telling.stale = True
+    if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
+        _changed(machine, fact)
+    for other, undo in list(tries.undoing.items()):
+        if not _owed(machine, other, undo):
+            del tries.undoing[other]
+            if machine.soft.planned:
+                machine.soft.touched[other] = None
+
+
+def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
+    """Take over that a job was moved, or has another size, or that it came to nothing."""
+    tries, undo = machine.tries, machine.tries.undoing.get(fact.job)
+    if fact.result is not Result.DONE:
+        if undo is not None and fact.goal is Goal.RESIZE:
+            undo.refused += 1
+        return
+    tries.solo.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
+    opened = tries.of_job.get(fact.job, 0)
+    trial = tries.open.get(opened)
+    if trial is None or trial.kind is Kind.PACK or opened in tries.done:
+        return
+    job = machine.jobs[fact.job]
+    moved = fact.goal is Goal.MIGRATE and trial.kind in MOVES
+    if job.attempt == trial.jobs[0].attempt and (moved or job.size == trial.grown):
+        tries.done[opened] = fact.at
+
+
+def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
+    rest: Duration = COOLS_VOID if fact.verdict is Verdict.VOID else COOLS
+    known, named = tries.cooling.get(trial.vc, {}), key(trial.kind, trial.families)
+    cools = {name: each for name, each in known.items() if fact.at < each.until and name != named}
+    cools[named] = Cooling(trial.kind, trial.families, after(fact.at, rest))
+    while len(cools) > COOLING_MAX:
+        del cools[next(iter(cools))]
+    tries.cooling[trial.vc] = cools
+
+
+def _put_back(machine: AllocatorMachine, trial: TrialBegun, fact: TrialOver) -> None:
+    """Note what of a job has to be put back; one that moved goes back at once or never."""
+    tried = trial.jobs[0]
+    undo = Undo(trial.trial, trial.kind, tried.attempt, fact.why, trial.workers, trial.servers)
+    job = machine.jobs.get(tried.job)
+    resizes = job is not None and job.change is not None and job.change.goal is Goal.RESIZE
+    # Whoever has the gang be of another size meanwhile wants that size.
+    if trial.kind not in MOVES and not resizes and _owed(machine, tried.job, undo):
+        machine.tries.undoing[tried.job] = undo
+
+
+def _owed(machine: AllocatorMachine, name: str, undo: Undo) -> bool:
+    """Return whether something is left to be put back."""
+    job = machine.jobs.get(name)
+    if job is None or (job.state in GONE and undo.kind is Kind.GROW):
+        return False
+    if undo.kind is Kind.GROW:
+        return job.size > undo.workers and undo.refused < SHRINKS_MAX
+    return job.attempt == undo.attempt and packs.shares(machine, job)
+
+
+def ended(machine: AllocatorMachine, name: str) -> None:
+    """Take over that a job is over: of one in an open trial, its verdict forgets it."""
+    lately.ended(machine, name)
+    if name not in machine.tries.of_job:
+        _forget(machine.tries, name)
+
+
+def _forget(tries: Tries, name: str) -> None:
+    tries.solo.pop(name, None)
+    tries.begun.pop(name, None)
+    tries.begun.pop(f"moves {name}", None)
+
+
+def check(machine: AllocatorMachine) -> None:
+    """Assert that whatever is known of trials is of jobs that there are."""
+    tries = machine.tries
+    assert tries.of_job == {
+        each.job: number for number, trial in tries.open.items() for each in trial.jobs
+    }
+    assert all(number == trial.trial <= tries.latest for number, trial in tries.open.items())
+    assert tries.done.keys() <= tries.open.keys()
+    assert all(_owed(machine, name, undo) for name, undo in tries.undoing.items())
+    for name in tries.solo:
+        assert name in machine.jobs or name in tries.of_job, name
