@@ -28,7 +28,7 @@ from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds
 from skep.wire.trials import TrialBegun, TrialOver, Verdict
 from skep.workloads.figures import Figures
-from skep.workloads.models import Models
+from skep.workloads.models import Models, Part
 from skep.workloads.situation import Situation
 
 NODE_GPUS = 4
@@ -57,6 +57,8 @@ class Scene(NamedTuple):
     """Of the cluster and of its jobs."""
     load: float = 0.0
     """Of the days; 0: as it is by itself."""
+    local: bool = True
+    """Whether it matters on how many nodes a gang is."""
     study: Study | None = None
     ours: bool = True
 
@@ -75,12 +77,19 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sized(Models):
-    """Models of which it is known how much memory they take."""
+    """Models of which it is known how much memory they take; `local`: whether nodes matter."""
+
+    local = True
 
     def memory(self, job: TraceJob) -> int:
         """Return what stands in for a job's bytes."""
         used = self.utilisation(job, Situation(job.gpu_type, (1,), 1))
         return next(size for most, size in MEMORY if used <= most)
+
+    def parts(self, job: TraceJob, where: Situation) -> tuple[Part, ...]:
+        """Return the factors of its speed, without that of its nodes if they do not matter."""
+        return tuple(each for each in super().parts(job, where)
+                     if self.local or each.what not in ("locality", "network"))  # fmt: skip
 
 
 def play(scene: Scene, seed: int) -> Played:
@@ -108,6 +117,7 @@ def _search(scene: Scene, study: Study, seed: int) -> Played:
 
 def _cluster(scene: Scene, trace: Trace, nodes: int, seed: int) -> Played:
     speeds = Sized([Figures()], node_gpus=NODE_GPUS)
+    speeds.local = scene.local
     cluster = of_types({"p100": nodes - nodes // 2, "p40": nodes // 2}, NODE_GPUS)
     settings = Settings(seed=seed, costs=COSTS, policies={"all": scene.policy},
                         sample_every_s=SAMPLE_S, gpu_memory=GPU_MEMORY)  # fmt: skip
