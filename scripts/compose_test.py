@@ -62,7 +62,7 @@ note("end")
 """
 """A job: notes its start and end, with its slots, in its agent's folder."""
 VIEWERS = {"collector", "jaeger", "prometheus", "grafana"}
-SERVICES = ("allocator", "admission", "introspector", "advisor")
+SERVICES = ("allocator", "admission", "introspector", "advisor", "searches")
 PAUSE_S = 6.0
 """Twice what a standby waits for an active process that is silent."""
 PACE_S = 0.35

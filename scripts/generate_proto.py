@@ -18,8 +18,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.proto_examples import ASKS, GROUPS, SPEC
+from scripts.proto_search import SEARCH_REQUESTS, SEARCH_SPEC
 from skep import __version__
-from skep.wire import facts, subjects, talk
+from skep.wire import drafts, facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import Advice
 from skep.wire.changes import Ask
@@ -27,6 +28,8 @@ from skep.wire.commands import Command
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
 from skep.wire.reports import Heartbeat, NodeReport
+from skep.wire.search import SearchSpec
+from skep.wire.search_facts import Request, SearchFact, SearchVerdict
 from skep.wire.spec import NOT_BUILT, JobSpec
 from skep.wire.trials import Trials
 from skep.wire.verdict import Verdict
@@ -40,10 +43,13 @@ UNIONS: dict[str, Any] = {
     "findings": Finding,
     "advice": Advice,
     "trials": Trials,
+    "drafts": drafts.Asked | drafts.Told,
     "admin": Admin,
     "verdict": Verdict,
+    "search-verdict": SearchVerdict,
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
+    "search-facts": SearchFact,
     "agent-facts": facts.AgentFact,
     "job-says": talk.Said,
     "job-hears": talk.Told,
@@ -78,6 +84,7 @@ PAYLOADS: dict[str, dict[str, Any]] = {
     "cancel": {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]},
     "admission-facts": _record("admission-facts"),
     "allocator-facts": _record("allocator-facts"),
+    "search-facts": _record("search-facts"),
 }
 """Payloads that are no message of their own, by channel."""
 
@@ -86,8 +93,12 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("cancel", subjects.cancel("{vc}"), "", "SUBMIT", 'A tenant ends a job: {"job": "j17"}.'),
     ("ask", subjects.ask("{vc}"), "asks", "SUBMIT",
      "A tenant asks for a change of a running job."),
+    ("search", subjects.search("{vc}"), "search-requests", "SUBMIT",
+     "A tenant begins or cancels a search, asks for a trial, or tells how one goes."),
     ("verdict", f"{subjects.PREFIX}.reply.{{vc}}.{{any}}", "verdict", "",
      "Admission's answer, to the subject in the Skep-Reply header."),
+    ("search-verdict", f"{subjects.PREFIX}.reply.{{vc}}.{{any}}", "search-verdict", "",
+     "What is answered to a request about searches, in the same way."),
     ("admin", subjects.admin("{verb}"), "admin", "ADMIN", "An operator changes the cluster."),
     ("node", subjects.node_event("{node}", "{event}"), "node-events", "NODE",
      "An agent says durably what became of processes."),
@@ -104,6 +115,10 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
      "Records of admission's decisions."),
     ("allocator-facts", subjects.ALLOC_FACTS, "allocator-facts", "ALLOC",
      "Records of the allocator's decisions."),
+    ("draft", subjects.draft("{service}"), "drafts", "",
+     "Request: what would you decide? Nothing is decided by it."),
+    ("search-facts", subjects.SEARCH_FACTS, "search-facts", "SEARCH",
+     "Records of what was decided on searches."),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),
     ("health", subjects.health("{identity}"), "", "", "Request: is this process well?"),
@@ -119,6 +134,10 @@ def documents() -> dict[str, str]:
     made["asyncapi.json"] = _text(_asyncapi())
     made["examples/job-spec.json"] = _text(SPEC)
     made["asks.schema.json"] = _text(_schema(Ask))
+    made["search-spec.schema.json"] = _text(_schema(SearchSpec))
+    made["examples/search-spec.json"] = _text(SEARCH_SPEC)
+    made["search-requests.schema.json"] = _text(_schema(Request))
+    made |= {f"examples/search-requests/{_tag(each)}.json": _text(each) for each in SEARCH_REQUESTS}
     made |= {f"examples/asks/{_tag(ask)}.json": _text(ask) for ask in ASKS}
     for name, group in GROUPS.items():
         for message in group:

@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
+from scripts.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 from skep.units import Duration, Instant
 from skep.wire import (
     admin,
     advice,
     changes,
     commands,
+    drafts,
     facts,
     findings,
     moves,
@@ -396,6 +398,33 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
                      step=150),
 )  # fmt: skip
 
+DRAFTS: tuple[msgspec.Struct, ...] = (
+    drafts.Question(job="j17", remaining={"j3": Duration(90 * 10**9)}, others=True),
+    drafts.Answer(
+        at=AT,
+        outcome=drafts.Outcome(start=drafts.Start.UNKNOWN, why=Reason.WAITS_FOR_CELLS, unknown=2,
+                               needs="1 x 4 GPUs (any type) in cells of nlp"),
+        options=(
+            drafts.Option(
+                why=Reason.WITH_A_PRIORITY,
+                value="1",
+                spec=SPEC,
+                outcome=drafts.Outcome(
+                    start=drafts.Start.AFTER,
+                    why=Reason.CELLS_RESERVED,
+                    at=AT,
+                    others=(
+                        drafts.Touched(job="j3", vc="nlp", what=drafts.Touch.STOPS, gpus=4,
+                                       why=Reason.PREEMPTED, rate_milli=12_345, then_milli=0),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    drafts.Judge(vc="nlp", spec='{"name": "train", "vc": "nlp", "command": ["true"]}'),
+    drafts.Judgement(spec=SPEC),
+)  # fmt: skip
+
 GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "commands": COMMANDS,
     "node-events": NODE_EVENTS,
@@ -403,10 +432,13 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "findings": FINDINGS,
     "advice": ADVICE,
     "trials": TRIALS,
+    "drafts": DRAFTS,
     "admin": ADMIN,
     "verdict": VERDICTS,
+    "search-verdict": SEARCH_VERDICTS,
     "admission-facts": ADMISSION_FACTS,
     "allocator-facts": ALLOCATOR_FACTS,
+    "search-facts": SEARCH_FACTS,
     "agent-facts": AGENT_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,

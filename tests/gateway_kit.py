@@ -345,7 +345,7 @@ class House:
         async with asyncio.timeout(DEADLINE_S):
             while any(
                 indexer.positions[name] < len(broker.stream(name).messages)
-                for name in subjects.STREAMS
+                for name in indexer.positions
             ):
                 await asyncio.sleep(0)
                 # A loop that never blocks would starve the thread that writes the database.

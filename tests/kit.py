@@ -195,7 +195,7 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AdmissionMachine: ("_alike", "_effects", "_judged", "_owns"),
+    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns"),
     AllocatorMachine: ("soft", "effects", "key"),
     SearchesMachine: ("_soft", "_effects"),
     AgentMachine: (

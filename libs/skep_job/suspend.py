@@ -32,7 +32,33 @@ AGAIN_S = 1.0
 """Pause between attempts to take the state back when no agent is left who would ask for it."""
 
 
+DRIVER = "libcuda.so"
+
+
+class _Nothing:
+    """The state of a script without PyTorch and without a device: it is where it was."""
+
+    moved = 0
+
+    def take_back(self) -> None:
+        """Do nothing."""
+
+    def peek(self, storage: object) -> object:
+        """Return what is asked for: nothing is away."""
+        return storage
+
+    def residue(self) -> int:
+        """Return 0."""
+        return 0
+
+
 def _release(limit: int | None) -> Store:
+    if "torch" not in sys.modules:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            if any(DRIVER in line for line in maps):
+                reason = "the script uses a device without PyTorch: nothing is known of its state"
+                raise RuntimeError(reason)
+        return _Nothing()
     # Imported when it is needed: most processes that are observed never release anything.
     from skep_job.release import release
 

@@ -47,7 +47,7 @@ KEEP_EVERY = 20_000
 """Facts between two snapshots: to replay so many takes a quarter of a second."""
 KEEP_SHARE = 2
 """And as many for each of its entries: a large state must not be written over and over."""
-FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC)
+FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.SEARCH)
 """Written by one service each, and never by anybody outside."""
 NOTES_BYTES = 32 * 1024
 """What is noted of inputs before it is stored, without facts if none followed: about an hour's

@@ -26,6 +26,7 @@ from skep_services.adapters.nats_access import (
     GATEWAY,
     INTROSPECTOR,
     OPERATOR,
+    SEARCHES,
     identities,
     new_passwords,
     users,
@@ -94,8 +95,9 @@ FOLLOWS = {
     ALLOCATOR: {"ADMISSION", "ADMIN", "NODE", "ALLOC"},
     INTROSPECTOR: set[str](),
     ADVISOR: {"ADMISSION", "ALLOC"},
-    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"},
-    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC"},
+    SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
+    GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
+    OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
     BOOTSTRAP: set[str](),
     NODE_1: set[str](),
     VC_ML: set[str](),
@@ -105,6 +107,7 @@ ASKED = {
     "skep.v1.submit.web",
     "skep.v1.cancel.ml",
     "skep.v1.ask.ml",
+    "skep.v1.search.ml",
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
@@ -123,6 +126,18 @@ SENDS = {
     | {"skep.v1.fact.allocator", "skep.v1.cmd.n1", "_INBOX.allocator.x", "skep.v1.span.allocator"},
     INTROSPECTOR: ANSWERS | {"skep.v1.finding.stalled", "skep.v1.span.introspector"},
     ADVISOR: ANSWERS | {"skep.v1.advice.queue", "skep.v1.span.advisor"},
+    SEARCHES: ANSWERS
+    | {
+        "skep.v1.fact.searches",
+        "skep.v1.submit.ml",
+        "skep.v1.submit.web",
+        "skep.v1.cancel.ml",
+        "skep.v1.ask.ml",
+        "skep.v1.reply.ml.x",
+        "_INBOX.vc-ml.x",
+        "skep.v1.span.searches",
+        "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.*",
+    },
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
     OPERATOR: ASKED | {"_INBOX.operator.x"},
     BOOTSTRAP: {"$JS.API.STREAM.INFO.SUBMIT"},
@@ -137,6 +152,7 @@ SENDS = {
         "skep.v1.submit.ml",
         "skep.v1.cancel.ml",
         "skep.v1.ask.ml",
+        "skep.v1.search.ml",
         "_INBOX.vc-ml.x",
     },
 }
@@ -176,6 +192,12 @@ ALSO_SENDS = {
         "skep.v1.reply.web.x",
     },
     ALLOCATOR: {"$JS.API.STREAM.MSG.GET.ALLOC"},
+    SEARCHES: {
+        "$JS.API.STREAM.INFO.SUBMIT",
+        "_INBOX.allocator.x",
+        "_INBOX.node-n1.x",
+        "skep.v1.reply.web.x",
+    },
     GATEWAY: {
         "$JS.API.STREAM.INFO.SUBMIT",
         "$JS.API.CONSUMER.MSG.NEXT.ALLOC.gateway",
@@ -188,11 +210,13 @@ HEARS = {
     ADMISSION_SERVICE: {"skep.v1.health.admission"},
     ALLOCATOR: {"skep.v1.heartbeat.*", "skep.v1.advice.queue", "skep.v1.health.allocator"},
     INTROSPECTOR: {"skep.v1.report.*"},
-    ADVISOR: {"skep.v1.finding.*"},
+    ADVISOR: {"skep.v1.finding.*", "skep.v1.finding.measured"},
+    SEARCHES: {"skep.v1.finding.measured", "skep.v1.health.searches"},
     GATEWAY: {
         "skep.v1.heartbeat.*",
         "skep.v1.report.*",
         "skep.v1.finding.*",
+        "skep.v1.finding.measured",
         "skep.v1.advice.queue",
         "skep.v1.span.*",
         "_INBOX.gateway.>",
@@ -361,7 +385,7 @@ async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> Non
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","KEPT","LATER"]'
     )
 
 

@@ -436,7 +436,9 @@ async def test_health_asks_everybody_at_once(house: House) -> None:
     async def odd(asked: Delivery) -> None:
         await house.cluster.bus.send(asked.reply, b"?", {})
 
-    for identity in ("admission", "allocator", "introspector", "node-node-1", "node-node-2"):
+    for identity in (
+        "admission", "allocator", "introspector", "searches", "node-node-1", "node-node-2",
+    ):  # fmt: skip
         await house.cluster.bus.listen(subjects.health(identity), well)
     broken = await house.cluster.bus.listen(subjects.health("advisor"), odd)
     told = await house.nobody.get("/v1/health")

@@ -8,15 +8,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from skep.policies.registry import make
+from skep.policies.gandiva import Gandiva
+from skep.policies.introspective.rules import Rules
+from skep.policies.introspective.units import Units
+from skep.policies.registry import NoPolicy, make
+from skep.policies.turns import shares
 from skep.units import Instant, seconds
-from skep.view.plan import Action, Pack, Plan, Suspend, Unpack
+from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
 from skep.view.view import JobView, Phase, TrialView, VcView
 from skep.wire.reasons import Reason
 from tests.policy_kit import NOW, job, told, view
 
 GIB = 2**30
+SOON = Instant(NOW + 1)
+RULES = Rules(seconds(60))
 MOVES = ("suspend", "release", "rebind", "migrate")
+TIED = ("suspend", "release")
+"""A job on CUDA goes on with the very GPUs that it had."""
 
 
 def known(each: JobView, use: int, **more: Any) -> JobView:
@@ -69,7 +77,13 @@ def test_the_idlest_who_waits_goes_beside_the_idlest_who_runs() -> None:
     jobs = [runs("j1", 0, 500), runs("j2", 0, 100), stood("j3", 0, 200), stood("j4", 0, 90)]
     jobs[1] = replace(jobs[1], devices=(("n1", (1,)),))
     jobs[2:] = [replace(each, devices=(("n1", (1,)),)) for each in jobs[2:]]
-    assert tries(seen(jobs, 2)) == [Pack("j4", "j2", Reason.BEST_PACKING, trial=True)]
+    both = [("j4", "j2"), ("j3", "j1")]
+    assert [
+        (each.job, each.beside) for each in tries(seen(jobs, 2)) if isinstance(each, Pack)
+    ] == both
+    assert plan(seen(jobs, 2)).actions[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True)
+    tied = [replace(each, can=TIED) for each in jobs]
+    assert [each.job for each in tries(seen(tied, 2))] == ["j4"]
     assert make("gandiva", {}).plan(seen(jobs, 2)).actions == ()
     paused = [replace(each, pause=seconds(1.2)) for each in jobs]
     assert tries(seen(paused, 2))[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True,
@@ -87,7 +101,7 @@ def test_as_many_are_packed_as_there_are_too_many() -> None:
 @pytest.mark.parametrize("guest, host", [
     ({"utilisation": -1}, {}), ({"memory": 0}, {}), ({}, {"rate_milli": 0}),
     ({"memory": 13 * GIB}, {}), ({"trial": 7}, {}), ({}, {"trial": 7}),
-    ({}, {"can": ("suspend",)}), ({"devices": (("n1", (1,)),)}, {}),
+    ({}, {"can": ("suspend",)}), ({"devices": (("n1", (1,)),), "can": TIED}, {}),
 ])  # fmt: skip
 def test_nobody_is_packed_who_was_not_measured_does_not_fit_or_is_tried(
     guest: dict[str, Any], host: dict[str, Any]
@@ -105,8 +119,7 @@ def test_without_knowing_the_gpus_memory_nobody_is_packed() -> None:
 
 def test_what_cools_down_is_left_alone_and_the_next_is_tried() -> None:
     jobs = [runs("j1", 0, 100), stood("j2", 0, 100), stood("j3", 0, 200)]
-    later = Instant(NOW + 1)
-    cools = TrialView("pack", ("a/j1", "a/j2"), later)
+    cools = TrialView("pack", ("a/j1", "a/j2"), SOON)
     assert [each.job for each in tries(seen(jobs, 1))] == ["j2"]
     assert [each.job for each in tries(seen(jobs, 1, cooling=(cools,)))] == ["j3"]
     over = replace(cools, until=NOW)
@@ -130,6 +143,40 @@ def test_a_pack_counts_once_and_stays_while_others_take_turns() -> None:
     assert told(plan(seen([*pair, job("j3")], 2))) == "+j3@n1"
 
 
+def mates(first: JobView, second: JobView) -> list[JobView]:
+    """Return two of which it is known that they go well together."""
+    return [replace(first, mate=second.job, mate_milli=1600),
+            replace(second, mate=first.job, mate_milli=1600)]  # fmt: skip
+
+
+def test_who_goes_well_together_stands_and_goes_on_together() -> None:
+    pair = mates(packed("j1", 0, "j2", since=70), packed("j2", 0, "j1", since=70))
+    due = replace(stood("j3", 0, 900), waiting_since=Instant(NOW - seconds(200)))
+    assert told(plan(seen([*pair, due], 1))) == "-j1 -j2 +j3@n1"
+    away = mates(stood("j1", 0, 300), stood("j2", 0, 300))
+    # Who leads has a turn, and the other follows it: without a trial, in overload or not.
+    assert told(plan(seen(away, 1))) == "+j1@n1"
+    leads = replace(runs("j1", 0, 300, since=1), mate="j2", mate_milli=1600)
+    shown = seen([leads, away[1], due], 1)
+    assert tries(shown) == [Pack("j2", "j1", Reason.BEST_PACKING)]
+    # What keeps it from that for long is not waited for: it has a turn of its own.
+    late = replace(leads, since=Instant(NOW - seconds(40)))
+    assert tries(seen([late, away[1], due], 1))[0] == Pack(
+        "j2", "j1", Reason.BEST_PACKING, trial=True
+    )
+
+
+def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
+    """Each of two that make 1.6 together makes as much as the third: 5/9 of the time at 0.8."""
+    policy = Gandiva(introspect=True)
+    pair = mates(packed("j1", 0, "j2"), packed("j2", 0, "j1"))
+    units = Units(seen([*pair, stood("j3", 0, 900)], 1), RULES)
+    assert shares(units.view, policy.weigh) == pytest.approx({"j1": 5 / 9, "j3": 4 / 9})
+    alone = replace(runs("j1", 0, 300), mate="j9", mate_milli=1600)
+    shown = Units(seen([alone, stood("j3", 0, 900)], 1), RULES).view
+    assert shares(shown, policy.weigh) == pytest.approx({"j1": 0.5, "j3": 0.5})
+
+
 def test_a_higher_priority_takes_the_gpu_of_a_pack() -> None:
     pair = [packed("j1", 0, "j2"), packed("j2", 0, "j1")]
     shown = plan(seen([*pair, job("j3", priority=5)], 1))
@@ -142,9 +189,9 @@ def test_who_shares_gets_gpus_of_its_own_once_some_are_free_and_it_is_quiet() ->
     pair = [packed("j1", 0, "j2"), packed("j2", 0, "j1")]
     assert tries(seen(pair, 2)) == [Unpack("j2", Reason.OWN_GPUS)]
     assert tries(seen(pair, 1)) == []
-    came = Instant(NOW - seconds(10))
-    early = plan(seen(pair, 2, quiet_since=came))
-    assert (early.actions, early.look_at) == ((), came + seconds(60))
+    last = Instant(NOW - seconds(10))
+    early = plan(seen(pair, 2, quiet_since=last))
+    assert (early.actions, early.look_at) == ((), last + seconds(60))
     on_trial = [replace(each, trial=3) for each in pair]
     assert tries(seen(on_trial, 2)) == []
 
@@ -155,3 +202,171 @@ def test_who_hurts_his_neighbour_leaves_him() -> None:
     assert tries(seen(pair, 1)) == [Unpack("j2", Reason.INTERFERES)]
     fine = [replace(each, rates=((1, 6_000),)) for each in pair]
     assert tries(seen(fine, 1)) == []
+
+
+# --- migration -----------------------------------------------------------------------------------
+
+
+SLOW = ((1, 1000), (2, 1500))
+PAYS = round(1000 * 3600 / 3590)
+"""What has to be gained for a pause of 10 s in the hour that is left."""
+
+
+def gang(name: str, *on: tuple[str, int], **more: Any) -> JobView:
+    """Return a gang that runs there, half as fast again on one node as on two, for an hour yet."""
+    gpus = sum(each for _, each in on)
+    there = job(name, gpus, on=on, ran=500, since=30, needs=4100, can=(*MOVES, "resize"))
+    return replace(there, **{"slowdown": SLOW, "rate_milli": 4000, **more})
+
+
+def test_a_scattered_gang_goes_where_it_is_together_once_there_is_room() -> None:
+    apart = gang("j1", ("n1", 2), ("n2", 2))
+    tried = Migrate("j1", Reason.CLOSER, ("n3",), trial=True, needed_milli=PAYS)
+    assert tries(view([apart], nodes=3)) == [tried]
+    assert tries(view([apart, gang("j2", ("n3", 1), can=TIED)], nodes=3)) == []
+    assert tries(view([apart], nodes=3, cooling=(TrialView("migrate", ("a/j1",), SOON),))) == []
+
+
+@pytest.mark.parametrize("more", [
+    {"slowdown": ()}, {"slowdown": ((1, 1000), (2, 1010))}, {"trial": 1}, {"partners": ("j9",)},
+    {"can": ("suspend",)}, {"pause": seconds(2000)}, {"slowdown": ((2, 1000), (3, 1500))},
+])  # fmt: skip
+def test_a_gang_stays_where_a_move_would_not_pay_or_cannot_be(more: dict[str, Any]) -> None:
+    assert tries(view([gang("j1", ("n1", 2), ("n2", 2), **more)], nodes=3)) == []
+
+
+def came(name: str, gpus: int, **more: Any) -> JobView:
+    """Return a job that has just come: nobody's slice is over for it yet."""
+    return replace(job(name, gpus, **more), submitted_at=NOW, waiting_since=NOW)
+
+
+def small(name: str, node: str, **more: Any) -> JobView:
+    return gang(name, (node, 1), **more)
+
+
+def test_a_server_is_cleared_for_a_gang_that_then_fits_as_a_whole() -> None:
+    there = [small("j1", "n1"), small("j2", "n2"), small("j3", "n2")]
+    waits = came("j4", 4, hard=True)
+    moved = Migrate("j1", Reason.MAKES_WHOLE, ("n2",), trial=True, needed_milli=980, defrag=True)
+    assert tries(view([*there, waits])) == [moved]
+    assert tries(view(there)) == []  # Nobody would have anything of it.
+    assert tries(view([*there, waits]), defrag_free=1) == []
+    assert tries(view([*there, came("j4", 6, workers=2, hard=True)])) == []
+    leaves = replace(there[0], trial=4)
+    assert tries(view([leaves, *there[1:], waits])) == []
+    stays = replace(there[0], can=TIED)
+    assert tries(view([stays, *there[1:], waits])) == []
+
+
+def test_a_server_is_cleared_for_a_scattered_gang_that_gains_more_than_others_lose() -> None:
+    apart = gang("j1", ("n1", 1), ("n2", 1))
+    rest = [gang("j2", ("n1", 3)), gang("j3", ("n2", 3)), small("j4", "n3"), gang("j5", ("n4", 3))]
+    shown = view([apart, *rest], nodes=4)
+    assert tries(shown) == [Migrate("j1", Reason.CLOSER, ("n3",), trial=True,
+                                    needed_milli=PAYS)]  # fmt: skip
+    large = gang("j1", ("n1", 2), ("n2", 2))
+    rest = [gang("j2", ("n1", 2)), gang("j3", ("n2", 2)), small("j4", "n3"), gang("j5", ("n4", 3))]
+    moved = Migrate("j4", Reason.MAKES_WHOLE, ("n4",), trial=True, needed_milli=980, defrag=True)
+    assert tries(view([large, *rest], nodes=4)) == [moved]
+    ends = replace(large, expected=seconds(530))
+    assert tries(view([ends, *rest], nodes=4)) == []
+
+
+# --- growing -------------------------------------------------------------------------------------
+
+
+RATES = ((1, 4000), (2, 7600), (3, 9000), (4, 9500))
+
+
+def elastic(name: str, node: str, workers: int = 1, asked: int = 1, **more: Any) -> JobView:
+    there = gang(name, (node, workers), **{"rates": RATES, **more})
+    spec = job(name, asked, elastic=(1, 4)).spec
+    return replace(there, spec=spec, **more)
+
+
+def test_idle_gpus_go_to_who_gains_the_most_by_them() -> None:
+    alone = view([elastic("j1", "n1")], nodes=1)
+    assert tries(alone) == [Resize("j1", Reason.MOST_GAIN, 2, trial=True, needed_milli=PAYS)]
+    flat = ((1, 4000), (2, 4800), (3, 5000))
+    two = view([elastic("j1", "n1", rates=flat), elastic("j2", "n1")], nodes=1)
+    assert [(each.job, each.workers) for each in tries(two) if isinstance(each, Resize)] == [
+        ("j2", 2), ("j1", 2)]  # fmt: skip
+    full = view([elastic("j1", "n1"), gang("j2", ("n1", 3))])
+    assert tries(full) == []  # Only up to the GPUs of its server.
+
+
+def test_nobody_grows_before_it_is_quiet_or_while_somebody_waits() -> None:
+    last = Instant(NOW - seconds(20))
+    early = plan(view([elastic("j1", "n1")], nodes=1, quiet_since=last))
+    assert (early.actions, early.look_at) == ((), last + seconds(60))
+    soon = view([elastic("j1", "n1")], nodes=1, quiet_since=last)
+    assert len(tries(soon, grow_after_s=10)) == 1
+    waits = view([elastic("j1", "n1"), came("j2", 4, hard=True)], nodes=1)
+    assert tries(waits) == []
+
+
+@pytest.mark.parametrize("more", [
+    {"rates": ((1, 4000), (2, 4010))}, {"trial": 1}, {"can": MOVES}, {"rate_milli": 0},
+    {"expected": seconds(505)}, {"pause": seconds(3000)},
+])  # fmt: skip
+def test_nobody_grows_who_would_not_gain_or_cannot(more: dict[str, Any]) -> None:
+    assert tries(view([elastic("j1", "n1", **more)], nodes=1)) == []
+    cools = (TrialView("grow", ("a/j1",), SOON),)
+    assert tries(view([elastic("j1", "n1")], nodes=1, cooling=cools)) == []
+
+
+def test_where_nobody_knows_twice_as_many_are_tried() -> None:
+    shown = view([elastic("j1", "n1", rates=((1, 4000),))], nodes=1)
+    assert [each.workers for each in tries(shown) if isinstance(each, Resize)] == [2]
+
+
+def test_who_has_grown_gives_back_what_a_new_job_needs_before_anybody_is_suspended() -> None:
+    grown, other = elastic("j1", "n1", workers=3), gang("j2", ("n1", 1))
+    new = came("j3", 1)
+    shown = plan(view([grown, other, new], nodes=1))
+    assert shown.actions == (Resize("j1", Reason.GPUS_NEEDED, 2),)
+    assert [turn.job for turn in shown.turns] == ["j3"]
+    two = plan(view([grown, other, new, job("j4", 1)], nodes=1))
+    assert two.actions == (Resize("j1", Reason.GPUS_NEEDED, 1),)
+    # At once, also while the growth is tried; but never below what it asked for.
+    tried = plan(view([replace(grown, trial=2), other, new], nodes=1))
+    assert tried.actions == shown.actions
+    assert tries(view([elastic("j1", "n1", workers=3, asked=3), other, new], nodes=1)) == []
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def hung(name: str, *, told: float, **more: Any) -> JobView:
+    """Return a job of which it was told so many seconds ago that it makes nothing any more."""
+    there = {"rate_milli": 0, "steps": 900, "steps_at": Instant(NOW - seconds(told)), "trial": 0}
+    return small(name, "n1", **{"since": Instant(NOW - seconds(5000)), **there, **more})
+
+
+def test_who_makes_nothing_for_long_stands_back_for_who_waits() -> None:
+    # It cannot be suspended for another size before its slice is over, and this one was just told.
+    waits = replace(stood("j2", 0, 900), gpus=1, can=TIED, devices=(("n1", (0,)),))
+    shown = view([hung("j1", told=700, since=Instant(NOW - seconds(5000))), waits], nodes=1, size=1)
+    assert [(each.job, each.why) for each in tries(shown)] == [("j1", Reason.NO_PROGRESS)]
+    assert tries(view([hung("j1", told=300), waits], nodes=1, size=1)) == []
+    assert tries(view([hung("j1", told=700)], nodes=1, size=1)) == []
+    assert tries(shown, stalled_s=0) == []
+    never = view([hung("j1", told=700, steps=0), waits], nodes=1, size=1)
+    assert tries(never) == []
+
+
+def test_who_does_not_use_its_gpus_stands_back_if_that_is_wanted() -> None:
+    waits = replace(stood("j2", 0, 900), can=TIED)
+    idle = hung("j1", told=400, rate_milli=10, utilisation=0)
+    shown = view([idle, waits], nodes=1, size=1)
+    assert tries(shown) == []
+    assert [each.why for each in tries(shown, idle_s=300)] == [Reason.GPUS_UNUSED]
+    assert tries(shown, idle_s=500) == []
+
+
+@pytest.mark.parametrize("options", [
+    {"defrag_free": 0}, {"defrag_free": 1.5}, {"grow_after_s": -1}, {"stalled_s": -1},
+])  # fmt: skip
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(NoPolicy, match=next(iter(options))):
+        make("gandiva", options)

@@ -49,10 +49,12 @@ def _matches(pattern: str, subject: str) -> bool:
     [
         (subjects.submit("nlp"), subjects.SUBMIT),
         (subjects.cancel("nlp"), subjects.SUBMIT),
+        (subjects.search("nlp"), subjects.SUBMIT),
         (subjects.admin("drain"), subjects.ADMIN),
         (subjects.node_event("node-1", "exited"), subjects.NODE),
         (subjects.ADMISSION_FACTS, subjects.ADMISSION),
         (subjects.ALLOC_FACTS, subjects.ALLOC),
+        (subjects.SEARCH_FACTS, subjects.SEARCH),
         (subjects.command("node-1"), None),
         (subjects.report("node-1"), None),
         (subjects.heartbeat("node-1"), None),

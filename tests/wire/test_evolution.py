@@ -53,7 +53,7 @@ def nested(tree: Any) -> Iterator[dict[str, Any]]:
 def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a message that may grow: not specs, clusters, problems, maps by name."""
     closed = {"spec", "problems", "cluster", "asked", "vcs", "chains", "pins", "env", "gpus",
-              "values"}  # fmt: skip
+              "values", "params"}  # fmt: skip
     yield tree
     for key, value in tree.items():
         if key not in closed:
@@ -100,8 +100,9 @@ def test_values_of_another_kind_are_refused(name: str, message: msgspec.Struct) 
         key = field.encode_name
         refusals = [refusal(name, {**tree, key: value}) for value in GARBAGE]
         assert all(key in text for text in refusals if text), refusals
-        # A field may take one kind of these values, or two if it may be null: never anything.
-        assert refusals.count("") <= 2, key
+        # A field may take one kind of these values, two of them numbers, or one more if it may be
+        # null: never anything.
+        assert refusals.count("") <= 3, key
 
 
 def refusal(name: str, tree: dict[str, Any]) -> str:

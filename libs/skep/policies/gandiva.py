@@ -15,11 +15,12 @@ import msgspec
 
 from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
+from skep.policies.introspective.units import weight
 from skep.policies.parts import once, queued, span
 from skep.policies.policy import Policy
 from skep.policies.room import Place, Room, make_room
 from skep.policies.turns import OWED_SLICES_MAX, loads, may_yield, owed, shares
-from skep.units import NS_PER_SECOND, Duration, Instant
+from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Plan, Suspend, Turn
 from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.reasons import Reason
@@ -59,6 +60,10 @@ class Gandiva(Policy, frozen=True):
     weights: tuple[tuple[str, float], ...] = ()
     label: str = "user"
     introspect: bool = False
+    grow_after_s: float = 60
+    defrag_free: float = 0.75
+    stalled_s: float = 600
+    idle_s: float = 0
 
     def __post_init__(self) -> None:
         """Refuse a slice that is too short, and weights that are not positive."""
@@ -70,6 +75,13 @@ class Gandiva(Policy, frozen=True):
         if not self.label:
             reason = "label names the label that tells a job's weight: it is empty"
             raise ValueError(reason)
+        if not 0 < self.defrag_free <= 1:
+            reason = f"defrag_free is a part of a server's GPUs, above 0: not {self.defrag_free}"
+            raise ValueError(reason)
+        for option in ("grow_after_s", "stalled_s", "idle_s"):
+            if getattr(self, option) < 0:
+                reason = f"{option} is seconds, 0 or more"
+                raise ValueError(reason)
 
     @property
     def sees_nodes(self) -> bool:
@@ -84,8 +96,17 @@ class Gandiva(Policy, frozen=True):
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
         if self.introspect:
-            return improve(view, Rules(Duration(self.slice_ns)), self._react)
+            return improve(view, self._rules(), self._react)
         return self._react(view)
+
+    def _rules(self) -> Rules:
+        return Rules(
+            Duration(self.slice_ns),
+            grow_after=seconds(self.grow_after_s),
+            defrag_free=self.defrag_free,
+            stalled=seconds(self.stalled_s),
+            idle=seconds(self.idle_s),
+        )
 
     def _react(self, view: VcView) -> Plan:
         return _Turns(self, view).plan()
@@ -98,7 +119,8 @@ class Gandiva(Policy, frozen=True):
     def weigh(self, job: JobView) -> float:
         """Return a job's weight."""
         value = job.spec.labels.get(self.label)
-        return next((weight for name, weight in self.weights if name == value), 1.0)
+        told = next((weight for name, weight in self.weights if name == value), 1.0)
+        return told * weight(job) if self.introspect else told
 
 
 class _Turns:

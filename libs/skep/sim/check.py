@@ -50,7 +50,7 @@ from skep.wire.facts import EpochBegan, Member
 from skep.wire.node import Outcome
 
 SOFT = {
-    "AdmissionMachine": ("_effects", "_alike", "_judged", "_owns"),
+    "AdmissionMachine": ("_effects", "_hardware", "_judged", "_owns"),
     "AllocatorMachine": ("soft", "effects", "key"),
     "AgentMachine": (
         "_effects",

@@ -82,6 +82,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It runs on what is idle, outside its VC's cells."""
     partners: tuple[str, ...] = ()
     """Jobs on the same GPUs."""
+    mate: str = ""
+    """The job beside which it made more than in turns, when that was tried on the same GPUs."""
+    mate_milli: int = 0
+    """What both made together then: the sum of their rates, in thousandths of each alone."""
     can: tuple[str, ...] = ()
     """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
     steps: int = 0

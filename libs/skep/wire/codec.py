@@ -18,6 +18,7 @@ from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
 from skep.wire.node import NodeEvent
 from skep.wire.reports import Heartbeat, NodeReport
+from skep.wire.search_facts import SearchFact, SearchRequest
 from skep.wire.trials import Trials
 
 MESSAGE_BYTES_MAX = 1024 * 1024
@@ -107,6 +108,10 @@ def read(
         case "ask":
             return AskRequest(vc=parsed.first, raw=payload, at=at, number=sequence,
                               reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
+        case "search":
+            return SearchRequest(vc=parsed.first, raw=payload, at=at, number=sequence,
+                                 key=headers.get(subjects.KEY_HEADER, ""),
+                                 reply=headers.get(subjects.REPLY_HEADER, ""))  # fmt: skip
         case "fact":
             return _facts(parsed.first, subject, payload)
         case _:
@@ -158,9 +163,15 @@ class _AllocatorRecord(msgspec.Struct, frozen=True):
     facts: tuple[AllocatorFact, ...]
 
 
+class _SearchRecord(msgspec.Struct, frozen=True):
+    at: Instant
+    facts: tuple[SearchFact, ...]
+
+
 _RECORDS: dict[str, msgspec.json.Decoder[Any]] = {
     "admission": msgspec.json.Decoder(_AdmissionRecord),
     "allocator": msgspec.json.Decoder(_AllocatorRecord),
+    "searches": msgspec.json.Decoder(_SearchRecord),
 }
 
 

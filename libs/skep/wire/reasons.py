@@ -156,10 +156,24 @@ class Reason(StrEnum):
     PROMOTED = "promoted"
     RUNG_REACHED = "rung-reached"
     NO_PROMISE = "no-promise"
+    DEMOTED = "demoted"
     TARGET_REACHED = "target-reached"
     BUDGET_SPENT = "budget-spent"
     ALL_TRIED = "all-tried"
     NOT_HEARD = "not-heard"
+
+    # What would start a job that waits.
+    WITHOUT_ITS_PIN = "without-its-pin"
+    WITHOUT_ITS_AFFINITY = "without-its-affinity"
+    WITH_ANOTHER_TYPE = "with-another-type"
+    WITHOUT_CPUS = "without-cpus"
+    WITH_BORROWED_GPUS = "with-borrowed-gpus"
+    AS_OPPORTUNISTIC = "as-opportunistic"
+    AS_GUARANTEED = "as-guaranteed"
+    WITH_FEWER_GPUS = "with-fewer-gpus"
+    WITH_A_PRIORITY = "with-a-priority"
+    IN_ANOTHER_VC = "in-another-vc"
+    ONCE_OTHERS_END = "once-others-end"
 
     # What the watch over the cells found broken.
     CELLS_UNSAFE = "cells-unsafe"
@@ -321,10 +335,22 @@ TEXT: dict[Reason, str] = {
     Reason.PROMOTED: "it is among the best at its rung",
     Reason.RUNG_REACHED: "it waits at its rung until it is among the best there",
     Reason.NO_PROMISE: "its learning curve promises too little",
+    Reason.DEMOTED: "the search's client put it behind the other trials",
     Reason.TARGET_REACHED: "a trial has reached the target",
     Reason.BUDGET_SPENT: "the search's GPU time is used up",
     Reason.ALL_TRIED: "every trial there was to make is over",
     Reason.NOT_HEARD: "nothing was heard of it for too long",
+    Reason.WITHOUT_ITS_PIN: "without the pinned cell that it asks for",
+    Reason.WITHOUT_ITS_AFFINITY: "if its workers need not share a cell of that level",
+    Reason.WITH_ANOTHER_TYPE: "on GPUs of another type",
+    Reason.WITHOUT_CPUS: "if it asked for no CPUs and no memory",
+    Reason.WITH_BORROWED_GPUS: "on idle GPUs, until its own cells are free (`over_quota`)",
+    Reason.AS_OPPORTUNISTIC: "as opportunistic: on idle GPUs, making room for guaranteed jobs",
+    Reason.AS_GUARANTEED: "as guaranteed: in its virtual cluster's cells",
+    Reason.WITH_FEWER_GPUS: "with fewer GPUs",
+    Reason.WITH_A_PRIORITY: "with a higher priority",
+    Reason.IN_ANOTHER_VC: "in another virtual cluster",
+    Reason.ONCE_OTHERS_END: "by waiting for the ends of others",
     Reason.CELLS_UNSAFE: "more cells are promised to virtual clusters than can be had",
     Reason.CELLS_MISCOUNTED: "what is kept about cells differs from what holds of their GPUs",
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",

@@ -12,13 +12,20 @@ ADMIN = "ADMIN"
 NODE = "NODE"
 ADMISSION = "ADMISSION"
 ALLOC = "ALLOC"
+SEARCH = "SEARCH"
 
 STREAMS: dict[str, tuple[str, ...]] = {
-    SUBMIT: (f"{PREFIX}.submit.*", f"{PREFIX}.cancel.*", f"{PREFIX}.ask.*"),
+    SUBMIT: (
+        f"{PREFIX}.submit.*",
+        f"{PREFIX}.cancel.*",
+        f"{PREFIX}.ask.*",
+        f"{PREFIX}.search.*",
+    ),
     ADMIN: (f"{PREFIX}.admin.*",),
     NODE: (f"{PREFIX}.node.*.*",),
     ADMISSION: (f"{PREFIX}.fact.admission",),
     ALLOC: (f"{PREFIX}.fact.allocator",),
+    SEARCH: (f"{PREFIX}.fact.searches",),
 }
 """The append-only truth: stream name to the subjects it keeps."""
 
@@ -28,10 +35,12 @@ KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
+SEARCH_FACTS = STREAMS[SEARCH][0]
 ADVICE_QUEUE = f"{PREFIX}.advice.queue"
 ADVICE_OUTLOOK = f"{PREFIX}.advice.outlook"
 FINDINGS = f"{PREFIX}.finding.*"
 JUDGED = f"{PREFIX}.finding.judged"
+MEASURED = f"{PREFIX}.finding.measured"
 TRIALS_OPEN = f"{PREFIX}.trial.open"
 HEARTBEATS = f"{PREFIX}.heartbeat.*"
 REPORTS = f"{PREFIX}.report.*"
@@ -61,6 +70,11 @@ def cancel(vc: str) -> str:
 def ask(vc: str) -> str:
     """Return where requests to change a VC's running jobs are published."""
     return f"{PREFIX}.ask.{vc}"
+
+
+def search(vc: str) -> str:
+    """Return where a VC's searches are begun, cancelled, asked and told."""
+    return f"{PREFIX}.search.{vc}"
 
 
 def admin(verb: str) -> str:
@@ -96,6 +110,11 @@ def finding(kind: str) -> str:
 def kept(stream: str, what: str) -> str:
     """Return where snapshots beside a log are stored, `piece` by piece and then the `whole`."""
     return f"{PREFIX}.kept.{stream}.{what}"
+
+
+def draft(service: str) -> str:
+    """Return where a service answers what it would decide, without deciding it."""
+    return f"{PREFIX}.draft.{service}"
 
 
 def span(service: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from skep.wire import subjects
-from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, SUBMIT
+from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
@@ -23,9 +23,10 @@ ADMISSION_SERVICE = "admission"
 ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
 ADVISOR = "advisor"
+SEARCHES = "searches"
 GATEWAY = "gateway"
-SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, GATEWAY)
-REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR)
+SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, GATEWAY)
+REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES)
 """The services of which a standby may wait beside the active process."""
 
 ASKERS = (OPERATOR, GATEWAY)
@@ -151,7 +152,7 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
-                + says((subjects.REPLIES, "_INBOX.*.>"))
+                + says((subjects.REPLIES, "_INBOX.*.>"), (subjects.draft(service),))
             )
         case "allocator":
             return (
@@ -166,6 +167,7 @@ def _work(service: str, identity: str) -> Grants:
                         subjects.ADVICE_QUEUE,
                         subjects.ADVICE_OUTLOOK,
                         subjects.JUDGED,
+                        subjects.draft(service),
                     ),
                 )
             )
@@ -177,23 +179,48 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, ALLOC)
                 + says((subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK), (subjects.FINDINGS,))
             )
+        case "searches":
+            return _searches(identity)
         case "gateway":
-            heard = (
-                subjects.FINDINGS,
-                subjects.ADVICE_QUEUE,
-                subjects.HEARTBEATS,
-                subjects.REPORTS,
-                subjects.SPANS,
-                subjects.REPLIES,
-            )
-            return functools.reduce(
-                Grants.__add__,
-                (_follows(identity, stream) for stream in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC)),
-                says((*_everything_asked(), LOOK_UP), heard),
-            )
+            return _gateway(identity)
         case _:
             message = f"there is no service {service!r}"
             raise AssertionError(message)
+
+
+def _searches(identity: str) -> Grants:
+    return (
+        _writes(identity, SEARCH)
+        + _follows(identity, SUBMIT, subjects.search("*"))
+        + _follows(identity, ADMISSION)
+        + _follows(identity, ALLOC)
+        + Grants(
+            (
+                subjects.submit("*"),
+                subjects.cancel("*"),
+                subjects.ask("*"),
+                subjects.REPLIES,
+                "_INBOX.*.>",
+            ),
+            (subjects.MEASURED,),
+        )
+    )
+
+
+def _gateway(identity: str) -> Grants:
+    heard = (
+        subjects.FINDINGS,
+        subjects.ADVICE_QUEUE,
+        subjects.HEARTBEATS,
+        subjects.REPORTS,
+        subjects.SPANS,
+        subjects.REPLIES,
+    )
+    return functools.reduce(
+        Grants.__add__,
+        (_follows(identity, one) for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH)),
+        Grants((*_everything_asked(), LOOK_UP), heard),
+    )
 
 
 def node_grants(node: str) -> Grants:
@@ -212,7 +239,7 @@ def node_grants(node: str) -> Grants:
 def vc_grants(vc: str) -> Grants:
     """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
     return _inbox(vc_identity(vc)) + Grants(
-        (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc)),
+        (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc), subjects.search(vc)),
         (f"{subjects.PREFIX}.reply.{vc}.>",),
     )
 
@@ -230,13 +257,13 @@ def _service(identity: str) -> Grants:
     return _inbox(identity) + Grants((*answers, health, subjects.span(identity)), (health,))
 
 
-def _follows(identity: str, stream: str) -> Grants:
-    """Read a stream through a consumer named after the identity."""
+def _follows(identity: str, stream: str, subject: str = "") -> Grants:
+    """Read a stream, or only one of its subjects, through a consumer named after the identity."""
     consumer = f"{stream}.{identity}"
     return Grants(
         (
             f"$JS.API.STREAM.INFO.{stream}",
-            f"$JS.API.CONSUMER.CREATE.{consumer}",
+            f"$JS.API.CONSUMER.CREATE.{consumer}{f'.{subject}' if subject else ''}",
             f"$JS.API.CONSUMER.MSG.NEXT.{consumer}",
             f"$JS.API.CONSUMER.DELETE.{consumer}",
         )
@@ -262,7 +289,9 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.submit("*"),
         subjects.cancel("*"),
         subjects.ask("*"),
+        subjects.search("*"),
         subjects.admin("*"),
         subjects.logs("*"),
         subjects.health("*"),
+        subjects.draft("*"),
     )

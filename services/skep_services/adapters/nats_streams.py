@@ -50,6 +50,9 @@ NODE_BYTES_MAX = 4 * GIB
 FACT_BYTES_MAX = 8 * GIB
 """Ten million jobs of some 800 bytes of facts."""
 
+SEARCH_BYTES_MAX = 2 * GIB
+"""A hundred thousand trials of some 20 KB of facts."""
+
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What differs from stream to stream; everything else is the same for all."""
@@ -98,6 +101,7 @@ STREAM_PLANS = (
     _plan(subjects.NODE, NODE_MESSAGE_MAX, NODE_BYTES_MAX, DUPLICATES),
     _plan(subjects.ADMISSION, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
     _plan(subjects.ALLOC, FACT_MESSAGE_MAX, FACT_BYTES_MAX, FACT_DUPLICATES),
+    _plan(subjects.SEARCH, FACT_MESSAGE_MAX, SEARCH_BYTES_MAX, FACT_DUPLICATES),
     StreamPlan(
         name=subjects.KEPT,
         subjects=subjects.KEPT_SUBJECTS,

@@ -19,10 +19,13 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.peers import Peers, Standing
-from skep_services.ports import Calls, FactLog, Keeper, RefusedError
+from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
+
+Answers = Callable[[Bus], Deliver]
+"""Makes what answers questions on the bus."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -54,8 +57,12 @@ async def serve(
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
     keeps: Log | None = None,
+    answers: Answers | None = None,
 ) -> None:
-    """Connect, recover and serve until cancelled; raises what stops the service."""
+    """Connect, recover and serve until cancelled; raises what stops the service.
+
+    `answers`: what makes the one who is asked what the machine would decide, once it is active.
+    """
     fatal = Fatal()
     bus = await connect(chosen, fatal)
     facts = None
@@ -74,6 +81,7 @@ async def serve(
         follow=follow,
         listen=listen,
         notes=InputNotes() if facts is not None else None,
+        answers=answers,
     )
 
 
@@ -91,6 +99,7 @@ async def drive(
     listen: Sequence[str] = (),
     notes: InputNotes | None = None,
     prepare: Callable[[Shell], Awaitable[None]] | None = None,
+    answers: Answers | None = None,
 ) -> None:
     """Run a machine's shell on these adapters until cancelled; then close them.
 
@@ -117,13 +126,22 @@ async def drive(
         await prepare(shell)
     ready = asyncio.ensure_future(say_ready(shell, log))
     leading = asyncio.ensure_future(_lead(chosen, log, shell, bus, peers, fatal))
+    answering = asyncio.ensure_future(_answer(chosen, shell, bus, answers))
     try:
         await fatal.guard(shell.run())
     finally:
         ready.cancel()
         leading.cancel()
+        answering.cancel()
         await bus.close()
         tracer.close()
+
+
+async def _answer(chosen: Settings, shell: Shell, bus: NatsBus, answers: Answers | None) -> None:
+    """Once it decides: answer what the machine would decide."""
+    if answers is not None:
+        await shell.active.wait()
+        await bus.listen(subjects.draft(chosen.service), answers(bus))
 
 
 async def _lead(

@@ -8,6 +8,7 @@ from skep.machines.admission import AdmissionMachine, Kept
 from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
 from skep_services.adapters.wiring import Log, serve
+from skep_services.drafts import JudgeOnly
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
@@ -21,7 +22,9 @@ FOLLOW = (
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept)
-    await serve(chosen, log, AdmissionMachine(), follow=FOLLOW, keeps=keeps)
+    machine = AdmissionMachine()
+    await serve(chosen, log, machine, follow=FOLLOW, keeps=keeps,
+                answers=lambda bus: JudgeOnly(machine, bus).answer)  # fmt: skip
 
 
 if __name__ == "__main__":

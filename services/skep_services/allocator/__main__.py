@@ -9,7 +9,9 @@ from skep.machines.allocator import AllocatorMachine, Kept
 from skep.wire import subjects
 from skep.wire.changes import ChangeAsked
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
+from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.wiring import Log, serve
+from skep_services.drafts import Drafter
 from skep_services.service import Settings, run
 from skep_services.shell import Follow
 
@@ -26,7 +28,8 @@ async def main(chosen: Settings, log: Any) -> None:
     keeps = Log(subjects.ALLOC, subjects.ALLOC_FACTS, AllocatorFact, Kept)
     machine = AllocatorMachine()
     machine.key = secrets.token_bytes(32)
-    await serve(chosen, log, machine, follow=FOLLOW, listen=LISTEN, keeps=keeps)
+    await serve(chosen, log, machine, follow=FOLLOW, listen=LISTEN, keeps=keeps,
+                answers=lambda bus: Drafter(machine, bus, SystemClock()).answer)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
+        "plan": ("plan", "where a spec would run now, at whose expense, and when: nothing is done"),
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
         "ps": ("jobs", "list jobs"),
         "show": ("show", "everything about one job"),
-        "why": ("show", "why a job waits, where it runs or why it ended, and what would change it"),
+        "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
         "cancel": ("jobs", "end jobs"),
         "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),
@@ -42,6 +43,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
+    },
+    "searches": {
+        "search": (
+            "search",
+            "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
+        ),
     },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU and who holds it, and which are bad"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from skep_services.cli import exits, render
@@ -11,6 +11,7 @@ from skep_services.cli.client import quote
 from skep_services.cli.jobs import ENDED, eta, why_of
 from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
+from skep_services.cli.plan import tell_what_if
 from skep_services.cli.render import Column, clock_time, duration, printable
 
 LABEL_COLUMNS = 11
@@ -215,10 +216,22 @@ def problem_text(problem: dict[str, Any]) -> str:
     return printable(text)
 
 
+def options_why(parser: ArgumentParser) -> None:
+    """Add what `why` takes."""
+    job_argument(parser)
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="try what would start it now, on a copy of the cluster's state",
+    )
+
+
 def run_why(arguments: Namespace) -> int:
     """Print the reasons behind a job's state and what would change it."""
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}/why"
+    if arguments.what_if:
+        path += "?what_if=1"
     if arguments.json:
         print_raw(client.get_bytes(path))
         return exits.OK
@@ -228,7 +241,9 @@ def run_why(arguments: Namespace) -> int:
     for one in answer["reasons"]:
         needs = f": {one['needs']}" if one.get("needs") else ""
         print(printable(f"  because {one['text']}{needs} ({one['reason']})"))
-    if answer["would_change"]:
+    if answer.get("what_if"):
+        tell_what_if(answer["what_if"])
+    elif answer["would_change"]:
         verb = "what would help:" if answer["state"] in ENDED else "what would change it:"
         print(verb)
         for text in answer["would_change"]:
@@ -239,4 +254,4 @@ def run_why(arguments: Namespace) -> int:
     return exits.OK
 
 
-COMMANDS = {"show": Command(job_argument, run_show), "why": Command(job_argument, run_why)}
+COMMANDS = {"show": Command(job_argument, run_show), "why": Command(options_why, run_why)}

@@ -18,6 +18,15 @@ from skep_services.cli.specs import Document
 
 def options_submit(parser: ArgumentParser) -> None:
     """Add what `submit` takes."""
+    options_spec(parser)
+    parser.add_argument(
+        "--key", help="idempotency key: submitted again with it, it is the same job"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print job ids only")
+
+
+def options_spec(parser: ArgumentParser) -> None:
+    """Add what every command takes that reads specs as `submit` does."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="specs; - is standard input")
     parser.add_argument("--name", help="name of the jobs, in place of what the files say")
     parser.add_argument("--vc", help="virtual cluster, in place of what the files say")
@@ -25,10 +34,6 @@ def options_submit(parser: ArgumentParser) -> None:
         "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
         help="change a key, as resources.gpus=2 or env.LR=0.1 (repeatable)",
     )  # fmt: skip
-    parser.add_argument(
-        "--key", help="idempotency key: submitted again with it, it is the same job"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print job ids only")
     parser.add_argument(
         "--no-check", action="store_true", help="leave all checks of the specs to the cluster"
     )
@@ -84,8 +89,11 @@ def default_vc(client: Client) -> str:
     raise CommandError(exits.USAGE, text, "missing-key")
 
 
-def check(documents: list[Document]) -> None:
-    """Check specs as the cluster will. Raises CommandError with every problem of every spec."""
+def check(documents: list[Document], done: str = "submitted") -> None:
+    """Check specs as the cluster will, before anything is `done` with them.
+
+    Raises CommandError with every problem of every spec.
+    """
     from skep.wire.parse import parse_tree
     from skep.wire.spec import SPEC_BYTES_MAX
 
@@ -109,7 +117,7 @@ def check(documents: list[Document]) -> None:
             told.append(f"{document.where('$')}: {text}")
     if told:
         count = "a spec is" if len(documents) == 1 else "specs are"
-        text = "\n  ".join([f"nothing was submitted, because {count} wrong:", *told])
+        text = "\n  ".join([f"nothing was {done}, because {count} wrong:", *told])
         raise CommandError(exits.FAILED, text, str(found[0]["reason"]), problems=found)
 
 
@@ -138,12 +146,17 @@ def send(client: Client, document: Document, key: str | None) -> dict[str, Any]:
             hint = f"\n  to be sure it is one job, repeat with --key {headers['Idempotency-Key']}"
             raise CommandError(error.code, error.text + hint, error.error["reason"]) from None
         result = {"name": name, "job": None, "accepted": False, **error.error}
-        result["where"] = [
-            f"{document.where(str(problem.get('path', '$')))}: {problem_text(problem)}"
-            for problem in error.error.get("problems") or ()
-        ] or [f"{document.source}: {error.text}"]
+        result["where"] = where(document, error)
         return result
     return {"name": name, **answer}
+
+
+def where(document: Document, error: CommandError) -> list[str]:
+    """Return what the cluster has against a spec, each with its line."""
+    return [
+        f"{document.where(str(problem.get('path', '$')))}: {problem_text(problem)}"
+        for problem in error.error.get("problems") or ()
+    ] or [f"{document.source}: {error.text}"]
 
 
 def encode(tree: Any) -> bytes:

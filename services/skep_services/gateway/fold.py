@@ -60,6 +60,7 @@ from skep.wire.node import MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
+from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep.wire.trials import TrialBegun, TrialOver
 from skep_services.gateway import changes
@@ -178,8 +179,8 @@ class Fold:
                 self.unreadable += 1
             case SetVcs() | DrainNode() | QuarantineGpu():
                 self.note(event, at, describe_admin(event), None)
-            case codec.CancelRequest() | codec.AskRequest():
-                pass  # Admission's facts say whether it came to anything.
+            case codec.CancelRequest() | codec.AskRequest() | SearchRequest():
+                pass  # Its service's facts say whether it came to anything.
             case _:
                 self._agent(event, at)
 

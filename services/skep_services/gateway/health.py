@@ -13,7 +13,7 @@ from skep_services.gateway.index import Indexer
 from skep_services.gateway.views import node_state
 from skep_services.ports import Bus, Clock
 
-SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
+SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
 TIMEOUT_S = 1.0
 """Two hundred times what an answer takes; who is silent longer cannot serve either."""
 FRESH_FOR = seconds(1.0)

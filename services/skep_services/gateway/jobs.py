@@ -21,6 +21,7 @@ from skep_services.gateway.api import (
     raw_response,
     unknown_job,
 )
+from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
@@ -45,10 +46,11 @@ class Jobs:
     """The handlers."""
 
     def __init__(
-        self, indexer: Indexer, watch: Watch, submitter: Submitter, metrics: Metrics, clock: Clock
-    ) -> None:
+        self, indexer: Indexer, watch: Watch, submitter: Submitter, metrics: Metrics, clock: Clock,
+        drafts: Drafts,
+    ) -> None:  # fmt: skip
         self._indexer, self._watch, self._submitter = indexer, watch, submitter
-        self._metrics, self._clock = metrics, clock
+        self._metrics, self._clock, self._drafts = metrics, clock, drafts
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -58,6 +60,7 @@ class Jobs:
             web.get("/v1/jobs/{job}", self.show, allow_head=False),
             web.delete("/v1/jobs/{job}", self.cancel),
             web.post(f"/v1/jobs/{{job}}/{{ask:{'|'.join(ASKS)}}}", self.ask),
+            web.post("/v1/plan", self.plan),
             web.get("/v1/jobs/{job}/why", self.why, allow_head=False),
             web.get("/v1/jobs/{job}/curve", self.curve, allow_head=False),
             web.get("/v1/jobs/{job}/events", self.events, allow_head=False),
@@ -161,11 +164,22 @@ class Jobs:
         return json_response(done.body, done.status)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
-        """Answer why a job is where it is."""
+        """Answer why a job is where it is, and (`what_if=1`) what would start it now."""
         indexer = self._indexer
         job = self.job(request)
         told = explain(job, indexer.fold, indexer.live, self._clock.now())
-        return json_response({**told, "trials": indexer.fold.ledger.of(job.row.job)})
+        told["trials"] = indexer.fold.ledger.of(job.row.job)
+        if number(request, "what_if", 0):
+            told["what_if"] = await self._drafts.what_if(caller_of(request), job)
+        return json_response(told)
+
+    async def plan(self, request: web.Request) -> web.StreamResponse:
+        """Answer what would become of a spec, without submitting it."""
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise too_large() from None
+        return json_response(await self._drafts.plan(caller_of(request), body))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Answer a job's story."""

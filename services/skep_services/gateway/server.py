@@ -15,6 +15,7 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.drafts import Drafts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -22,6 +23,7 @@ from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
+from skep_services.gateway.searches import Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -55,6 +57,7 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
+        self.searches = SearchesView(self.watch)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP; return the port.
@@ -114,6 +117,8 @@ class Gateway:
         for stream in STREAMS:
             after = self.indexer.positions[stream]
             self._subscriptions.append(await self._bus.follow(stream, after, self.indexer.deliver))
+        took = self.searches.deliver
+        self._subscriptions.append(await self._bus.follow(subjects.SEARCH, 0, took))
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
@@ -125,6 +130,7 @@ class Gateway:
         for suffix in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self.indexer, self.hub, self.watch = self._reading()
+        self.searches = SearchesView(self.watch)
 
     async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
         self._subscriptions.append(await self._bus.listen(subject, take))
@@ -152,16 +158,24 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer)
         await submitter.listen()
-        jobs = Jobs(indexer, watch, submitter, metrics, clock)
+        jobs = Jobs(indexer, watch, submitter, metrics, clock,
+                    Drafts(self._bus, indexer, clock))  # fmt: skip
         streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
+        searches = Searches(self.searches, watch, submitter, clock)
         application = web.Application(
             middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
         )
         trials = Trials(indexer)
         application.add_routes(
-            [*jobs.routes(), *streams.routes(), *cluster.routes(), *trials.routes()]
+            [
+                *jobs.routes(),
+                *streams.routes(),
+                *cluster.routes(),
+                *searches.routes(),
+                *trials.routes(),
+            ]
         )
         return application
 

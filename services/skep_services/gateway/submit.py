@@ -18,6 +18,7 @@ from skep.wire import codec, subjects
 from skep.wire.changes import parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
+from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 from skep.wire.verdict import Verdict
 from skep_services.gateway.api import ApiError, Caller, unknown_job
@@ -37,6 +38,7 @@ KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
 _VERDICTS = msgspec.json.Decoder(Verdict)
+_SEARCH_VERDICTS = msgspec.json.Decoder(SearchVerdict)
 
 
 class Answer(NamedTuple):
@@ -51,6 +53,7 @@ class Pending(msgspec.Struct):
 
     job: str = ""
     verdict: Verdict | None = None
+    about_search: SearchVerdict | None = None
 
 
 class Submitter:
@@ -64,6 +67,7 @@ class Submitter:
         # A random token keeps verdicts meant for an earlier process from being taken for ours.
         self._asker = f"gateway-{secrets.token_hex(8)}"
         self._pending: dict[str, Pending] = {}
+        self._of_searches: dict[str, Pending] = {}
         self._asked = 0
 
     async def listen(self) -> None:
@@ -72,7 +76,7 @@ class Submitter:
 
     async def submit(self, caller: Caller, body: bytes, key: str | None, trace: str) -> Answer:
         """Publish a spec and return its verdict. Raises ApiError."""
-        vc = _vc_of(body)
+        vc = vc_of(body)
         if not caller.may(vc):
             text = f"this token is for VC {caller.vc}, the spec names {vc}"
             raise ApiError(403, Reason.WRONG_VC, text)
@@ -120,7 +124,7 @@ class Submitter:
             return Answer(202, {"job": row.job, "accepted": True})
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
-        raise _refused(409, verdict.reason, verdict.problems, row.job)
+        raise refused(409, verdict.reason, verdict.problems, row.job)
 
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
         """Publish a request for a change and return the verdict on it. Raises ApiError.
@@ -134,7 +138,7 @@ class Submitter:
         body = codec.encode({**options, "ask": name, "job": row.job})
         problems = parse_ask(body)
         if isinstance(problems, list):
-            raise _refused(422, problems[0].reason, problems, row.job)
+            raise refused(422, problems[0].reason, problems, row.job)
         inbox, pending = self._ask(row.vc)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -153,7 +157,24 @@ class Submitter:
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
-        raise _refused(status, verdict.reason, verdict.problems, row.job)
+        raise refused(status, verdict.reason, verdict.problems, row.job)
+
+    async def search(self, vc: str, request: bytes, key: str | None) -> SearchVerdict | None:
+        """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
+
+        Raises ApiError.
+        """
+        key = _checked_key(key)
+        inbox, pending = self._ask(vc)
+        pending.job, self._of_searches[inbox] = inbox, pending
+        headers = {subjects.REPLY_HEADER: inbox}
+        try:
+            await self._publish(subjects.search(vc), request, key, headers)
+            await self._watch.until(inbox, lambda: pending.about_search is not None,
+                                    VERDICT_TIMEOUT_S)  # fmt: skip
+        finally:
+            del self._pending[inbox], self._of_searches[inbox]
+        return pending.about_search
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""
@@ -176,7 +197,10 @@ class Submitter:
         if pending is None:
             return  # Its client has its answer from the facts, or has given up.
         try:
-            pending.verdict = _VERDICTS.decode(delivery.payload)
+            if delivery.subject in self._of_searches:
+                pending.about_search = _SEARCH_VERDICTS.decode(delivery.payload)
+            else:
+                pending.verdict = _VERDICTS.decode(delivery.payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("unreadable verdict", error=str(error))
             return
@@ -205,7 +229,7 @@ class Submitter:
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})
         if not verdict.accepted:
-            raise _refused(422, verdict.reason, verdict.problems, verdict.job)
+            raise refused(422, verdict.reason, verdict.problems, verdict.job)
         repeated = verdict.reason is Reason.REPEATED
         return Answer(201, {"job": verdict.job, "accepted": True, "repeated": repeated})
 
@@ -223,7 +247,7 @@ class Submitter:
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
 
 
-def _vc_of(body: bytes) -> str:
+def vc_of(body: bytes) -> str:
     """Return the VC a spec is for. Raises ApiError with the spec's problems if it names none."""
     if len(body) > SPEC_BYTES_MAX:
         raise too_large()
@@ -236,7 +260,7 @@ def _vc_of(body: bytes) -> str:
         return vc
     problems = parse_spec(body)
     assert isinstance(problems, list), problems
-    raise _refused(422, problems[0].reason, problems, None)
+    raise refused(422, problems[0].reason, problems, None)
 
 
 def too_large() -> ApiError:
@@ -255,6 +279,7 @@ def _checked_key(key: str | None) -> str:
     return key
 
 
-def _refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
+def refused(status: int, reason: Reason | None, problems: Any, job: str | None) -> ApiError:
+    """Return the answer to what was refused, with what is wrong with it."""
     first = problems[0].text if problems else (TEXT[reason] if reason is not None else "refused")
     return ApiError(status, reason or "refused", first, problems, job=job)

@@ -324,7 +324,9 @@ def _check_nodes(nodes: Sequence[NodeConfig]) -> None:
             raise ConfigError(text)
 
 
-RESERVED_NAMES = ("admission", "advisor", "allocator", "gateway", "introspector", "nats", "lock")
+RESERVED_NAMES = (
+    "admission", "advisor", "allocator", "gateway", "introspector", "searches", "nats", "lock",
+)  # fmt: skip
 """Folders and files of the state folder that a node's own folder must not be."""
 
 

@@ -11,7 +11,7 @@ import msgspec
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 
-SERVICES = ("admission", "allocator", "introspector", "advisor", "gateway")
+SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
 NATS = "nats"
 
 NOT_PASSED_ON = ("SKEP_API", "SKEP_TOKEN", "SKEP_VC", "SKEP_LOCK_FD", "SKEP_JOB", "SKEP_NAME",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from skep.cells.nodes import NodeState
-from skep.machines.allocator import cellwork, lately, packs, resizes, returns
+from skep.machines.allocator import cellwork, lately, packs, pairs, resizes, returns
 from skep.machines.allocator.jobs import JobState, OpenChange, Part, State
 from skep.units import Instant
 from skep.wire.changes import (
@@ -180,6 +180,8 @@ def _apply_changing(machine: AllocatorMachine, job: JobState, fact: JobChanging)
         far=earlier.far if earlier is not None else 0,
         stops_at=_stops(earlier, fact),
     )
+    if fact.why is Reason.UNPACKED:
+        pairs.parted(machine, job)
     if earlier is None and fact.why is Reason.PREEMPTED_BY_POLICY:
         going = max(0, fact.at - job.since) if job.state is State.RUNNING else 0
         job.owed, job.owed_at, job.owed_ran = fact.owed, fact.at, job.served + going

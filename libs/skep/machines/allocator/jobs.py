@@ -164,6 +164,10 @@ class JobState(msgspec.Struct):
     """What the attempt was told last: its share of each device's memory, and beside which jobs."""
     mixed: bool = False
     """The attempt shared GPUs at some time: its end says nothing about them."""
+    mate: str = ""
+    """The job beside which it made more than in turns, when that was tried."""
+    mate_milli: int = 0
+    """What both made together, in thousandths of one alone."""
 
     served: int = 0
     """How long it ran in all attempts until `since`, in nanoseconds."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from skep.cells.holds import Hold
 from skep.cells.nodes import Attempt, NodeState
 from skep.cells.pick import closest
 from skep.cells.topology import Topology
-from skep.machines.allocator import cellwork, changes, dispatch, packs
+from skep.machines.allocator import cellwork, changes, dispatch, packs, returns
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant
 from skep.wire.changes import AskPack, Goal, GpusRegained, JobChanging, Result
@@ -103,8 +105,15 @@ def _bind(
 def _regain(
     machine: AllocatorMachine, job: JobState, wish: AskPack, seat: Seat, now: Instant, why: Reason
 ) -> None:
+    had = job.members[seat.member.node]
+    moved = (
+        ()
+        if had.devices == seat.member.devices
+        else (msgspec.structs.replace(had, levels=(), devices=seat.member.devices),)
+    )
     machine.record(_decision(job, job.attempt, wish, seat, now, why))
-    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now))
+    machine.record(GpusRegained(job=job.job, attempt=job.attempt, chain=seat.chain, at=now,
+                                members=moved))  # fmt: skip
     _tell(machine, job, Goal.RESUME, Resume(), why, now, ask=changes.number(job, why))
 
 
@@ -137,7 +146,8 @@ def _seat(machine: AllocatorMachine, job: JobState, wish: AskPack) -> Seat | Ref
     refusal = _unfit(machine, job, hold, shape, node)
     if refusal is not None:
         return refusal
-    found = _devices(machine, job, node, node.holdings[partner.job, partner.attempt].devices)
+    theirs = node.holdings[partner.job, partner.attempt].devices
+    found = _devices(machine, job, node, theirs, hold.chain)
     if isinstance(found[0], Reason):
         return found[0], str(found[1])
     leaves = [
@@ -167,15 +177,18 @@ def _unfit(
 
 
 def _devices(
-    machine: AllocatorMachine, job: JobState, node: NodeState, theirs: tuple[int, ...]
+    machine: AllocatorMachine, job: JobState, node: NodeState, theirs: tuple[int, ...], chain: str
 ) -> list[int] | Refusal:
     """Return the GPUs of a partner that a guest may choose from, or why there are too few."""
     need = job.spec.gpus
     if job.released:
         mine = [device for ranks in job.members[job.live[0]].devices for device in ranks]
-        if job.live != [node.joined.node] or not set(mine) <= set(theirs):
+        same = set(mine) <= set(theirs)
+        if job.live != [node.joined.node] or not (
+            same or (returns.moves(job) and job.chain == chain)
+        ):
             return Reason.TIED_ELSEWHERE, f"its processes are on {cellwork.gpus_of(job)}"
-        theirs, need = tuple(mine), len(mine)
+        theirs, need = tuple(mine) if same else theirs, len(mine)
     if len(theirs) < need:
         return Reason.PARTNER_TOO_SMALL, f"it needs {need}, and {len(theirs)} are there"
     crowds = {device: packs.on(node, device) for device in theirs}
@@ -212,22 +225,25 @@ def _stays(machine: AllocatorMachine, attempt: Attempt) -> bool:
 
 def _gangs(job: JobState, shape: Topology, leaves: list[int]) -> list[tuple[int, ...]] | None:
     """Return GPUs for each worker of a guest, close to one another, or None if it is tied more."""
+    wanted, topology = job.spec.resources, job.spec.resources.topology
+    workers = wanted.workers
     if job.released:
         member = job.members[job.live[0]]
+        workers = len(member.devices)
         by_device = {shape.device(leaf): leaf for leaf in leaves}
-        return [tuple(by_device[device] for device in devices) for devices in member.devices]
-    wanted, topology = job.spec.resources, job.spec.resources.topology
+        if all(device in by_device for devices in member.devices for device in devices):
+            return [tuple(by_device[device] for device in devices) for devices in member.devices]
     cells = [sorted(leaves)]
     if topology is not None and topology.hard:
         level = shape.level(topology.within)
         groups: dict[int, list[int]] = {}
         for leaf in cells[0] if level is not None else ():
             groups.setdefault(shape.up(leaf, level or 1), []).append(leaf)
-        cells = [each for each in groups.values() if len(each) >= job.spec.gpus]
+        cells = [each for each in groups.values() if len(each) >= workers * wanted.gpus]
     if not cells:
         return None
     left, made = cells[0], []
-    for _ in range(wanted.workers):
+    for _ in range(workers):
         made.append(closest(shape, left, wanted.gpus))
         left = [leaf for leaf in left if leaf not in made[-1]]
     return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from skep.machines.allocator import lately, packs
+from skep.machines.allocator import lately, packs, pairs
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Duration, Instant, after, seconds
 from skep.view.view import TrialView
@@ -127,6 +127,8 @@ def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
         case TrialOver():
             trial = tries.open.pop(fact.trial)
             tries.done.pop(fact.trial, None)
+            if trial.kind is Kind.PACK:
+                pairs.judged(machine, fact, trial.needed_milli)
             for each in trial.jobs:
                 del tries.of_job[each.job]
                 if each.job not in machine.jobs:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
-from skep.machines.allocator import cellviews, cellwork, lately, paces, packs, tries
+from skep.machines.allocator import cellviews, cellwork, lately, paces, packs, pairs, tries
 from skep.machines.allocator.demand import Demand
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, State
 from skep.machines.allocator.nodeviews import Seats
@@ -334,6 +334,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
         pause=lately.pause(machine, job),
         trial=tries.number(machine, job),
+        **pairs.shown(machine, job),
         **paces.shown(machine, job),
     )
 

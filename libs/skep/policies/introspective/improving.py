@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from skep.policies.introspective import packing
+from skep.policies.introspective import growing, health, migrating, packing
 from skep.policies.introspective.rules import Rules
 from skep.policies.introspective.units import Units
 from skep.view.plan import Action, Plan
@@ -18,13 +18,25 @@ React = Callable[[VcView], Plan]
 def improve(view: VcView, rules: Rules, react: React) -> Plan:
     """Return a plan of turns with what is to be tried beyond it.
 
-    Turns come first: nothing is tried with a job that they place, or take GPUs from.
+    Turns come first: nothing is tried with a job that they place, or take GPUs from. Before them
+    comes only what spares somebody from being suspended: what others have grown by. Of the rest one
+    kind of change is begun at a time, so that what it frees is not promised twice.
     """
-    units = Units(view)
-    plan = react(units.view)
-    more: list[Action] = [*packing.pack(units, plan, rules)]
-    apart, look_at = packing.part(units, plan, rules)
-    more += apart
+    units = Units(view, rules)
+    less, seen = growing.shrink(units.view)
+    units.view = seen
+    plan = react(seen)
+    more: list[Action] = [*health.idle(seen, plan, rules)]
+    looks = [plan.look_at]
+    more = more or [*packing.pack(units, plan, rules)]
+    if not (more or less):
+        apart, look_at = packing.part(units, plan, rules)
+        looks.append(look_at)
+        more = [*apart] or [*migrating.gather(seen, plan)] or [*migrating.defrag(seen, plan, rules)]
+    if not (more or less):
+        grown, look_at = growing.grow(seen, plan, rules)
+        looks.append(look_at)
+        more = [*grown]
     plan = units.unfold(plan)
-    looks = [at for at in (plan.look_at, look_at) if at is not None]
-    return replace(plan, actions=(*plan.actions, *more), look_at=min(looks, default=None))
+    look_at = min((at for at in looks if at is not None), default=None)
+    return replace(plan, actions=(*less, *plan.actions, *more), look_at=look_at)

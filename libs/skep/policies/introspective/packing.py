@@ -15,6 +15,7 @@ from skep.policies.introspective.rules import (
     Rules,
     cools,
     named,
+    on_them,
     profiled,
     turns_give,
     waits,
@@ -96,7 +97,7 @@ def _over(view: VcView) -> dict[str, int]:
 
 def _may(job: JobView, gone: set[str]) -> bool:
     """Return whether a job can be in a trial: alone, measured, and nothing else is planned."""
-    free = not (job.trial or job.partners or job.borrows or job.job in gone)
+    free = not (job.trial or job.partners or job.mate_milli or job.borrows or job.job in gone)
     return free and len(job.nodes) == 1 and "release" in job.can and profiled(job)
 
 
@@ -111,15 +112,7 @@ def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
     """
     if (guest.gpus, guest.pin, guest.spec.priority) != (host.gpus, host.pin, host.spec.priority):
         return False
-    if guest.nodes != host.nodes or not _on_them(guest, host):
-        return False
-    return guest.memory + host.memory <= sizes.get(host.nodes[0][0], 0)
-
-
-def _on_them(guest: JobView, host: JobView) -> bool:
-    """Return whether a guest stood on the very GPUs that a host has: where its ranks can go on."""
-    had, has = dict(guest.devices), dict(host.devices)
-    return bool(had) and all(set(gpus) <= set(has.get(node, ())) for node, gpus in had.items())
+    return on_them(guest, host) and guest.memory + host.memory <= sizes.get(host.nodes[0][0], 0)
 
 
 def _hurts(members: tuple[JobView, ...], rules: Rules) -> bool:

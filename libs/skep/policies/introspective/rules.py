@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from skep.perf.judge import slices_give
-from skep.units import Duration
+from skep.units import Duration, seconds
 from skep.view.plan import Plan
 from skep.view.view import JobView, Phase, VcView
 
@@ -18,11 +18,21 @@ class Rules(NamedTuple):
     """The policy's options, in nanoseconds and thousandths."""
 
     slice_ns: Duration
+    grow_after: Duration = seconds(60)
+    defrag_free: float = 0.75
+    stalled: Duration = seconds(600)
+    idle: Duration = Duration(0)
 
 
 def profiled(job: JobView) -> bool:
     """Return whether it was measured how a job goes: its rate, and what it uses of its GPUs."""
     return job.rate_milli > 0 and job.utilisation >= 0 and job.memory > 0
+
+
+def movable(job: JobView, how: str = "migrate") -> bool:
+    """Return whether something can be done to a job: it runs, alone, and nothing is tried."""
+    free = not (job.trial or job.partners or job.mate_milli or job.borrows)
+    return free and job.phase is Phase.RUNNING and how in job.can
 
 
 def family(job: JobView) -> str:
@@ -55,3 +65,13 @@ def waits(view: VcView) -> list[JobView]:
     """Return who has no GPUs and wants some."""
     return [job for job in view.jobs
             if job.phase in (Phase.WAITING, Phase.AWAY) and not job.borrows]  # fmt: skip
+
+
+def on_them(guest: JobView, host: JobView) -> bool:
+    """Return whether the ranks of a suspended job can go on with GPUs that another one has."""
+    if guest.nodes != host.nodes or len(host.nodes) != 1:
+        return False
+    if "rebind" in guest.can:
+        return True
+    had, has = dict(guest.devices), dict(host.devices)
+    return bool(had) and all(set(gpus) <= set(has.get(node, ())) for node, gpus in had.items())

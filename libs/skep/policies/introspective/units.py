@@ -1,57 +1,76 @@
 """Jobs that share GPUs, as one: what has turns, shares and a place is the pack, not its jobs.
 
 Turns count GPUs by jobs. Of jobs on the same GPUs they are shown one, which leads, and what they
-say of it is meant for all. So the GPUs count once, and jobs that go well together stay together.
+say of it is meant for all. So the GPUs count once, and jobs that go well together stay together:
+when they have to stand for others they stand together, and go on together, without a new trial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from skep.view.plan import Action, Plan, Suspend
+from skep.policies.introspective.rules import MILLI, Rules, on_them
+from skep.units import Instant
+from skep.view.plan import Action, Pack, Plan, Suspend
 from skep.view.view import HOLDING, JobView, Phase, VcView
+from skep.wire.reasons import Reason
 
 _LEADS = (Phase.RUNNING, Phase.STARTING, Phase.SUSPENDED, Phase.RESERVED, Phase.STOPPING)
 """Whose phase is that of the pack: while one runs, another one's leaving frees nothing."""
+_APART = frozenset({Phase.RUNNING, Phase.STARTING, Phase.AWAY, Phase.STOPPING})
 
 
 class Units:
     """A VC in which each pack is one job."""
 
-    def __init__(self, view: VcView) -> None:
+    def __init__(self, view: VcView, rules: Rules) -> None:
         """Fold the packs of a view."""
         self.packs = _packs(view)
         """By the job that leads: all that share its GPUs, those that came first before others."""
-        self._shown = view
+        self.apart = _apart(view, rules)
+        """By the job that leads: who is to go on beside it, as it did before."""
         hidden = {each.job for members in self.packs.values() for each in members}
-        if not hidden:
-            self.view = view
-            return
-        most = _most(view)
-        jobs = []
-        for job in view.jobs:
-            members = self.packs.get(job.job)
-            if members is not None:
-                jobs.append(_folded(job, members, most.get(job.pin, job.spec.priority)))
-            elif job.job not in hidden:
-                jobs.append(job)
-        self.view = replace(view, jobs=tuple(jobs))
+        hidden.update(each.job for each in self.apart.values())
+        self.view = view
+        if hidden or any(job.mate_milli for job in view.jobs):
+            jobs = [self._shown(job, view) for job in view.jobs
+                    if job.job in self.packs or job.job not in hidden]  # fmt: skip
+            self.view = replace(view, jobs=tuple(jobs))
+
+    def _shown(self, job: JobView, view: VcView) -> JobView:
+        members = self.packs.get(job.job)
+        if members is not None:
+            job = _folded(job, members, _most(view, job.pin))
+        pairs = job.job in self.apart or (members is not None and _mates(members))
+        return replace(job, mate_milli=0) if job.mate_milli and not pairs else job
 
     def unfold(self, plan: Plan) -> Plan:
         """Return a plan of packs as one of jobs: who leads leaves with all that are beside it."""
-        if not self.packs:
-            return plan
         actions: list[Action] = []
         for action in plan.actions:
             actions.append(action)
-            if not isinstance(action, Suspend):
-                continue
-            members = self.packs.get(action.job, ())
-            actions += [Suspend(each.job, action.why, action.owed) for each in members
-                        if each.job != action.job and each.phase is Phase.RUNNING]  # fmt: skip
-        return replace(plan, actions=tuple(actions))
+            if isinstance(action, Suspend):
+                actions += [Suspend(each.job, action.why, action.owed)
+                            for each in self.packs.get(action.job, ())
+                            if each.job != action.job and each.phase is Phase.RUNNING]  # fmt: skip
+        gone = {each.job for each in actions}
+        jobs = {job.job: job for job in self.view.jobs}
+        actions += [Pack(guest.job, name, Reason.BEST_PACKING)
+                    for name, guest in self.apart.items()
+                    if guest.phase is Phase.AWAY and jobs[name].phase is Phase.RUNNING
+                    and name not in gone]  # fmt: skip
+        return replace(plan, actions=tuple(actions)) if actions else plan
+
+
+def weight(job: JobView) -> float:
+    """Return for how many times as long as one alone a job is to have its GPUs.
+
+    Two that make 1.6 times what one makes alone have them for 1.25 times as long: each of them then
+    makes as much as who takes turns alone.
+    """
+    return 2 * MILLI / job.mate_milli if job.mate_milli else 1.0
 
 
 def _packs(view: VcView) -> dict[str, tuple[JobView, ...]]:
@@ -75,17 +94,52 @@ def _packs(view: VcView) -> dict[str, tuple[JobView, ...]]:
     return packs
 
 
-def _most(view: VcView) -> dict[str, int]:
-    """Return by pin the highest priority that waits."""
-    most: dict[str, int] = {}
-    for job in view.jobs:
-        if job.phase in (Phase.WAITING, Phase.AWAY):
-            most[job.pin] = max(most.get(job.pin, job.spec.priority), job.spec.priority)
-    return most
+def _apart(view: VcView, rules: Rules) -> dict[str, JobView]:
+    """Return who stands, and goes on as soon as the one does beside which it was."""
+    jobs = {job.job: job for job in view.jobs if job.mate and not job.partners
+            and not job.borrows and job.phase in _APART}  # fmt: skip
+    found: dict[str, JobView] = {}
+    for job in jobs.values():
+        other = jobs.get(job.mate)
+        if other is None or other.mate != job.job or job.job in found:
+            continue
+        leads, guest = (other, job) if _after(job, other) else (job, other)
+        if guest.phase is Phase.AWAY and _together(leads, guest, view.now, rules):
+            found[leads.job] = guest
+    return found
 
 
-def _folded(leads: JobView, members: Iterable[JobView], most: int) -> JobView:
-    """Return a pack as a job. It yields to who comes before it, and else stays what it is."""
+def _after(job: JobView, other: JobView) -> bool:
+    """Return whether a job follows the other: who stands follows, else who came later."""
+    stands = job.phase is Phase.AWAY, other.phase is Phase.AWAY
+    return stands[0] if stands[0] is not stands[1] else job.sequence > other.sequence
+
+
+def _together(leads: JobView, guest: JobView, now: Instant, rules: Rules) -> bool:
+    if (leads.gpus, leads.spec.priority) != (guest.gpus, guest.spec.priority):
+        return False
+    if not on_them(guest, leads) or leads.trial or guest.trial:
+        return False
+    # It was to follow at once. What keeps it from that may last: then it has turns of its own.
+    return leads.phase is not Phase.RUNNING or now - leads.since < rules.slice_ns // 2
+
+
+def _mates(members: Sequence[JobView]) -> bool:
+    """Return whether a pack is of two that are known to go well together."""
+    return len(members) == 2 and members[0].mate == members[1].job
+
+
+def _most(view: VcView, pin: str) -> int | None:
+    """Return the highest priority that waits; None: nobody does."""
+    return max((job.spec.priority for job in view.jobs if job.pin == pin
+                and job.phase in (Phase.WAITING, Phase.AWAY)), default=None)  # fmt: skip
+
+
+def _folded(leads: JobView, members: Iterable[JobView], most: int | None) -> JobView:
+    """Return a pack as a job: it takes turns if its jobs would go on together after them.
+
+    One that is tried, or was made by a tenant, yields only to higher priorities.
+    """
     members = [each for each in members if each.phase is not Phase.STOPPING or each is leads]
     priority = max(each.spec.priority for each in members)
     spec = leads.spec
@@ -93,5 +147,6 @@ def _folded(leads: JobView, members: Iterable[JobView], most: int) -> JobView:
         spec = replace(spec, priority=priority)
     able = tuple(each for each in leads.can if all(each in other.can for other in members))
     calm = all(each.phase is leads.phase for each in members)
-    yields = calm and most > priority
+    turns = _mates(members) and not any(each.trial for each in members)
+    yields = calm and (turns or (most is not None and most > priority))
     return replace(leads, spec=spec, can=able, partners=() if yields else leads.partners)

@@ -10,17 +10,18 @@ a node's name belongs to). It waits for nobody: every submission is answered at 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
-from skep.cells.levels import level_names, owned
+from skep.cells.levels import owned
 from skep.ids import job_sequence
+from skep.machines.admission.hardware import Hardware
+from skep.machines.admission.sizes import servers_problem, size_problem
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policies.check import cluster_problems
 from skep.units import Instant
@@ -47,21 +48,14 @@ from skep.wire.facts import (
 from skep.wire.node import NodeJoined
 from skep.wire.parse import nearest, parse_spec
 from skep.wire.reasons import Reason
-from skep.wire.spec import GANG_NODES_MAX, TYPES_APART, Elastic, JobSpec, ParameterServers, Problem
+from skep.wire.search_facts import SearchRequest
+from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 KEY_CHARACTERS_MAX = 256
 """Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
-
-
-class Build(NamedTuple):
-    """What there is in a node: GPUs by type (sorted), CPUs, bytes of memory."""
-
-    gpus: tuple[tuple[str, int], ...]
-    cpus: int
-    memory: int
 
 
 class ActiveJob(msgspec.Struct):
@@ -126,8 +120,8 @@ class AdmissionMachine:
         self.cells = Cluster()
         """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
-        self._alike: dict[Build, int] = {}
-        """What `_builds` counted, until the next node is seen."""
+        self._hardware: Hardware | None = None
+        """What `nodes` are together, until the next one is seen."""
         self._judged: dict[Request, Refusal | None] = {}
         """What cells in force can never serve, and what they can, as far as it was asked."""
         self._owns: dict[str, int] = {}
@@ -165,7 +159,10 @@ class AdmissionMachine:
                         self._record(CellsSeen(cluster=fact.cluster))
             case SetVcs():
                 self._set_vcs(event)
-            case Restarted() | Tick() | Unreadable() | DrainNode() | QuarantineGpu():
+            case (
+                Restarted() | Tick() | Unreadable() | DrainNode() | QuarantineGpu()
+                | SearchRequest()
+            ):  # fmt: skip
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
             case _:
                 text = f"admission does not take {event!r}"
@@ -220,14 +217,14 @@ class AdmissionMachine:
                 self._owns = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
             case NodeSeen():
                 self.nodes[fact.node] = fact
-                self._alike = {}
+                self._hardware = None
             case Admitted():
                 self._answered(fact.job, fact.spec.vc, fact.key)
                 job = ActiveJob(vc=fact.spec.vc, gpus=fact.spec.gpus,
                                 guaranteed=not fact.spec.opportunistic,
                                 elastic=fact.spec.elastic, ps=fact.spec.ps)  # fmt: skip
                 self.active[fact.job] = job
-                self._count(job, 1)
+                self.count(job, 1)
             case Refused():
                 self._answered(fact.job, fact.vc, fact.key)
                 if fact.key:
@@ -239,15 +236,9 @@ class AdmissionMachine:
             case ChangeAsked():
                 self.last_asked = fact.number
             case JobOver():
-                self._count(self.active.pop(fact.job), -1)
+                self.count(self.active.pop(fact.job), -1)
             case _:
                 self._restore(fact)
-
-    def _builds(self) -> dict[Build, int]:
-        """Return how many nodes of each build there are: thousands of nodes have a few builds."""
-        if not self._alike:
-            self._alike = Counter(map(_build, self.nodes.values()))
-        return self._alike
 
     def wake_at(self) -> Instant | None:
         """Return None: admission waits for nothing."""
@@ -274,7 +265,7 @@ class AdmissionMachine:
         if key:
             self.keys[vc, key] = job
 
-    def _count(self, job: ActiveJob, sign: int) -> None:
+    def count(self, job: ActiveJob, sign: int) -> None:
         jobs, gpus = self.outstanding_jobs, self.outstanding_gpus
         jobs[job.vc] = jobs.get(job.vc, 0) + sign
         gpus[job.vc] = gpus.get(job.vc, 0) + sign * (job.gpus if job.guaranteed else 0)
@@ -305,7 +296,7 @@ class AdmissionMachine:
     def _first_submission(self, event: Submission) -> Verdict:
         key = event.key
         if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
-            parsed = self._judge(event.vc, parse_spec(event.raw))
+            parsed = self.judge(event.vc, parse_spec(event.raw), key)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
             parsed = [Problem(path=f"header {subjects.KEY_HEADER}", reason=Reason.BAD_VALUE,
@@ -322,7 +313,9 @@ class AdmissionMachine:
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason,
                        problems=problems)  # fmt: skip
 
-    def _judge(self, vc: str, parsed: JobSpec | list[Problem]) -> JobSpec | list[Problem]:
+    def judge(
+        self, vc: str, parsed: JobSpec | list[Problem], key: str = ""
+    ) -> JobSpec | list[Problem]:
         """Return the spec as it will run, or why this cluster refuses it."""
         if vc not in self.vcs:
             known = ", ".join(sorted(self.vcs)) or "none yet"
@@ -335,7 +328,8 @@ class AdmissionMachine:
             text = f"the spec names `{parsed.vc}` but was published to `{vc}`"
             return [Problem(path="$.vc", reason=Reason.WRONG_VC, text=text,
                             suggestion=f"publish it to {subjects.submit(parsed.vc)}")]  # fmt: skip
-        problem = self._impossible(parsed) or self._too_many(parsed)
+        problem = (_search_problem(parsed, key) or self._impossible(parsed)
+                   or self._too_many(parsed))  # fmt: skip
         if problem is not None:
             return [problem]
         judged = self._within_quota(parsed)
@@ -397,75 +391,9 @@ class AdmissionMachine:
 
     def _impossible(self, spec: JobSpec) -> Problem | None:
         """Return why no node this cluster ever had could run the job, naming what exists."""
-        if not self.nodes:
-            return None  # No hardware has joined yet: nothing is known to be impossible.
-        wanted = spec.resources
-        types = sorted({kind for build in self._builds() for kind, _ in build.gpus})
-        asked = types if wanted.gpu_type is None else wanted.gpu_type.split(TYPES_APART)
-        for kind in (kind for kind in asked if kind not in types):
-            text = f"no node has GPUs of type `{kind}`; there are: {', '.join(types)}"
-            return Problem(path="$.resources.gpu_type", reason=Reason.NO_SUCH_GPU_TYPE, text=text,
-                           suggestion=nearest(kind, types))  # fmt: skip
-        kinds = [kind for kind in types if kind in asked]
-        if any(self._holds(kind, spec) for kind in kinds):
-            return None
-        return self._too_big(spec, kinds)
-
-    def _holds(self, kind: str, spec: JobSpec) -> bool:
-        """Return whether the empty cluster could hold the gang on GPUs of one type."""
-        left, nodes = spec.resources.workers, 1 if self._one_node(spec) else GANG_NODES_MAX
-        at_once = [(self._workers(build, kind, spec), count)
-                   for build, count in self._builds().items()]  # fmt: skip
-        for workers, count in sorted(at_once, reverse=True):
-            left -= workers * min(count, nodes)
-            nodes -= min(count, nodes)
-        return left <= 0
-
-    def _one_node(self, spec: JobSpec) -> bool:
-        """Return whether the gang is tied to one node, or to a part of one."""
-        topology = spec.resources.topology
-        if topology is None or not topology.hard:
-            return False
-        for chain in self.cells.chains.values():
-            names = level_names(chain)
-            if topology.within in names:
-                return names.index(topology.within) <= names.index(chain.node_level)
-        return True
-
-    @staticmethod
-    def _workers(node: Build, kind: str, spec: JobSpec) -> int:
-        """Return how many workers of the gang an empty node of a build could hold."""
-        wanted = spec.resources
-        workers = dict(node.gpus).get(kind, 0) // wanted.gpus
-        if wanted.cpus:
-            workers = min(workers, node.cpus // wanted.cpus)
-        if wanted.memory:
-            workers = min(workers, node.memory // int(wanted.memory))
-        return workers
-
-    def _too_big(self, spec: JobSpec, kinds: list[str]) -> Problem:
-        nodes = self.nodes.values()
-        total = max((sum(node.gpus.get(kind, 0) for node in nodes) for kind in kinds), default=0)
-        if spec.gpus > total:
-            text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
-            return Problem(path="$.resources", reason=Reason.TOO_MANY_GPUS, text=text,
-                           suggestion=f"ask for at most {total}")  # fmt: skip
-        wanted = spec.resources.workers
-        if not self._one_node(spec) and any(
-            sum(self._workers(build, kind, spec) * count for build, count in self._builds().items())
-            >= wanted
-            for kind in kinds
-        ):
-            text = f"it would span more than {GANG_NODES_MAX} nodes, the most one gang may have"
-            return Problem(path="$.resources.workers", reason=Reason.NODE_TOO_SMALL, text=text,
-                           suggestion="use fewer workers with more GPUs each")  # fmt: skip
-        most = max(node.gpus.get(kind, 0) for node in nodes for kind in kinds)
-        cpus = max(node.cpus for node in nodes)
-        memory = max(node.memory for node in nodes)
-        text = (f"no placement exists: the largest node has {most} GPUs, {cpus} CPUs and "
-                f"{memory} bytes of memory")  # fmt: skip
-        return Problem(path="$.resources", reason=Reason.NODE_TOO_SMALL, text=text,
-                       suggestion="make the workers smaller or the topology wish soft")  # fmt: skip
+        if self._hardware is None:
+            self._hardware = Hardware(self.nodes.values())
+        return self._hardware.problem(spec, self.cells)
 
     # --- cancellations, tenants, hardware ----------------------------------------------------
 
@@ -532,7 +460,7 @@ class AdmissionMachine:
                 problem = msgspec.structs.replace(partner, path="$.beside", suggestion=only)
         if problem is None and isinstance(ask, AskResize):
             job = self.active[ask.job]
-            problem = _size_problem(ask, job.elastic) or _servers_problem(ask, job.ps)
+            problem = size_problem(ask, job.elastic) or servers_problem(ask, job.ps)
         return problem
 
     def _added(self, joined: NodeJoined) -> None:
@@ -549,38 +477,19 @@ class AdmissionMachine:
             self._effects.append(Send(subject, verdict, headers))
 
 
-def _build(node: NodeSeen) -> Build:
-    return Build(tuple(sorted(node.gpus.items())), node.cpus, node.memory)
+def _search_problem(spec: JobSpec, key: str) -> Problem | None:
+    """Return why a job is not a trial of the search that it names, or None.
 
-
-def _size_problem(ask: AskResize, allowed: Elastic | None) -> Problem | None:
-    """Return why a job's spec does not allow a size, or None."""
-    if ask.workers is None:
+    A search knows its trials by their keys, and whoever follows the allocator by their specs.
+    """
+    search, mark, _ = key.removeprefix(SEARCH_KEYS).partition("/")
+    named = search if key.startswith(SEARCH_KEYS) and mark else ""
+    if named == spec.search and (named or not key.startswith(SEARCH_KEYS)):
         return None
-    if allowed is None:
-        return Problem(path="$.job", reason=Reason.CANNOT,
-                       text=f"the spec of {ask.job} does not say that it is elastic",
-                       suggestion="submit it with `elastic: {min: 1, max: 4}`")  # fmt: skip
-    if allowed.min <= ask.workers <= allowed.max:
-        return None
-    return Problem(path="$.workers", reason=Reason.BAD_VALUE,
-                   text=f"{ask.job} may have {allowed.min} to {allowed.max} workers",
-                   suggestion=f"use {min(max(ask.workers, allowed.min), allowed.max)}")  # fmt: skip
-
-
-def _servers_problem(ask: AskResize, allowed: ParameterServers | None) -> Problem | None:
-    """Return why a job's spec does not allow so many parameter servers, or None."""
-    if ask.servers is None:
-        return None
-    if allowed is None:
-        return Problem(path="$.servers", reason=Reason.CANNOT,
-                       text=f"the spec of {ask.job} does not say that it has parameter servers",
-                       suggestion="submit it with `ps: {servers: 1, min: 1, max: 4}`")  # fmt: skip
-    if allowed.min <= ask.servers <= allowed.max:
-        return None
-    return Problem(path="$.servers", reason=Reason.BAD_VALUE,
-                   text=f"{ask.job} may have {allowed.min} to {allowed.max} parameter servers",
-                   suggestion=f"use {min(max(ask.servers, allowed.min), allowed.max)}")  # fmt: skip
+    text = (f"`search` is given by the search whose trial a job is, and this key is "
+            f"{f'of search {named}' if named else 'none of a search'}")  # fmt: skip
+    return Problem(path="$.search", reason=Reason.BAD_VALUE, text=text,
+                   suggestion="leave it out, and use another key")  # fmt: skip
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

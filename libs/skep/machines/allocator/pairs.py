@@ -1,0 +1,47 @@
+"""Who goes well beside whom: two jobs whose pack was tried and kept, as the facts tell it.
+
+When both have to stand for others, they may go on together without another trial.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skep.machines.allocator.jobs import JobState
+from skep.wire.trials import TrialOver, Verdict
+
+if TYPE_CHECKING:
+    from skep.machines.allocator.machine import AllocatorMachine
+
+MILLI = 1000
+
+
+def judged(machine: AllocatorMachine, fact: TrialOver, needed_milli: int) -> None:
+    """Take over a verdict: a trial of two jobs is a pack."""
+    if len(fact.jobs) != 2:
+        return
+    pair = [machine.jobs.get(name) for name in fact.jobs]
+    kept = fact.verdict is Verdict.KEPT and all(job is not None for job in pair)
+    for job, other in zip(pair, reversed(fact.jobs), strict=True):
+        if job is None:
+            continue
+        if kept or job.mate == other:
+            parted(machine, job)
+        if kept:
+            job.mate, job.mate_milli = other, max(MILLI, needed_milli + fact.gain_milli)
+
+
+def parted(machine: AllocatorMachine, job: JobState) -> None:
+    """Forget with whom a job goes well: its rates may not say so any more."""
+    other = machine.jobs.get(job.mate)
+    if other is not None and other.mate == job.job:
+        other.mate, other.mate_milli = "", 0
+        machine.soft.touched[other.job] = None
+    job.mate, job.mate_milli = "", 0
+
+
+def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
+    """Return what of a job's view is known of this."""
+    if job.mate not in machine.jobs:
+        return {}
+    return {"mate": job.mate, "mate_milli": job.mate_milli}

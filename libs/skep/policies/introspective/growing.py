@@ -1,0 +1,170 @@
+"""Growing and shrinking (Gandiva, section 4.2.2) of jobs that say that their size may change.
+
+Idle GPUs of its own server go to the job that gains the most by them, after a while in which nobody
+has come. What it has grown by it gives back at once when another job needs it, before anybody is
+suspended for that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from skep.perf.judge import pays
+from skep.policies.introspective.migrating import PAUSE, SURELY
+from skep.policies.introspective.rules import ACTIONS_MAX, MILLI, Rules, cools, movable, waits
+from skep.units import Duration, Instant
+from skep.view.plan import Plan, Resize
+from skep.view.view import JobView, NodeView, Phase, VcView
+from skep.wire.reasons import Reason
+
+
+class _Step(NamedTuple):
+    """More workers for a job; `gain` is in thousandths of its rate as it began, for each GPU."""
+
+    gain: float
+    workers: int
+    more: int
+    needed: float
+
+
+def shrink(view: VcView) -> tuple[list[Resize], VcView]:
+    """Return who gives back what it has grown by, and the view as if they had.
+
+    The most of it first, and no more than those that wait need beyond what is free.
+    """
+    grown = [job for job in view.jobs if _grown(job)]
+    need = dict[str, int]()
+    for job in waits(view) if grown else ():
+        need[job.pin] = need.get(job.pin, 0) + job.gpus
+    if not need:
+        return [], view
+    for pin, free in view.free_for().items():
+        need[pin] = need.get(pin, 0) - free
+    less: dict[str, JobView] = {}
+    for job in sorted(
+        grown, key=lambda job: (job.spec.resources.workers - job.workers, job.sequence)
+    ):
+        if need.get(job.pin, 0) > 0:
+            each = _each(job)
+            asked = job.spec.resources.workers
+            workers = max(asked, job.workers - -(-need[job.pin] // each))
+            need[job.pin] -= (job.workers - workers) * each
+            less[job.job] = _smaller(job, workers)
+    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], (
+        _freed(view, less)
+    )
+
+
+def grow(view: VcView, plan: Plan, rules: Rules) -> tuple[list[Resize], Instant | None]:
+    """Return who is to try more workers, and when to look again."""
+    able = [job for job in view.jobs if _may_grow(job) and not cools(view, "grow", job)]
+    if not able or plan.turns or plan.actions or waits(view):
+        return [], None
+    nodes = {node.node: node for node in view.nodes}
+    if not any(_free(job, nodes) >= _each(job) for job in able):
+        return [], None
+    calm = Instant(view.quiet_since + rules.grow_after)
+    if view.now < calm:
+        return [], calm
+    left = {node.node: node for node in view.nodes}
+    tried: dict[str, Resize] = {}
+    while len(tried) < ACTIONS_MAX:
+        steps = ((step, job) for job in able if job.job not in tried
+                 for step in _steps(job, left, view))  # fmt: skip
+        best = max(steps, key=lambda each: (each[0].gain, -each[1].sequence, each[0].workers),
+                   default=None)  # fmt: skip
+        if best is None:
+            break
+        step, job = best
+        tried[job.job] = Resize(job.job, Reason.MOST_GAIN, step.workers, trial=True,
+                                needed_milli=round(MILLI * step.needed))  # fmt: skip
+        node = left[job.nodes[0][0]]
+        left[node.node] = _less(node, job.pin, step.more)
+    return list(tried.values()), None
+
+
+def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_Step]:
+    """Yield what sizes a job could try on its server that are predicted to pay."""
+    rates, each = dict(job.rates), _each(job)
+    now, alone = rates.get(job.workers, 0), rates.get(job.spec.resources.workers, 0)
+    needed = pays(Duration(job.pause or PAUSE), job.remaining(view.now))
+    if needed == float("inf"):
+        return  # It ends before a change of its size would pay.
+    room = _free(job, nodes) // each
+    for workers, rate in job.rates:
+        more = workers - job.workers
+        if 0 < more <= room and now and rate > now * needed * SURELY:
+            yield _Step(MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each,
+                        needed)  # fmt: skip
+    elastic = job.spec.elastic
+    most = min(elastic.max if elastic is not None else 0, job.workers + room)
+    if most > job.workers and not any(workers > job.workers for workers in rates):
+        # Nobody knows: twice as many tell the most, and rates decide.
+        most = min(most, 2 * job.workers)
+        yield _Step(0.0, most, (most - job.workers) * each, needed)
+
+
+def _may_grow(job: JobView) -> bool:
+    return _elastic(job) and movable(job, "resize") and job.rate_milli > 0 and len(job.nodes) == 1
+
+
+def _grown(job: JobView) -> bool:
+    """Return whether a job has more workers than it asked for, and can give them back."""
+    if not (_elastic(job) and "resize" in job.can and job.phase is Phase.RUNNING):
+        return False
+    more = job.workers > job.spec.resources.workers
+    return more and len(job.nodes) == 1 and not (job.partners or job.borrows)
+
+
+def _elastic(job: JobView) -> bool:
+    elastic = job.spec.elastic
+    return elastic is not None and elastic.min <= job.workers <= elastic.max
+
+
+def _each(job: JobView) -> int:
+    """Return the GPUs of a worker."""
+    return max(job.gpus // max(job.workers, 1), 1)
+
+
+def _free(job: JobView, nodes: dict[str, NodeView]) -> int:
+    node = nodes.get(job.nodes[0][0])
+    return node.free_for(job.pin) if node is not None else 0
+
+
+def _less(node: NodeView, pin: str, gpus: int) -> NodeView:
+    """Return a node with fewer free GPUs, or more."""
+    if not pin:
+        return replace(node, free=node.free - gpus)
+    pins = tuple((name, free - gpus if name == pin else free) for name, free in node.pins)
+    return replace(node, pins=pins)
+
+
+def _smaller(job: JobView, workers: int) -> JobView:
+    gpus = workers * _each(job)
+    ((node, _),) = job.nodes
+    devices = tuple((name, had[:gpus]) for name, had in job.devices)
+    return replace(job, workers=workers, gpus=gpus, nodes=((node, gpus),), devices=devices)
+
+
+def _freed(view: VcView, less: dict[str, JobView]) -> VcView:
+    """Return a view in which some jobs have become smaller."""
+    if not less:
+        return view
+    before = {job.job: job for job in view.jobs if job.job in less}
+    nodes = {node.node: node for node in view.nodes}
+    pins = {pin.pin: pin for pin in view.pins}
+    free = view.free
+    for name, job in before.items():
+        gave = job.gpus - less[name].gpus
+        free += gave
+        if job.pin in pins:
+            pins[job.pin] = replace(pins[job.pin], free=pins[job.pin].free + gave)
+        ((node, _),) = job.nodes
+        if node in nodes:
+            nodes[node] = _less(nodes[node], job.pin, -gave)
+    jobs = tuple(less.get(job.job, job) for job in view.jobs)
+    return replace(view, jobs=jobs, nodes=tuple(nodes.values()), free=free,
+                   pins=tuple(pins.values()))  # fmt: skip

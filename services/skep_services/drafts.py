@@ -1,0 +1,234 @@
+"""Answers what a service would decide, on copies of its process: nothing is decided by it.
+
+    question ──fork──> copy of the allocator ──fork──> one copy for each thing that is tried
+                            └──────── answer, by a pipe ────────> whoever asked
+
+A fork copies everything, also what is soft (rates, advice, views), and costs the process that
+decides only its page tables: a few milliseconds, however long the copies then think. They run at a
+lower priority, own no connection (what they inherited they never touch), and leave by `_exit`.
+One question is answered at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from skep.machines.admission import AdmissionMachine
+from skep.machines.allocator import AllocatorMachine, drafts
+from skep.wire import codec
+from skep.wire.drafts import Answer, Judge, Judgement, Outcome, Question
+from skep.wire.parse import parse_spec
+from skep.wire.spec import JobSpec
+from skep_services.ports import Bus, Clock, Delivery
+
+ANSWER_WITHIN_S = 10.0
+"""A question that takes longer is given up: many times what 40 copies of a large cluster take."""
+WAITING_MAX = 16
+"""Questions that wait for their turn; who comes then is told to come again."""
+NICENESS = 10
+PIECE = 1 << 16
+
+_QUESTIONS = msgspec.json.Decoder(Question)
+_ANSWERS = msgspec.json.Decoder(Answer)
+_JUDGES = msgspec.json.Decoder(Judge)
+_OUTCOMES = msgspec.json.Decoder(Outcome)
+
+
+class CopyError(Exception):
+    """A copy ended without an answer."""
+
+
+class Drafter:
+    """Answers questions about an allocator."""
+
+    def __init__(self, machine: AllocatorMachine, bus: Bus, clock: Clock) -> None:
+        self._machine, self._bus, self._clock = machine, bus, clock
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self.held_ns = 0
+        """For how long the latest question kept this process from anything else."""
+
+    async def answer(self, asked: Delivery) -> None:
+        """Answer one question, without keeping whoever delivers it."""
+        if not asked.reply:
+            return
+        if self._waiting >= WAITING_MAX:
+            await self._say(asked.reply, self._problem("too many questions at once: ask again"))
+            return
+        self._waiting += 1
+        self._task = asyncio.ensure_future(self._in_turn(asked))
+
+    async def _in_turn(self, asked: Delivery) -> None:
+        try:
+            async with self._turn:
+                answer = await self.look(asked.payload)
+            await self._say(asked.reply, answer)
+        finally:
+            self._waiting -= 1
+
+    async def look(self, payload: bytes) -> bytes:
+        """Return the answer to a question, both encoded."""
+        try:
+            question = _QUESTIONS.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._problem(f"not a question: {error}")
+        machine, now = self._machine, self._clock.now()
+
+        def think() -> bytes:
+            return codec.encode(drafts.answer(machine, question, now, _apart(machine)))
+
+        began = time.perf_counter_ns()
+        pid, pipe = fork(think)
+        self.held_ns = time.perf_counter_ns() - began
+        try:
+            data = await _read(pipe)
+            _ANSWERS.decode(data)
+        except (CopyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._problem(f"the question could not be answered: {error!r}")
+        else:
+            return data
+        finally:
+            os.close(pipe)
+            end(pid)
+
+    def _problem(self, text: str) -> bytes:
+        return codec.encode(Answer(at=self._clock.now(), problem=text))
+
+    async def _say(self, reply: str, answer: bytes) -> None:
+        await self._bus.send(reply, answer, {})
+
+
+class JudgeOnly:
+    """Answers what admission thinks of a spec: a look at its state, in this process."""
+
+    def __init__(self, machine: AdmissionMachine, bus: Bus) -> None:
+        self._machine, self._bus = machine, bus
+
+    async def answer(self, asked: Delivery) -> None:
+        """Answer one question."""
+        if asked.reply:
+            await self._bus.send(asked.reply, self.look(asked.payload), {})
+
+    def look(self, payload: bytes) -> bytes:
+        """Return the judgement on a spec, both encoded; empty for what is no such question."""
+        try:
+            asked = _JUDGES.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return b""
+        machine, parsed = self._machine, parse_spec(asked.spec.encode())
+        instead = machine.active.get(asked.instead)
+        if instead is not None:
+            machine.count(instead, -1)
+        try:
+            judged = machine.judge(asked.vc, parsed)
+        finally:
+            if instead is not None:
+                machine.count(instead, 1)
+        if isinstance(judged, JobSpec):
+            return codec.encode(Judgement(spec=judged))
+        return codec.encode(Judgement(problems=tuple(judged)))
+
+
+# --- copies of this process -----------------------------------------------------------------------
+
+
+def fork(work: Callable[[], bytes]) -> tuple[int, int]:
+    """Have a copy of this process do something; return its id and where its result comes out."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(out)
+        _work(work, into)
+    os.close(into)
+    return pid, out
+
+
+def _work(work: Callable[[], bytes], into: int) -> NoReturn:
+    """Be the copy: nothing of what it inherited may act, or be cleaned up."""
+    code = 1
+    try:
+        # What cleans up would write to pages that are shared, and run others' finalisers.
+        gc.disable()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        os.nice(NICENESS)
+        _write(into, work())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _apart(machine: AllocatorMachine) -> drafts.Apart:
+    """Return what does something with a copy of the machine: in a copy of this copy."""
+
+    def apart(work: Callable[[AllocatorMachine], Outcome]) -> Outcome:
+        out, into = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.close(out)
+                _write(into, codec.encode(work(machine)))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(into)
+        with open(out, "rb") as pipe:
+            data = pipe.read()
+        os.waitpid(pid, 0)
+        return _OUTCOMES.decode(data)
+
+    return apart
+
+
+def _write(into: int, data: bytes) -> None:
+    view: Any = memoryview(data)
+    while view:
+        view = view[os.write(into, view) :]
+
+
+async def _read(pipe: int) -> bytes:
+    """Return all that comes out of a pipe. Raises CopyError for nothing, TimeoutError in time."""
+    os.set_blocking(pipe, False)
+    loop, pieces = asyncio.get_running_loop(), list[bytes]()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        try:
+            piece = os.read(pipe, PIECE)
+        except BlockingIOError:
+            return
+        pieces.append(piece)
+        if not piece and not over.done():
+            over.set_result(None)
+
+    loop.add_reader(pipe, ready)
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            await over
+    finally:
+        loop.remove_reader(pipe)
+    if not any(pieces):
+        text = "the copy ended early"
+        raise CopyError(text)
+    return b"".join(pieces)
+
+
+def end(pid: int) -> None:
+    """End a copy, and those that it made, if they have not ended."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    os.waitpid(pid, 0)

@@ -1,0 +1,287 @@
+"""`/v1/searches`: the searches as their own log tells them, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from skep.machines.searches import SearchesMachine
+from skep.machines.searches.state import Search, Trial
+from skep.units import Instant
+from skep.wire import codec
+from skep.wire.parse import PROBLEMS_MAX
+from skep.wire.reasons import Reason
+from skep.wire.search import SearchSpec, is_search_id, parse_search
+from skep.wire.search_facts import (
+    SearchMessage,
+    SearchOver,
+    SearchTrialMeasured,
+    SearchTrialOver,
+    SearchVerdict,
+    Stand,
+)
+from skep.wire.spec import SPEC_BYTES_MAX
+from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.jobs import tenant
+from skep_services.gateway.submit import Submitter, too_large
+from skep_services.gateway.watch import Watch
+from skep_services.ports import Clock, Delivery
+
+log = structlog.get_logger(service="gateway")
+
+OVER_MAX = 200
+"""Searches that are over and at hand: of those with the most trials 2 GB, of usual ones 20 MB."""
+SLICE = 32
+"""Records taken over before others may run."""
+SHOWN_S = 2.0
+"""Until a verdict's fact is here, which was stored before it was sent: mostly it is already."""
+STATES = ("active", "over", "all")
+
+Curve = tuple[list[int], list[float]]
+
+
+class SearchesView:
+    """All searches, rebuilt from their log at every start.
+
+    Their service's own machine keeps the state: what it forgets at an end is put aside here.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        """Start with nothing known."""
+        self.position = 0
+        self.over: dict[str, tuple[Search, SearchOver]] = {}
+        self._watch = watch
+        self._machine = SearchesMachine()
+        self._curves: dict[str, dict[int, Curve]] = {}
+        """Of trials that are over, by search."""
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Take over a record."""
+        event = codec.read(delivery.subject, delivery.payload, delivery.headers,
+                           delivery.sequence, delivery.at)  # fmt: skip
+        self.position = delivery.sequence
+        if isinstance(event, codec.Unreadable):
+            log.warning("unreadable", stream=delivery.stream, sequence=delivery.sequence,
+                        subject=event.subject, text=event.text)  # fmt: skip
+            return
+        self.apply(event)
+        if self.position % SLICE == 0:
+            await asyncio.sleep(0)
+
+    def apply(self, facts: codec.Facts) -> None:
+        """Take over a record's facts."""
+        for fact in facts.facts:
+            if isinstance(fact, SearchTrialOver):
+                trial = self._machine.searches[fact.search].trials[fact.trial]
+                self._curves.setdefault(fact.search, {})[fact.trial] = trial.steps, trial.values
+            elif isinstance(fact, SearchOver):
+                self.over[fact.search] = self._machine.searches[fact.search], fact
+                for old in list(self.over)[: max(0, len(self.over) - OVER_MAX)]:
+                    del self.over[old]
+                    self._curves.pop(old, None)
+            self._machine.apply(fact)
+            if isinstance(fact, SearchMessage) and not isinstance(fact, SearchTrialMeasured):
+                self._watch.wake((fact.search,))
+
+    def find(self, name: str) -> tuple[Search, SearchOver | None] | None:
+        """Return a search and how it ended, or None if there is none of this id."""
+        active = self._machine.searches.get(name)
+        return (active, None) if active is not None else self.over.get(name)
+
+    def listed(self, vc: str, state: str) -> list[tuple[Search, SearchOver | None]]:
+        """Return the searches of a VC (all, if empty), the oldest first."""
+        found: list[tuple[Search, SearchOver | None]] = []
+        if state != "active":
+            found += self.over.values()
+        if state != "over":
+            found += [(search, None) for search in self._machine.searches.values()]
+        mine = [one for one in found if vc in ("", one[0].spec.vc)]
+        return sorted(mine, key=lambda one: int(one[0].search[1:]))
+
+    def curve(self, search: Search, trial: Trial) -> list[tuple[int, float]]:
+        """Return the points of a trial's curve as they are kept: mini-batch and value."""
+        kept = self._curves.get(search.search, {}).get(trial.number)
+        steps, values = kept if kept is not None else (trial.steps, trial.values)
+        return [
+            (step, search.spec.signed(value)) for step, value in zip(steps, values, strict=True)
+        ]
+
+
+def summary(search: Search, end: SearchOver | None, now: Instant) -> dict[str, Any]:
+    """Return a search without its trials."""
+    spec, best = search.spec, search.best()
+    stands = [trial.stand for trial in search.trials.values()]
+    state = "over" if end is not None else "ending" if search.ending is not None else "active"
+    return {
+        "search": search.search, "name": spec.name, "vc": spec.vc, "state": state,
+        "why": end.why if end is not None else search.ending,
+        "method": spec.method, "metric": spec.metric, "direction": spec.direction,
+        "target": spec.target, "began_at": search.began_at,
+        "ended_at": end.at if end is not None else None,
+        "trials": len(search.trials), "trials_max": spec.budget.trials,
+        "stands": {str(stand): stands.count(stand) for stand in Stand if stand in stands},
+        "gpu_ns": end.gpu_ns if end is not None else search.gpu_ns(now),
+        "gpu_time_s": spec.budget.gpu_time,
+        "best": None if best is None or best.best is None else {
+            "trial": best.number, "job": best.job, "value": spec.signed(best.best),
+            "step": best.best_step, "params": best.params,
+        },
+    }  # fmt: skip
+
+
+def trial_row(view: SearchesView, search: Search, trial: Trial, now: Instant) -> dict[str, Any]:
+    """Return a trial with its curve. `promise` is what its metric is expected to come to."""
+    spec, points = search.spec, view.curve(search, trial)
+    chance, value, spread = trial.scored if trial.scored is not None else (None, None, None)
+    return {
+        "trial": trial.number, "job": trial.job, "params": trial.params, "stand": trial.stand,
+        "end": trial.end, "why": trial.ended_why if trial.over else trial.why,
+        "wanted": trial.run and not trial.over, "demoted": trial.demoted,
+        "since": trial.since, "ran_ns": trial.ran(now),
+        "step": trial.last_step, "value": points[-1][1] if points else None,
+        "best": None if trial.best is None else spec.signed(trial.best),
+        "best_step": trial.best_step,
+        "promise": None if value is None else spec.signed(value), "spread": spread,
+        "chance": chance if spec.target is not None else None,
+        "bracket": trial.bracket, "rung": trial.rung, "rungs": list(search.rungs(trial)),
+        "reached": [spec.signed(each) for each in trial.reached],
+        "points": points,
+    }  # fmt: skip
+
+
+class Searches:
+    """The handlers."""
+
+    def __init__(
+        self, view: SearchesView, watch: Watch, submitter: Submitter, clock: Clock
+    ) -> None:
+        self._view, self._watch, self._submitter = view, watch, submitter
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handlers belong."""
+        return [
+            web.get("/v1/searches", self.listing, allow_head=False),
+            web.post("/v1/searches", self.begin),
+            web.get("/v1/searches/{search}", self.show, allow_head=False),
+            web.delete("/v1/searches/{search}", self.cancel),
+            web.post("/v1/searches/{search}/trials", self.ask),
+            web.post("/v1/searches/{search}/trials/{trial}", self.tell),
+            web.post("/v1/searches/{search}/trials/{trial}/{do:demote|promote}", self.rank),
+        ]
+
+    async def listing(self, request: web.Request) -> web.StreamResponse:
+        """Answer searches without their trials."""
+        vc, state = tenant(request), request.query.get("state", "all")
+        if state not in STATES:
+            raise ApiError(400, Reason.BAD_VALUE, f"`state` is one of {', '.join(STATES)}")
+        now = self._clock.now()
+        found = [summary(search, end, now) for search, end in self._view.listed(vc, state)]
+        return json_response({"searches": found})
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        """Answer a search with all of its trials and its spec."""
+        search, end = self._search(request)
+        now = end.at if end is not None else self._clock.now()
+        trials = [trial_row(self._view, search, each, now) for each in search.trials.values()]
+        return json_response({**summary(search, end, now), "spec": search.spec, "rows": trials})
+
+    async def begin(self, request: web.Request) -> web.StreamResponse:
+        """Begin a search: the body is its spec."""
+        body = await _body(request)
+        parsed = parse_search(body)
+        if not isinstance(parsed, SearchSpec):
+            raise ApiError(422, parsed[0].reason, parsed[0].text, parsed[:PROBLEMS_MAX])
+        if not caller_of(request).may(parsed.vc):
+            text = f"this token is for VC {caller_of(request).vc}, the spec names {parsed.vc}"
+            raise ApiError(403, Reason.WRONG_VC, text)
+        verdict = await self._asked(request, parsed.vc, {"do": "begin", "spec": msgspec.Raw(body)})
+        name = verdict.search
+        await self._watch.until(name, lambda: self._view.find(name) is not None, SHOWN_S)
+        repeated = verdict.reason is Reason.REPEATED
+        return json_response({"search": name, "accepted": True, "repeated": repeated}, 201)
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """End a search and all of its trials."""
+        search, end = self._search(request)
+        if end is not None:
+            text = f"{search.search} is over already: {end.why}"
+            raise ApiError(409, Reason.ALREADY_ENDED, text)
+        await self._asked(request, search.spec.vc, {"do": "cancel", "search": search.search})
+        return json_response({"search": search.search, "accepted": True}, 202)
+
+    async def ask(self, request: web.Request) -> web.StreamResponse:
+        """Add a trial: the body is `{"params": …, "outside": …}`, both optional."""
+        search, _ = self._search(request)
+        asked = {**await _object(request), "do": "ask", "search": search.search}
+        verdict = await self._asked(request, search.spec.vc, asked)
+        repeated = verdict.reason is Reason.REPEATED
+        return json_response({"search": search.search, "trial": verdict.trial,
+                              "params": verdict.params, "repeated": repeated}, 201)  # fmt: skip
+
+    async def tell(self, request: web.Request) -> web.StreamResponse:
+        """Take over how a trial goes that runs outside: `{"step": …, "value": …, "over": …}`."""
+        return await self._of_trial(request, "tell", await _object(request))
+
+    async def rank(self, request: web.Request) -> web.StreamResponse:
+        """Put a trial behind all others of its search, or no longer: what a pruner says."""
+        return await self._of_trial(request, request.match_info["do"], {})
+
+    async def _of_trial(
+        self, request: web.Request, do: str, given: dict[str, Any]
+    ) -> web.StreamResponse:
+        search, _ = self._search(request)
+        number = request.match_info["trial"]
+        if not (number.isascii() and number.isdecimal() and len(number) < 10):
+            raise ApiError(404, Reason.UNKNOWN_TRIAL, f"{search.search} has no trial {number}")
+        asked = {**given, "do": do, "search": search.search, "trial": int(number)}
+        await self._asked(request, search.spec.vc, asked)
+        return json_response({"search": search.search, "trial": int(number), "accepted": True})
+
+    def _search(self, request: web.Request) -> tuple[Search, SearchOver | None]:
+        """Return the search a request is about. Raises ApiError if the caller may not see one."""
+        name = request.match_info["search"]
+        found = self._view.find(name) if is_search_id(name) else None
+        if found is None or not caller_of(request).may(found[0].spec.vc):
+            raise ApiError(404, Reason.UNKNOWN_SEARCH, f"there is no search {name}")
+        return found
+
+    async def _asked(self, request: web.Request, vc: str, what: dict[str, Any]) -> SearchVerdict:
+        """Publish a request; return the verdict if it is one that accepts. Raises ApiError."""
+        key = request.headers.get("Idempotency-Key")
+        verdict = await self._submitter.search(vc, codec.encode(what), key)
+        log.info("search asked", do=what["do"], vc=vc, by=caller_of(request).name,
+                 search=verdict.search if verdict is not None else "")  # fmt: skip
+        if verdict is None:
+            text = ("it is stored, and the searches' service has not answered yet: repeat it with "
+                    "the same Idempotency-Key")  # fmt: skip
+            raise ApiError(503, "unanswered", text)
+        if not verdict.accepted:
+            reason = verdict.reason or Reason.BAD_VALUE
+            missing = reason in (Reason.UNKNOWN_SEARCH, Reason.UNKNOWN_TRIAL)
+            text = verdict.problems[0].text if verdict.problems else str(reason)
+            status = 404 if missing else 409 if reason is Reason.SEARCH_ENDS else 422
+            raise ApiError(status, reason, text, verdict.problems)
+        return verdict
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large() from None
+    if len(body) > SPEC_BYTES_MAX:
+        raise too_large()
+    return body
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    body = await _body(request)
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None

@@ -1,0 +1,1 @@
+"""The service of searches: `skep.machines.searches` on real ports."""

@@ -1,0 +1,66 @@
+"""Suspended jobs that go on beside others: on other GPUs, and with whom they went well before."""
+
+from __future__ import annotations
+
+import pytest
+
+from skep.policies.registry import POLICIES
+from skep.view.plan import Unpack
+from skep.wire.changes import AskSuspend, GpusRegained, JobChanging, Result
+from skep.wire.commands import Resume
+from skep.wire.node import Manner
+from skep.wire.reasons import Reason
+from tests.kit import admitted, allocator, joined, started
+from tests.unit.test_allocator_actions import WHY, Does, do
+from tests.unit.test_allocator_changes import EVERYTHING, ask, changed, known, of, over, told
+from tests.unit.test_allocator_packs import PACK, held, pack
+from tests.unit.test_allocator_trials import begun, judged
+
+
+def test_a_suspended_job_goes_on_beside_who_is_on_other_gpus_if_it_can_rebind() -> None:
+    decide = allocator(joined(gpus=2), nlp=2)
+    for number in (1, 2):
+        decide(admitted(number))
+        decide(started(f"j{number}"))
+        decide(known(f"j{number}", can=EVERYTHING))
+    decide(admitted(3))
+    (command,) = told(decide(ask(PACK, AskSuspend(job="j1", release=True))))
+    decide(changed(command))
+    decide(started("j3"))
+    assert held(decide) == {"j2": [1], "j3": [0]}
+    assert over(pack(decide, "j1", "j2", 51)) == [(51, Result.REFUSED, Reason.TIED_ELSEWHERE)]
+    decide(known("j1", can=(*EVERYTHING, "rebind")))
+    effects = pack(decide, "j1", "j2", 52)
+    (fact,) = of(effects, GpusRegained)
+    assert fact.members[0].devices == ((1,),)
+    resume = next(one for one in told(effects) if one.job == "j1")
+    assert isinstance(resume.change, Resume)
+    assert [rank.devices for rank in resume.change.ranks] == [(1,)]
+    assert held(decide) == {"j2": [1], "j3": [0], "j1": [1]}
+    decide.machine.check()
+    # It cannot after all: it stands as before, on none of them.
+    decide(changed(resume, Manner.UNCHANGED, released=True))
+    assert held(decide) == {"j2": [1], "j3": [0]}
+    assert decide.machine.jobs["j1"].tied
+    decide.machine.check()
+
+
+@pytest.fixture
+def _does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, Does.name, Does)
+    Does.actions.clear()
+
+
+@pytest.mark.usefixtures("_does")
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, kept: bool) -> None:
+    decide = begun()
+    decide(judged(kept=kept), 20)
+    (planned,) = decide.machine.soft.planned.values()
+    shown = {name: (each.mate, each.mate_milli) for name, each in planned.views.items()
+             if each is not None and each.mate}  # fmt: skip
+    assert shown == ({"j1": ("j2", 1310), "j2": ("j1", 1310)} if kept else {})
+    if kept:
+        assert of(do(decide, Unpack("j2", WHY), second=21), JobChanging)
+        assert {job.mate for job in decide.machine.jobs.values()} == {""}
+    decide.machine.check()
