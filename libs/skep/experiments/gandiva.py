@@ -10,6 +10,7 @@ what jobs keep in a GPU's memory the paper prints nothing: `MEMORY` stands in fo
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -26,6 +27,7 @@ from skep.sim.outcome import RunResult
 from skep.traces.generators import gandiva, gandivadays
 from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds
+from skep.wire.cluster import Cluster
 from skep.wire.trials import TrialBegun, TrialOver, Verdict
 from skep.workloads.figures import Figures
 from skep.workloads.models import Models, Part
@@ -47,6 +49,10 @@ MIX = 1000, 45
 """Jobs and servers of section 6.3."""
 
 
+TENANTS = {"busy": 0.5, "usual": 0.3, "calm": 0.2}
+"""The part of the jobs that each submits: they own as many GPUs."""
+
+
 class Scene(NamedTuple):
     """One setting of an experiment, run for every seed."""
 
@@ -59,6 +65,8 @@ class Scene(NamedTuple):
     """Of the days; 0: as it is by itself."""
     local: bool = True
     """Whether it matters on how many nodes a gang is."""
+    cells: Literal["", "own", "alone"] = ""
+    """The jobs are those of TENANTS, each with cells in the cluster, or a cluster of its own."""
     study: Study | None = None
     ours: bool = True
 
@@ -96,6 +104,8 @@ def play(scene: Scene, seed: int) -> Played:
     """Return what comes of one setting and seed."""
     if scene.study is not None:
         return _search(scene, scene.study, seed)
+    if scene.cells:
+        return _tenants(scene, seed)
     if scene.kind == "mix":
         jobs, nodes = (max(1, round(each * scene.part)) for each in MIX)
         trace = gandiva.generate(seed, gandiva.Options(jobs=jobs))
@@ -116,15 +126,54 @@ def _search(scene: Scene, study: Study, seed: int) -> Played:
 
 
 def _cluster(scene: Scene, trace: Trace, nodes: int, seed: int) -> Played:
-    speeds = Sized([Figures()], node_gpus=NODE_GPUS)
-    speeds.local = scene.local
     cluster = of_types({"p100": nodes - nodes // 2, "p40": nodes // 2}, NODE_GPUS)
-    settings = Settings(seed=seed, costs=COSTS, policies={"all": scene.policy},
-                        sample_every_s=SAMPLE_S, gpu_memory=GPU_MEMORY)  # fmt: skip
-    ledger = Ledger(trace, speeds)
-    result = run(trace, cluster, settings, speeds, judge=ledger.note)
+    result, ledger = _run(scene, trace, cluster, seed)
     return Played(seed=seed, figures=_figures(result) | ledger.figures(),
                   curves=_curves(result) | {"packs kept": ledger.kept_over_time()})  # fmt: skip
+
+
+def _run(scene: Scene, trace: Trace, cluster: Cluster, seed: int) -> tuple[RunResult, Ledger]:
+    speeds = Sized([Figures()], node_gpus=NODE_GPUS)
+    speeds.local = scene.local
+    shared = scene.cells == "own"
+    settings = Settings(
+        seed=seed, costs=COSTS, policies=dict.fromkeys(cluster.vcs, scene.policy),
+        sample_every_s=SAMPLE_S, gpu_memory=GPU_MEMORY,
+        over_quota="opportunistic" if shared else "wait",
+    )  # fmt: skip
+    ledger = Ledger(trace, speeds)
+    return run(trace, cluster, settings, speeds, judge=ledger.note), ledger
+
+
+def _tenants(scene: Scene, seed: int) -> Played:
+    """Return the mix divided among tenants: means of each, and of all."""
+    jobs, nodes = (max(1, round(each * scene.part)) for each in MIX)
+    drawn = gandiva.generate(seed, gandiva.Options(jobs=jobs))
+    rng = random.Random(f"tenants {seed}")
+    names = rng.choices(list(TENANTS), list(TENANTS.values()), k=len(drawn.jobs))
+    trace = msgspec.structs.replace(drawn, jobs=tuple(
+        msgspec.structs.replace(job, vc=name) for job, name in zip(drawn.jobs, names, strict=True)
+    ))  # fmt: skip
+    each = max(1, nodes // (2 * len(TENANTS)))
+    own = {"p100": each, "p40": each}
+    if scene.cells == "own":
+        whole = {kind: count * len(TENANTS) for kind, count in own.items()}
+        cluster = of_types(whole, NODE_GPUS, vcs=dict.fromkeys(TENANTS, own))
+        runs = [(trace, cluster)]
+    else:
+        runs = [(msgspec.structs.replace(trace, jobs=tuple(
+            job for job in trace.jobs if job.vc == name)),
+            of_types(own, NODE_GPUS, vcs={name: own})) for name in TENANTS]  # fmt: skip
+    figures: dict[str, float] = {}
+    played = [_run(scene, some, cluster, seed) for some, cluster in runs]
+    for name in TENANTS:
+        outcomes = tuple(outcome for result, _ in played for outcome in result.jobs
+                         if outcome.job.vc == name)  # fmt: skip
+        told = _figures(msgspec.structs.replace(played[0][0], jobs=outcomes))
+        for figure in ("hundred_s", "jct_min", "unfinished"):
+            figures[f"{name}: {figure}"] = told[figure]
+        figures[f"{name}: queue_s"] = _mean([in_seconds(each.waited) for each in outcomes])
+    return Played(seed=seed, figures=figures)
 
 
 def _figures(result: RunResult) -> dict[str, float]:

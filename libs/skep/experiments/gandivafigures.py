@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from skep.experiments.gandiva import Played, Scene
+from skep.experiments.gandiva import TENANTS, Played, Scene
 from skep.experiments.multijob import Curves, Study
 from skep.experiments.report import Experiment, Line, Results
 
@@ -17,6 +17,8 @@ DAYS_SLICE_S = 600
 LOADS = (0.9, 1.1, 1.3)
 LOADS_PART = 0.4
 """Of the cluster, where loads are compared."""
+CELLS_PART = 12 / 45
+SLACK_S = 60.0
 
 
 # --- the mix of section 6.3 -----------------------------------------------------------------------
@@ -119,6 +121,48 @@ def _lines_days(results: Results) -> list[Line]:
                 Line(f"{name}{arm}, migrations", "470", _all(ours, "migrated")),
             ]  # fmt: skip
     return found
+
+
+# --- the mix inside HiveD's cells -----------------------------------------------------------------
+
+
+def _cells(_: float | None) -> list[Scene]:
+    return [
+        Scene(f"{arm}, {where}", "mix", policy, CELLS_PART, cells=cells)
+        for arm, policy in ((BASE, ("fifo", {})), (WHOLE, ("gandiva", {"introspect": True})))
+        for where, cells in (("alone", "alone"), ("cells", "own"))
+    ]  # fmt: skip
+
+
+def _lines_cells(results: Results) -> list[Line]:
+    found = []
+    for name in TENANTS:
+        for where in ("alone", "cells"):
+            base, ours = results[f"{BASE}, {where}"], results[f"{WHOLE}, {where}"]
+            found += [
+                Line(f"{name}, {where}: time to 100 mini-batches, less than first come first "
+                     "served", "", _less(base, ours, f"{name}: hundred_s"), " %"),
+                Line(f"{name}, {where}: mean completion, less than first come first served", "",
+                     _less(base, ours, f"{name}: jct_min"), " %"),
+            ]  # fmt: skip
+        alone, cells = results[f"{WHOLE}, alone"], results[f"{WHOLE}, cells"]
+        found.append(Line(f"{name}: Gandiva's mean completion, cells over alone", "",
+                          [b / a for a, b in zip(_all(alone, f"{name}: jct_min"),
+                                                 _all(cells, f"{name}: jct_min"), strict=True)]))  # fmt: skip
+    for arm in (BASE, WHOLE):
+        pairs = zip(results[f"{arm}, alone"], results[f"{arm}, cells"], strict=True)
+        found.append(Line(f"{arm}: tenants worse off with cells than alone", "0",
+                          [float(_worse(a, b)) for a, b in pairs]))  # fmt: skip
+    return found
+
+
+def _worse(alone: Played, cells: Played) -> int:
+    """Return for how many tenants jobs wait, or take, a minute longer than alone, on the mean."""
+    return sum(
+        cells.figures[f"{name}: queue_s"] > alone.figures[f"{name}: queue_s"] + SLACK_S
+        or cells.figures[f"{name}: jct_min"] > alone.figures[f"{name}: jct_min"] + SLACK_S / 60
+        for name in TENANTS
+    )
 
 
 # --- multi-jobs, section 6.2 ----------------------------------------------------------------------
@@ -265,6 +309,9 @@ EXPERIMENTS = (
                _mix(1.0), _lines_mix),
     Experiment("gandiva-mix-third", "333 small jobs on 60 GPUs", "Gandiva, section 6.3, Figure 15",
                _mix(THIRD), _lines_mix, "With the reactive mode by itself."),
+    Experiment("gandiva-cells", "267 small jobs of three tenants on 48 GPUs, by HiveD's cells",
+               "Gandiva, section 6.3; HiveD, section 5.1", _cells, _lines_cells,
+               "Half, three and two tenths of the jobs, and a third of the GPUs each."),
     Experiment("gandiva-days", "Nine days on 100 GPUs", "Gandiva, section 6.4, Table 5", _days,
                _lines_days),
     Experiment("gandiva-days-loads", "The same on 40 GPUs under other loads",
