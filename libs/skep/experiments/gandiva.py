@@ -65,8 +65,9 @@ class Scene(NamedTuple):
     """Of the days; 0: as it is by itself."""
     local: bool = True
     """Whether it matters on how many nodes a gang is."""
-    cells: Literal["", "own", "alone"] = ""
-    """The jobs are those of TENANTS, each with cells in the cluster, or a cluster of its own."""
+    cells: str = ""
+    """The jobs are those of TENANTS: `own`, each has cells in the cluster; `alone`, each a cluster
+    of its own; empty, there are no tenants."""
     study: Study | None = None
     ours: bool = True
 

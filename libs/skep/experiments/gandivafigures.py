@@ -145,10 +145,10 @@ def _lines_cells(results: Results) -> list[Line]:
                 Line(f"{name}, {where}: mean completion, less than first come first served", "",
                      _less(base, ours, f"{name}: jct_min"), " %"),
             ]  # fmt: skip
-        alone, cells = results[f"{WHOLE}, alone"], results[f"{WHOLE}, cells"]
+        alone, cells = (_all(results[f"{WHOLE}, {where}"], f"{name}: jct_min")
+                        for where in ("alone", "cells"))  # fmt: skip
         found.append(Line(f"{name}: Gandiva's mean completion, cells over alone", "",
-                          [b / a for a, b in zip(_all(alone, f"{name}: jct_min"),
-                                                 _all(cells, f"{name}: jct_min"), strict=True)]))  # fmt: skip
+                          [b / a for a, b in zip(alone, cells, strict=True)]))  # fmt: skip
     for arm in (BASE, WHOLE):
         pairs = zip(results[f"{arm}, alone"], results[f"{arm}, cells"], strict=True)
         found.append(Line(f"{arm}: tenants worse off with cells than alone", "0",
@@ -316,8 +316,8 @@ EXPERIMENTS = (
                _lines_days),
     Experiment("gandiva-days-loads", "The same on 40 GPUs under other loads",
                "Gandiva, section 6.4, Table 5", _days_loads, _lines_days),
-    Experiment("gandiva-multijob", "A search of 374 configurations", "Gandiva, section 6.2, Table 3",
-               _table_3, _lines_table_3, CURVES),
+    Experiment("gandiva-multijob", "A search of 374 configurations",
+               "Gandiva, section 6.2, Table 3", _table_3, _lines_table_3, CURVES),
     Experiment("gandiva-multijob-curves", "The same with other learning curves",
                "Gandiva, section 6.2, Table 3", _varied, _lines_varied, CURVES),
     Experiment("gandiva-multijob-target", "A search for other targets",

@@ -274,6 +274,8 @@ class _World:
             case ("changed", trial, asked, goal):
                 if not trial.over:
                     self._changed(trial, asked, goal)
+            case _:
+                raise AssertionError(event)
         self._settle()
 
     def _changed(self, trial: _Trial, asked: ChangeAsked, goal: Goal) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from skep.experiments.catalogue import Experiment, Line, Results
 from skep.experiments.gandiva import Played
 from skep.experiments.hived import Outcome
+from skep.experiments.report import Experiment, Line, Results
 from skep_services.simulations import plots
 from skep_services.simulations.page import STYLE
 
@@ -83,26 +83,29 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
 
 
 DRAWN = {
-    "busy": ("GPUs' mean utilisation", "min", plots.part_text),
-    "completion": ("Jobs that ended within a time of their submission", "min", plots.part_text),
-    "packs kept": ("Packs that were kept, counted from the first", "min", plots.number_text),
-    "explored": ("Configurations that have trained", "min", plots.number_text),
+    "busy": ("GPUs' mean utilisation", plots.part_text),
+    "completion": ("Jobs that ended within a time of their submission", plots.part_text),
+    "packs kept": ("Packs that were kept, counted from the first", plots.number_text),
+    "explored": ("Configurations that have trained", plots.number_text),
 }
-"""Curves of Gandiva's experiments: title, unit across, and what is along the side."""
+"""Curves of Gandiva's experiments: title, and what is along the side."""
 
 
 def _played(results: Results) -> list[str]:
     """Return each kind of curve in one picture, of the first seed of each setting."""
     found = []
-    for name, (title, unit, text) in DRAWN.items():
+    for name, (title, text) in DRAWN.items():
         drawn = [plots.Line(label, outcomes[0].curves[name], stepped=name != "completion")
                  for label, outcomes in results.items()
                  if outcomes and outcomes[0].curves.get(name)]  # fmt: skip
         if drawn:
-            found.append(plots.lines(f"{title}, first seed", drawn[:CURVES_MAX],
-                                     lambda value, unit=unit: f"{value:g} {unit}", text,
+            found.append(plots.lines(f"{title}, first seed", drawn[:CURVES_MAX], _minutes, text,
                                      x_log=name == "completion"))  # fmt: skip
     return found
+
+
+def _minutes(value: float) -> str:
+    return f"{value:g} min"
 
 
 CURVES_MAX = 8

@@ -9,9 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
-from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results
+from skep.experiments.catalogue import EXPERIMENTS
 from skep.experiments.gandiva import Played, Scene
 from skep.experiments.hived import Outcome
+from skep.experiments.report import Experiment, Results
 from skep.experiments.setting import Setting, play
 from skep_services.experiments import keep
 from skep_services.simulations.pool import DiedError, Stop, deaf_children
