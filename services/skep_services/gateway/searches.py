@@ -173,7 +173,8 @@ def trial_row(view: SearchesView, search: Search, trial: Trial, now: Instant) ->
     return {
         "trial": trial.number, "job": trial.job, "params": trial.params, "stand": trial.stand,
         "end": trial.end, "why": trial.ended_why if trial.over else trial.why,
-        "wanted": trial.run and not trial.over, "since": trial.since, "ran_ns": trial.ran(now),
+        "wanted": trial.run and not trial.over, "demoted": trial.demoted,
+        "since": trial.since, "ran_ns": trial.ran(now),
         "step": trial.last_step, "value": points[-1][1] if points else None,
         "best": None if trial.best is None else spec.signed(trial.best),
         "best_step": trial.best_step,
@@ -203,6 +204,7 @@ class Searches:
             web.delete("/v1/searches/{search}", self.cancel),
             web.post("/v1/searches/{search}/trials", self.ask),
             web.post("/v1/searches/{search}/trials/{trial}", self.tell),
+            web.post("/v1/searches/{search}/trials/{trial}/{do:demote|promote}", self.rank),
         ]
 
     async def listing(self, request: web.Request) -> web.StreamResponse:
@@ -264,13 +266,21 @@ class Searches:
 
     async def tell(self, request: web.Request) -> web.StreamResponse:
         """Take over how a trial goes that runs outside: `{"step": …, "value": …, "over": …}`."""
+        return await self._of_trial(request, "tell", await _object(request))
+
+    async def rank(self, request: web.Request) -> web.StreamResponse:
+        """Put a trial behind all others of its search, or among them again: what a pruner says."""
+        return await self._of_trial(request, request.match_info["do"], {})
+
+    async def _of_trial(
+        self, request: web.Request, do: str, given: dict[str, Any]
+    ) -> web.StreamResponse:
         search, _ = self._search(request)
         trial = request.match_info["trial"]
         if not (trial.isascii() and trial.isdecimal() and len(trial) < 10):
             raise ApiError(404, Reason.UNKNOWN_TRIAL, f"{search.search} has no trial {trial}")
-        told = {**await _object(request), "do": "tell", "search": search.search,
-                "trial": int(trial)}  # fmt: skip
-        await self._asked(request, search.spec.vc, told)
+        asked = {**given, "do": do, "search": search.search, "trial": int(trial)}
+        await self._asked(request, search.spec.vc, asked)
         return json_response({"search": search.search, "trial": int(trial), "accepted": True})
 
     def _search(self, request: web.Request) -> tuple[Search, SearchOver | None]:

@@ -49,6 +49,8 @@ class Trial(msgspec.Struct, kw_only=True):
     fixed: bool = False
     """Its job cannot be suspended: it keeps its GPUs until it ends."""
     given_up: bool = False
+    demoted: bool = False
+    """A client's pruner would have stopped it: it runs where no other wants the place."""
     ran_ns: int = 0
     """How long it ran before the time that it runs now."""
     rung: int = 0
