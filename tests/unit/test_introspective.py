@@ -98,6 +98,13 @@ def test_as_many_are_packed_as_there_are_too_many() -> None:
     assert tries(seen(jobs[:3], 3)) == []
 
 
+def test_on_a_crowded_server_whose_jobs_cannot_leave_it_they_are_packed_too() -> None:
+    there = [replace(each, can=TIED) for each in (runs("j1", 0, 100), stood("j2", 0, 100))]
+    shown = view(there, nodes=2, size=1)
+    nodes = tuple(replace(node, gpu_memory=16 * GIB) for node in shown.nodes)
+    assert told(plan(replace(shown, nodes=nodes))) == "-j2"
+
+
 @pytest.mark.parametrize("guest, host", [
     ({"utilisation": -1}, {}), ({"memory": 0}, {}), ({}, {"rate_milli": 0}),
     ({"memory": 13 * GIB}, {}), ({"trial": 7}, {}), ({}, {"trial": 7}),

@@ -120,7 +120,7 @@ class Gandiva(Policy, frozen=True):
         """Return a job's weight."""
         value = job.spec.labels.get(self.label)
         told = next((weight for name, weight in self.weights if name == value), 1.0)
-        return told * weight(job) if self.introspect else told
+        return told * weight(job) if self.introspect and job.mate_milli else told
 
 
 class _Turns:
