@@ -357,7 +357,10 @@ def test_who_makes_nothing_for_long_stands_back_for_who_waits() -> None:
     waits = replace(stood("j2", 0, 900), gpus=1, can=TIED, devices=(("n1", (0,)),))
     shown = view([hung("j1", told=700, since=Instant(NOW - seconds(5000))), waits], nodes=1, size=1)
     assert [(each.job, each.why) for each in tries(shown)] == [("j1", Reason.NO_PROGRESS)]
-    assert tries(view([hung("j1", told=300), waits], nodes=1, size=1)) == []
+    early = plan(view([hung("j1", told=300), waits], nodes=1, size=1))
+    assert early.actions == ()
+    assert early.look_at is not None
+    assert early.look_at <= NOW + seconds(300)
     assert tries(view([hung("j1", told=700)], nodes=1, size=1)) == []
     assert tries(shown, stalled_s=0) == []
     never = view([hung("j1", told=700, steps=0), waits], nodes=1, size=1)
