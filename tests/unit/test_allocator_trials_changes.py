@@ -130,6 +130,16 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
     assert decide.machine.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
 
 
+def test_a_trial_is_compared_with_the_mean_of_many_windows_where_there_is_one() -> None:
+    decide = runs(gpus=4)
+    pace = JobPace(job="j1", attempt=1, steps=900, rate_milli=PACE + 90, mean_milli=PACE - 10,
+                   spread_milli=70, samples=8)  # fmt: skip
+    decide(Outlook(at=at(9), jobs=(pace,)), 9)
+    ((before,),) = [fact.jobs for fact in of(do(decide, MOVE), TrialBegun)]
+    assert (before.rate_milli, before.spread_milli, before.samples) == (PACE - 10, 70, 8)
+    assert before.solo_milli == PACE - 10
+
+
 def test_a_move_that_gains_is_kept() -> None:
     decide = moved()
     effects = decide(judged(kept=True), 90)

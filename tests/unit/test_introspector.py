@@ -7,7 +7,9 @@ import pytest
 from skep.machines import introspector
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
+from skep.perf.heard import COUNT_MAX
 from skep.perf.progress import RATE_MILLI_MAX
+from skep.perf.steady import WINDOWS
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
 from skep.wire.codec import Facts, Unreadable
@@ -326,8 +328,8 @@ def test_a_trace_that_is_none_is_left_out(service: Service) -> None:
 def test_many_jobs_are_told_in_messages_of_bounded_size(service: Service) -> None:
     count = introspector.RATES_JOBS_MAX + 1
     for node in range(2):
-        largest = rank(0, introspector.COUNT_MAX, 0.0, 0.0, utilisation=1000,
-                       memory=introspector.COUNT_MAX)  # fmt: skip
+        largest = rank(0, COUNT_MAX, 0.0, 0.0, utilisation=1000,
+                       memory=COUNT_MAX)  # fmt: skip
         begin = 10**18
         jobs = [
             job(f"j{begin + number}", largest, attempt=10**9 - 1)
@@ -346,11 +348,14 @@ def test_one_rate_fits_the_size_reckoned_with() -> None:
     largest = JobRate(
         job="j" + "9" * (introspector.JOB_LENGTH_MAX - 1),
         attempt=introspector.ATTEMPT_MAX - 1,
-        steps=introspector.COUNT_MAX,
+        steps=COUNT_MAX,
         rate_milli=RATE_MILLI_MAX,
         utilisation=1000,
-        memory=introspector.COUNT_MAX,
+        memory=COUNT_MAX,
         workers=introspector.RANKS_MAX,
+        mean_milli=RATE_MILLI_MAX,
+        spread_milli=RATE_MILLI_MAX,
+        samples=WINDOWS,
     )
     assert len(codec.encode(largest)) + 1 <= introspector.JOB_RATE_BYTES_MAX
 

@@ -30,9 +30,10 @@ from typing import Any
 
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
-from skep.perf.course import Course
+from skep.perf.heard import COUNT_MAX, INSTANT_MAX, course, sane
 from skep.perf.measure import Window
 from skep.perf.progress import (
+    FINE_PER_MILLI,
     LEARNED_STEPS,
     RATE_MILLI_MAX,
     WINDOW,
@@ -40,6 +41,7 @@ from skep.perf.progress import (
     RankWindow,
     stall_limit,
 )
+from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import Facts, Unreadable, is_trace
@@ -58,7 +60,7 @@ CLOCK_STEP = seconds(60.0)
 """A report older than the node's latest by less is a duplicate; by more, its clock was set."""
 
 RATES_BYTES_MAX = 256 * KIB
-RATES_JOBS_MAX = 1_400
+RATES_JOBS_MAX = 1_000
 """Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
 
 RANKS_MAX = 100_000
@@ -84,12 +86,9 @@ CALM = 3
 one after the other has seen some that agree."""
 
 JOB_LENGTH_MAX = 20
-COUNT_MAX = 10**15
 ATTEMPT_MAX = 10**9
-INSTANT_MAX = 2**62
-"""Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
 
-JOB_RATE_BYTES_MAX = 180
+JOB_RATE_BYTES_MAX = 250
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
 ALL_ATTEMPTS = ATTEMPT_MAX
@@ -242,6 +241,8 @@ class IntrospectorMachine:
             if progress.lasts or progress.job in self._lasting:
                 self._lasts(attempt, progress, at, now)
             windows = attempt.ranks
+            if attempt.world != progress.world and attempt.watch is not None:
+                attempt.watch.steady.clear()
             attempt.world = min(max(0, progress.world), WORLD_MAX)
             if len(windows) > progress.world:
                 self._leave(attempt, progress.world)
@@ -252,12 +253,12 @@ class IntrospectorMachine:
                         continue
                     window = windows[rank.rank] = RankWindow()
                     self._ranks += 1
-                if _sane(rank):
+                if sane(rank):
                     window.utilisation = rank.utilisation
                     window.memory = rank.memory
                     _take_values(attempt, rank, now)
                     window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
-                    window.course = _course(rank, at) if progress.lasts else None
+                    window.course = course(rank, at) if progress.lasts else None
         if len(attempts) > len(self._lasting) or self._restless:
             self._due = min(self._due or _next_second(now), _next_second(now))
 
@@ -463,6 +464,7 @@ class IntrospectorMachine:
                                 step=attempt.values_step, values=attempt.values)  # fmt: skip
             told.append(Send(MEASURED, measured))
         rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
+        base = attempt.watch.steady.news() if attempt.watch is not None else NOT_YET
         return JobRate(
             job=attempt.job,
             attempt=attempt.attempt,
@@ -471,6 +473,9 @@ class IntrospectorMachine:
             utilisation=utilisation // len(attempt.ranks),
             memory=memory,
             workers=attempt.world,
+            mean_milli=base.mean // FINE_PER_MILLI,
+            spread_milli=base.spread // FINE_PER_MILLI,
+            samples=base.samples,
         )
 
 
@@ -556,17 +561,14 @@ def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
         return soon
     watch = attempt.watch
     course = watch.rank.course if watch is not None else None
-    if watch is not None and course is not None and course.goes and not watch.settled(course):
-        looks.append(watch.ends(course))
+    if watch is not None and course is not None and course.goes:
+        if not watch.settled(course):
+            looks.append(watch.ends(course))
+        elif watch.steady.missing:
+            looks.append(watch.gathered(course))
     if not looks:
         return None
     return max(soon, _next_second(Instant(min(looks) + attempt.behind)))
-
-
-def _course(rank: RankProgress, at: Instant) -> Course:
-    """Return how a rank goes on; one that says what cannot be makes nothing more."""
-    sane = _sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
-    return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)
 
 
 def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
@@ -580,17 +582,6 @@ def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
     if rank.rank <= attempt.speaker or silent or not attempt.values:
         attempt.values, attempt.values_step = rank.values, rank.values_step
         attempt.speaker, attempt.spoke_at = rank.rank, now
-
-
-def _sane(rank: RankProgress) -> bool:
-    """Return whether a rank's values are in range: an agent may be broken, not this service."""
-    return (
-        0 <= rank.steps <= COUNT_MAX
-        and 0 <= rank.last_step_at < INSTANT_MAX
-        and 0 <= rank.step_ns <= COUNT_MAX
-        and 0 <= rank.utilisation <= 1000
-        and 0 <= rank.memory <= COUNT_MAX
-    )
 
 
 def _next_second(now: Instant) -> Instant:
