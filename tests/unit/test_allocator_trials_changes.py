@@ -323,3 +323,15 @@ def test_the_memory_of_a_gpu_is_seen() -> None:
     decide(started("j1"))
     memory = min(gpu.memory for gpu in joined("node-1", 4).gpus)
     assert [node.gpu_memory for node in Does.seen[-1].nodes] == [memory]
+
+
+def test_a_rate_of_before_something_changed_is_not_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "SETTLES", seconds(10))
+    decide = grown()
+    decide(judged(kept=True), 21)
+    again = Resize("j1", WHY, 4, trial=True)
+    assert not of(do(decide, again, second=29), TrialBegun)
+    assert decide.machine.soft.planned["nlp"].look_at == at(30)
+    assert len(of(do(decide, again, second=31), TrialBegun)) == 1

@@ -52,6 +52,9 @@ guest some seconds, so this bounds what a policy can waste at about a per cent."
 JOB_MOVES_MAX = 3
 VC_MOVES_MAX = 30
 """Likewise of moves, each of which costs its job one pause, or two."""
+SETTLES = seconds(30.0)
+"""After so long a rate that is another one than before has been told: it is measured over ten
+seconds, and has to be steady."""
 OPEN_MAX = 500
 """Open trials: about 300 bytes each in one message."""
 DEFRAG_MILLI = 980
@@ -93,11 +96,21 @@ def refusal(
             return Reason.TRIALS_ENOUGH, name
     if len(known.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
-    rate = solo if kind is Kind.PACK else _rate
-    for job in jobs:
-        if machine.trial_rules.measured and not rate(machine, job):
+    for job in jobs if machine.trial_rules.measured else ():
+        if not (solo if kind is Kind.PACK else _rate)(machine, job):
             return Reason.NOT_MEASURED, job.job
+        if kind is not Kind.PACK and _unsure(machine, job, now):
+            return Reason.NOT_MEASURED, f"{job.job}: something has just changed"
     return None
+
+
+def _unsure(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Return whether a job's rate may be of before something changed; its policy is asked again."""
+    until = machine.soft.telling.unsure.get(job.job, now)
+    planned = machine.soft.planned.get(job.spec.vc)
+    if until > now and planned is not None:
+        planned.look_at = min(planned.look_at or until, until)
+    return until != now
 
 
 def _limits(kind: Kind, jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
@@ -234,6 +247,11 @@ def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> st
 def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = machine.tries, machine.soft
+    if soft.telling.unsure:
+        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
+        soft.telling.unsure = {
+            name: at for name, at in told.items() if at > now and name in machine.jobs
+        }
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(known.open.values()) if looks else ():
