@@ -514,14 +514,8 @@ def _look_for_stall(
         return
     since = laggard.last_step_at if attempt.stalled is None else attempt.stalled
     attempt.stalled = since if stalled else None
-    finding = Stalled(
-        at=now,
-        job=attempt.job,
-        attempt=attempt.attempt,
-        since=Instant(since),
-        over=not stalled,
-        trace=attempt.trace,
-    )
+    finding = Stalled(at=now, job=attempt.job, attempt=attempt.attempt, since=Instant(since),
+                      over=not stalled, trace=attempt.trace)  # fmt: skip
     told.append(Send(STALL, finding))
 
 
@@ -539,14 +533,9 @@ def _look_for_level(
         return
     change = attempt.watch.watch(slowest)
     if change is not None:
-        changed = PhaseChanged(
-            at=now,
-            job=attempt.job,
-            attempt=attempt.attempt,
-            before_milli=change.before,
-            after_milli=change.after,
-            trace=attempt.trace,
-        )
+        changed = PhaseChanged(at=now, job=attempt.job, attempt=attempt.attempt,
+                               before_milli=change.before, after_milli=change.after,
+                               trace=attempt.trace)  # fmt: skip
         told.append(Send(PHASE, changed))
 
 
