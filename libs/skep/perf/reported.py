@@ -1,4 +1,4 @@
-"""What of a report is taken: an agent may be broken, and then not whoever listens to it."""
+"""What a rank reports, as far as it can be: an agent may be broken, who hears it is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INSTANT_MAX = 2**62
 """Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
 
 
-def sane(rank: RankProgress) -> bool:
+def is_sane(rank: RankProgress) -> bool:
     """Return whether a rank's values are in range."""
     return (
         0 <= rank.steps <= COUNT_MAX
@@ -22,7 +22,7 @@ def sane(rank: RankProgress) -> bool:
     )
 
 
-def course(rank: RankProgress, at: Instant) -> Course:
+def course_of(rank: RankProgress, at: Instant) -> Course:
     """Return how a rank goes on; one that says what cannot be makes nothing more."""
-    goes = sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
-    return Course(at, rank.steps, rank.last_step_at, rank.next_at if goes else 0, rank.step_ns)
+    sane = is_sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
+    return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)
