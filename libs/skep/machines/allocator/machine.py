@@ -141,10 +141,7 @@ class AllocatorMachine:
         """Silence after which a node's jobs are given up; a simulation has less patience."""
         self.node_check_every = dispatch.NODE_CHECK_EVERY
         """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
-        self.trials_repeated = trials.REPEAT
-        """How often open trials are told; where nothing is lost, once is enough."""
-        self.trials_measured = True
-        """Whether jobs in trials have a known rate alone; the fault simulator tries any."""
+        self.trial_rules = trials.Rules()
         self.defers = False
         """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
