@@ -127,7 +127,9 @@ def queued(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
                 trial.report(value, step)
                 if value >= TARGET:
                     feedback = max(first.values()) if len(first) == len(drawn) else None
-                    return Outcome(round(now, 1), number + 1, feedback, round(steps + step - before))
+                    return Outcome(
+                        round(now, 1), number + 1, feedback, round(steps + step - before)
+                    )
                 if trial.should_prune():
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                     running.remove(each)

@@ -250,12 +250,12 @@ def _leaves(trial: Trial) -> bool:
 
 def _asha(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     best = _promotable(search)
-    first = [trial for trial in mine if not trial.demoted]
-    if first or _new(search):  # Where only demoted ones are left, they are as good as any.
+    others = [trial for trial in mine if not trial.demoted]
+    if others or _new(search):  # Where only demoted ones are left, they are as good as any.
         for trial in mine:
             if trial.demoted and _leaves(trial):
                 return _turn(search, trial, now, Reason.DEMOTED, run=False)
-        mine = first
+        mine = others
     for trial in mine:
         if trial.run and len(trial.reached) > trial.rung:
             if trial.number in best:
