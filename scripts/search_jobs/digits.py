@@ -1,8 +1,9 @@
 """Trains a small network on scikit-learn's handwritten digits: one trial of a search.
 
-Its parameters are those of the search (`SKEP_PARAMETERS`). It tells the best accuracy so far. NumPy alone, so that sixty processes
-begin within a minute on two cores. A mini-batch takes `--step-s` at least: what it would take on a
-slower device, so that a busy machine with few cores changes little.
+Its parameters are those of the search (`SKEP_PARAMETERS`), and it tells the best accuracy so far.
+NumPy alone, so that sixty processes begin within a minute on two cores. A mini-batch takes
+`--step-s` at least: what it would take on a slower device, so that a busy machine with few cores
+changes little.
 """
 
 from __future__ import annotations
