@@ -11,7 +11,8 @@ from skep.experiments.multijob import Curves, Study
 from skep.experiments.report import Experiment, Line, Results
 
 BASE, TURNS, WHOLE = "first come, first served", "gandiva, reactive", "gandiva, introspective"
-THIRD = 1 / 3
+THIRD, NINTH = 1 / 3, 1 / 9
+"""Of servers and jobs alike, so as much is asked of every GPU."""
 DAYS_SLICE_S = 600
 """Ten minutes and not one: nine days of turns of a minute are a day of decisions."""
 LOADS = (0.9, 1.1, 1.3)
@@ -309,6 +310,8 @@ EXPERIMENTS = (
                _mix(1.0), _lines_mix),
     Experiment("gandiva-mix-third", "333 small jobs on 60 GPUs", "Gandiva, section 6.3, Figure 15",
                _mix(THIRD), _lines_mix, "With the reactive mode by itself."),
+    Experiment("gandiva-mix-ninth", "111 small jobs on 20 GPUs", "Gandiva, section 6.3, Figure 15",
+               _mix(NINTH), _lines_mix, "With the reactive mode by itself."),
     Experiment("gandiva-cells", "267 small jobs of three tenants on 48 GPUs, by HiveD's cells",
                "Gandiva, section 6.3; HiveD, section 5.1", _cells, _lines_cells,
                "Half, three and two tenths of the jobs, and a third of the GPUs each."),
