@@ -18,7 +18,7 @@ DAYS_SLICE_S = 600
 LOADS = (0.9, 1.1, 1.3)
 LOADS_PART = 0.4
 """Of the cluster, where loads are compared."""
-CELLS_PART = 12 / 45
+CELLS_PART = 6 / 45
 SLACK_S = 60.0
 
 
@@ -312,7 +312,7 @@ EXPERIMENTS = (
                _mix(THIRD), _lines_mix, "With the reactive mode by itself."),
     Experiment("gandiva-mix-ninth", "111 small jobs on 20 GPUs", "Gandiva, section 6.3, Figure 15",
                _mix(NINTH), _lines_mix, "With the reactive mode by itself."),
-    Experiment("gandiva-cells", "267 small jobs of three tenants on 48 GPUs, by HiveD's cells",
+    Experiment("gandiva-cells", "133 small jobs of three tenants on 24 GPUs, by HiveD's cells",
                "Gandiva, section 6.3; HiveD, section 5.1", _cells, _lines_cells,
                "Half, three and two tenths of the jobs, and a third of the GPUs each."),
     Experiment("gandiva-days", "Nine days on 100 GPUs", "Gandiva, section 6.4, Table 5", _days,
