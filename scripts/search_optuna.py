@@ -37,7 +37,7 @@ from skep_services.ask_tell.study import LOOK_EVERY_S, SkepStudy
 
 SCRIPT = Path(__file__).parent / "search_jobs" / "digits.py"
 ENDED = {"succeeded", "failed", "cancelled", "refused"}
-WITHIN_S = 600.0
+WITHIN_S = 300.0
 
 
 class Seen:
@@ -90,8 +90,7 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
 def cluster(options: argparse.Namespace, policy: str) -> Iterator[Embedded]:
     """Yield a fresh cluster of one node, whose virtual cluster has this policy."""
     with tempfile.TemporaryDirectory(prefix="skep-search-") as folder:
-        made = Embedded(Path(folder))
-        made.ports = options.ports
+        made = Embedded(Path(folder), {"SKEP_PORTS": options.ports} if options.ports else None)
         made.up("--nodes", "1", "--gpus", str(options.slots), "--vc", f"lab={options.slots}")
         try:
             vcs = {"vcs": {"lab": {"gpus": options.slots, "policy": policy}}}
@@ -189,7 +188,7 @@ def main() -> int:
             (options.out / "search.svg").write_text(picture(curves, TARGET))
     both = [row for row in rows if row["times_sooner"] is not None]
     found = [row["times_sooner"] for row in both]
-    mean = {name: statistics.mean(row[name]["target_s"] for row in both) if both else None
+    mean = {name: statistics.mean(row[name]["target_s"] for row in both) if both else 0.0
             for name in ("sliced", "queued")}  # fmt: skip
     print(json.dumps({
         "about": {**vars(options), "out": str(options.out), "target": TARGET, "trials": TRIALS},

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,10 +60,19 @@ class Outcome(NamedTuple):
     """Mini-batches of all trials until the target."""
 
 
-def configs(seed: int, steps: int, every: int) -> list[Config]:
-    """Return what the sampler draws, each with its real curve."""
+def configs(seed: int, options: argparse.Namespace) -> list[Config]:
+    """Return what the sampler draws, each with its real curve, kept in a file if there is one."""
+    name = f"curves-{seed}-{options.steps}-{options.every}.json"
+    if options.keep is not None and (options.keep / name).exists():
+        kept = json.loads((options.keep / name).read_text())
+        return [Config(params, [(step, value) for step, value in curve]) for params, curve in kept]
     study, data = study_of(seed, "none"), load()
-    return [_config(suggest(SPACE)(study.ask()), data, steps, every) for _ in range(TRIALS)]
+    drawn = [suggest(SPACE)(study.ask()) for _ in range(TRIALS)]
+    made = [_config(params, data, options.steps, options.every) for params in drawn]
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        (options.keep / name).write_text(json.dumps(made))
+    return made
 
 
 def _config(params: dict[str, Any], data: Any, steps: int, every: int) -> Config:
@@ -100,7 +110,8 @@ def queued(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
     """Play the configurations first in, first out; who is pruned is stopped."""
     study = study_of(seed, options.pruner)
     running: list[tuple[int, optuna.Trial, Course]] = []
-    asked, now, first, steps = 0, 0.0, {}, 0.0
+    asked, now, steps = 0, 0.0, 0.0
+    first: dict[int, float] = {}
     while running or asked < len(drawn):
         while len(running) < options.slots and asked < len(drawn):
             trial = study.ask()
@@ -116,7 +127,9 @@ def queued(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
                 trial.report(value, step)
                 if value >= TARGET:
                     feedback = max(first.values()) if len(first) == len(drawn) else None
-                    return Outcome(now, number + 1, feedback, round(steps + step - before))
+                    return Outcome(
+                        round(now, 1), number + 1, feedback, round(steps + step - before)
+                    )
                 if trial.should_prune():
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                     running.remove(each)
@@ -147,7 +160,8 @@ def sliced(drawn: list[Config], seed: int, options: Any, costs: Costs) -> Outcom
         assert told.accepted, told
         trials[told.trial] = trial
     courses = {number: Course(drawn[number - 1], costs) for number in trials}
-    began, ran, demoted, first = world.now, set[int](), set[int](), {}
+    began, ran, demoted = world.now, set[int](), set[int]()
+    first: dict[int, float] = {}
 
     def heard(job: Job, number: int, step: int, value: float) -> bool:
         first.setdefault(number, (world.now - began) / 1e9)
@@ -189,7 +203,7 @@ def main() -> int:
     costs, rows = Costs(), []
     for seed in range(options.first, options.first + options.seeds):
         began = time.process_time()
-        drawn = configs(seed, options.steps, options.every)
+        drawn = configs(seed, options)
         ways = {"sliced": sliced, "queued": queued}
         row: dict[str, Any] = {"seed": seed, "reach_it": sum(
             max(value for _, value in each.curve) >= TARGET for each in drawn)}  # fmt: skip
@@ -199,7 +213,13 @@ def main() -> int:
         rows.append(row | {"cpu_s": round(time.process_time() - began, 1)})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     found = [row["times_sooner"] for row in rows if row["times_sooner"] is not None]
-    about = {**vars(options), "costs": costs._asdict(), "target": TARGET, "trials": TRIALS}
+    about = {
+        **vars(options),
+        "keep": str(options.keep),
+        "costs": costs._asdict(),
+        "target": TARGET,
+        "trials": TRIALS,
+    }
     mean = {name: round(statistics.mean(row[name]["target_s"] for row in rows
                                         if row["times_sooner"] is not None), 1)
             for name in ("sliced", "queued")} if found else {}  # fmt: skip
@@ -223,6 +243,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pruner", choices=PRUNERS, default="median")
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--every", type=int, default=60)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="curves once made")
     return parser.parse_args()
 
 

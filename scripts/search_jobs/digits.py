@@ -26,7 +26,7 @@ import skep_job
 Array = NDArray[np.float32]
 
 TRAIN_SAMPLES = 600
-"""Of the 1,797 samples; the rest is for the accuracy, which so has steps of a tenth of a per cent."""
+"""Of the 1,797 samples; the rest is for the accuracy, whose steps are a tenth of a per cent."""
 DEFAULTS: dict[str, Any] = {
     "lr": 0.1, "momentum": 0.9, "batch": 32, "hidden": 32, "layers": 1, "decay": 1e-4,
     "dropout": 0.0, "noise": 0.0, "scale": 1.0, "activation": "relu",
@@ -45,7 +45,7 @@ def load() -> tuple[Array, NDArray[np.int64], Array, NDArray[np.int64]]:
     with gzip.open(path, "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.float32)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    images, labels = rows[:, :-1] / 16 - 0.3, rows[:, -1].astype(np.int64)
+    images, labels = (rows[:, :-1] / 16 - 0.3).astype(np.float32), rows[:, -1].astype(np.int64)
     cut = TRAIN_SAMPLES
     return images[:cut], labels[:cut], images[cut:], labels[cut:]
 
@@ -120,7 +120,8 @@ class Network:
         return result
 
     def _slope(self, active: Array) -> Array:
-        result: Array = (active > 0) if self._given["activation"] == "relu" else 1 - active**2
+        relu = self._given["activation"] == "relu"
+        result: Array = (active > 0).astype(np.float32) if relu else 1 - active**2
         return result
 
 

@@ -31,7 +31,7 @@ def reach(chain: ChainState, vc: str) -> Reach | None:
     found: Reach = {}
     if owned == shape.leaves:
         size, firm = shape.node_size, chain.forest.firm[node]
-        for index in (*_all_nodes(chain, pools), *range(len(firm))):
+        for index in dict.fromkeys((*_all_nodes(chain, pools), *range(len(firm)))):
             found[index] = {"": size - firm[index]}
     for pool in pools:
         if pool.pin or owned < shape.leaves:
@@ -70,7 +70,10 @@ def _all_nodes(chain: ChainState, pools: list[Pool]) -> Iterator[int]:
             free = (index for index in range(shape.count[level])
                     if index not in taken and not chain.forest.firm[level][index])  # fmt: skip
             for _, index in _numbered(pool, level, free if level >= node else iter(())):
-                yield from _nodes(chain, level, index)
+                if level == node:
+                    yield index
+                else:
+                    yield from _nodes(chain, level, index)
 
 
 def _nodes(chain: ChainState, level: int, index: int) -> range:

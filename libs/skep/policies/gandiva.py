@@ -7,22 +7,22 @@ nodes it is on, so all its ranks are in the same slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
 
+from skep.policies.books import NEVER, Books, is_home
 from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
 from skep.policies.introspective.units import weight
-from skep.policies.parts import once, queued, span
-from skep.policies.policy import Policy
-from skep.policies.room import Place, Room, make_room
-from skep.policies.turns import OWED_SLICES_MAX, loads, may_yield, owed, shares
+from skep.policies.parts import once, span
+from skep.policies.policy import Planner, Policy
+from skep.policies.room import Place, Price, make_room_at
+from skep.policies.turns import OWED_SLICES_MAX
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Plan, Suspend, Turn
-from skep.view.view import HOLDING, JobView, Phase, VcView
+from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
 SWAP_AT = 0.5
@@ -95,9 +95,21 @@ class Gandiva(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
+        return self._plan(view, self._books())
+
+    def planner(self) -> Planner:
+        """Return what plans the same, and keeps its books from one view to the next."""
+        books = self._books()
+        return lambda view: self._plan(view, books)
+
+    def _books(self) -> Books:
+        swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
+        return Books(self.weigh, self.slice_ns, swap, soon)
+
+    def _plan(self, view: VcView, books: Books) -> Plan:
         if self.introspect:
-            return improve(view, self._rules(), self._react)
-        return self._react(view)
+            return improve(view, self._rules(), lambda seen: self._react(seen, books))
+        return self._react(view, books)
 
     def _rules(self) -> Rules:
         return Rules(
@@ -108,8 +120,14 @@ class Gandiva(Policy, frozen=True):
             idle=seconds(self.idle_s),
         )
 
-    def _react(self, view: VcView) -> Plan:
-        return _Turns(self, view).plan()
+    def _react(self, view: VcView, books: Books) -> Plan:
+        books.bring_up(view)
+        while True:
+            turns = _Turns(self, view, books)
+            plan = turns.plan()
+            if not turns.missed:
+                return plan
+            books.wake(turns.missed)
 
     @property
     def slice_ns(self) -> int:
@@ -118,6 +136,8 @@ class Gandiva(Policy, frozen=True):
 
     def weigh(self, job: JobView) -> float:
         """Return a job's weight."""
+        if not self.weights and not self.introspect:
+            return 1.0
         value = job.spec.labels.get(self.label)
         told = next((weight for name, weight in self.weights if name == value), 1.0)
         return told * weight(job) if self.introspect else told
@@ -127,53 +147,34 @@ class _Turns:
     """One plan in the making: who waits, in order, and what room is left.
 
     GPUs of jobs that are being stopped count as free, so a plan that is being carried out stays
-    what it is.
+    what it is. Suspended jobs that the books let be are left out of it.
     """
 
-    def __init__(self, policy: Gandiva, view: VcView) -> None:
+    def __init__(self, policy: Gandiva, view: VcView, books: Books) -> None:
         self._view, self._now, self._slice = view, view.now, policy.slice_ns
+        self._books = books
         self._swap = round(SWAP_AT * self._slice)
         self._most = OWED_SLICES_MAX * self._slice
-        self._share = shares(view, policy.weigh)
-        self._owed = {
-            job.job: owed(job, self._share.get(job.job, 1.0), view.now, self._slice)
-            for job in view.jobs
-        }
-        holding = [job for job in view.jobs if job.phase in HOLDING and not job.borrows]
-        self._room = Room(view, [job for job in holding if job.phase is not Phase.STOPPING])
-        self._leaving = {name for job in holding if job.phase is Phase.STOPPING
-                         for name, _ in job.nodes}  # fmt: skip
-        self._sizes: dict[str, set[int]] = {node.node: set() for node in view.nodes}
-        for job in view.jobs:
-            for node, _ in job.nodes if not job.borrows else ():
-                if node in self._sizes:  # A view has no nodes where its VC can have nothing now.
-                    self._sizes[node].add(job.gpus)
-        self._on: dict[str, list[JobView]] = {}
-        """By node: who has GPUs there."""
-        for job in holding:
-            for node, _ in job.nodes:
-                self._on.setdefault(node, []).append(job)
+        self._room = books.room()
+        self._leaving = {name for job in books.stopping.values() for name, _ in job.nodes}
+        self._sizes = {**books.sizes}
         self._busy: dict[str, set[int]] = {}
-        """By node: GPUs that nobody leaves. Not all that are taken are known."""
-        for job in holding:
-            if job.phase is not Phase.STOPPING:
-                for node, devices in job.devices:
-                    self._busy.setdefault(node, set()).update(devices)
-        self._load = {node: 1000 * taken // size for node, taken, size in loads(view)}
-        self._there = [job for job in holding if may_yield(job)]
-        self._there.sort(key=lambda job: (job.spec.priority, self._owed[job.job], job.sequence))
-        self._able = {job.job: place for place, job in enumerate(self._there)}
-        """Who may be suspended, by the order in which they are."""
         self._turns: list[Turn] = []
         self._actions: list[Suspend] = []
         self._gone: set[str] = set()
+        self.missed: dict[str, None] = {}
+        """Who was let be, and has to be looked at after all: then the plan is to be made again."""
 
     def plan(self) -> Plan:
         """Give free GPUs away, then those of jobs whose slice is over: by priority."""
-        line = sorted(queued(self._view), key=self._rank)
+        books = self._books
+        line = [*books.loose.values(), *(books.waiting[name] for name in books.awake)]
+        levels: dict[int, list[JobView]] = {key[0]: [] for key in books.movers}
+        for job in sorted(line, key=self._rank):
+            levels.setdefault(job.spec.priority, []).append(job)
         without: list[JobView] = []
-        for _, level in groupby(line, key=lambda job: job.spec.priority):
-            without += self._serve(list(level))
+        for priority in sorted(levels, reverse=True):
+            without += self._serve(priority, levels[priority])
         return Plan(
             turns=tuple(self._turns),
             strict=False,
@@ -181,18 +182,29 @@ class _Turns:
             look_at=self._look_at(without),
         )
 
-    def _serve(self, line: Sequence[JobView]) -> list[JobView]:
+    def _serve(self, priority: int, line: Sequence[JobView]) -> list[JobView]:
         """Have jobs of one priority get GPUs; return who gets none."""
         without = [job for job in line if not self._put(job, self._place(job))]
+        self._look_for_movers(priority)
         # Height: who is suspended goes to free GPUs elsewhere, if nobody of that server wants them.
         moving = [job for job in without if job.nodes and "migrate" in job.can]
         moved = {job.job for job in moving if self._put(job, self._room.fit(job))}
         return self._claim([job for job in without if job.job not in moved])
 
+    def _look_for_movers(self, priority: int) -> None:
+        """Note who is let be, and could go on elsewhere."""
+        for (level, *_), jobs in self._books.movers.items():
+            one = next(iter(jobs.values()))
+            if level != priority or one.gpus > self._room.left(one.pin):
+                continue
+            resting = [name for name in jobs if name not in self._books.awake]
+            if resting and self._room.fit(one) is not None:
+                self.missed.update(dict.fromkeys(resting))
+
     def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int]:
-        starves = not _fresh(job) and self._owed[job.job] >= self._most
-        return (-job.spec.priority, not starves, not _fresh(job), -self._owed[job.job],
-                job.sequence)  # fmt: skip
+        due = self._books.due(job)
+        starves = not _fresh(job) and due >= self._most
+        return -job.spec.priority, not starves, not _fresh(job), -due, job.sequence
 
     def _put(self, job: JobView, place: Place | None) -> bool:
         """Have a job go to a place; return whether there is one."""
@@ -201,11 +213,21 @@ class _Turns:
         self._room.take(job, place)
         if _tied(job):
             for node, devices in job.devices:
-                self._busy.setdefault(node, set()).update(devices)
+                self._busy_on(node).update(devices)
         for node, _ in place:
-            self._sizes[node].add(job.gpus)
+            self._sizes[node] |= {job.gpus}
         self._turns.append(Turn(job.job, Reason.ARRIVAL, tuple(node for node, _ in place)))
         return True
+
+    def _busy_on(self, node: str) -> set[int]:
+        found = self._busy.get(node)
+        if found is None:
+            found = self._busy[node] = self._books.busy(node)
+        return found
+
+    def _on(self, node: str) -> Iterable[JobView]:
+        """Return who has GPUs on a node."""
+        return self._books.on.get(node, {}).values()
 
     # --- algorithm 1 -----------------------------------------------------------------------------
 
@@ -218,12 +240,12 @@ class _Turns:
             return self._home(job)
         if job.gpus > self._room.left(job.pin):
             return None
-        same = [node for node, sizes in self._sizes.items() if sizes == {job.gpus}]
+        there = self._room.open(job.pin)
         # Whom others leave GPUs for may be suspended there, and can go nowhere else.
-        calm = [node for node in self._sizes if node not in self._leaving]
+        calm = [node for node in there if node not in self._leaving]
         return (
-            self._least_loaded(job, same)
-            or self._room.fit(job, [node for node, sizes in self._sizes.items() if not sizes])
+            self._least_loaded(job, [node for node in there if self._sizes[node] == {job.gpus}])
+            or self._room.fit(job, [node for node in there if not self._sizes[node]])
             or (self._room.fit(job, calm) if self._leaving else None)
             or self._room.fit(job)
         )
@@ -236,7 +258,7 @@ class _Turns:
 
     def _home(self, job: JobView) -> Place | None:
         """Return where a suspended job was, if there is room: on the very same GPUs if need be."""
-        if _tied(job) and any(self._busy.get(node, set()).intersection(devices)
+        if _tied(job) and any(self._busy_on(node).intersection(devices)
                               for node, devices in job.devices):  # fmt: skip
             return None
         return self._room.fit(_at_home(job))
@@ -267,49 +289,68 @@ class _Turns:
         if job.phase is Phase.AWAY and not self._stood(job):
             return False
         homes = job.nodes if job.phase is Phase.AWAY else ()
-        beside = {each.job: each for node, _ in homes for each in self._on.get(node, ())}
+        beside = {each.job: each for node, _ in homes for each in self._on(node)}
         strays = "migrate" in job.can and not any(
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
         target = _at_home(job) if homes and not strays else job
-        there = self._there
-        if target is not job:
-            there = [each for each in beside.values() if each.job in self._able]
-            there.sort(key=lambda each: self._able[each.job])
-        there = [each for each in there if each.job not in self._gone and self._yields(each, job)]
+        there = self._yielding(job, None if target is job else beside.values())
         if target is not job and _tied(job):
             return self._claims_own(job, there)
         lower = [each for each in there if each.spec.priority < job.spec.priority]
+        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor)
         for able in (_alike(lower, job), lower, _alike(there, job), there):
-            if not able:
-                continue
-            costs = {each.job: self._cost(each, job) for each in able}
-            leaving = make_room(target, self._room, able, costs)
+            leaving = make_room_at(target, self._room, able, price) if able else None
             if leaving is not None:
                 self._take(leaving, job)
-                return self._put(job, self._room.fit(target))
+                found = self._put(job, self._room.fit(target))
+                self._look_for_rest(leaving)
+                return found
         return False
+
+    def _yielding(self, job: JobView, near: Iterable[JobView] | None) -> list[JobView]:
+        """Return who may be suspended for a job, of those `near` or of all."""
+        able, priority = self._books.able, job.spec.priority
+        if near is None:
+            near = able.values()
+            if _fresh(job) and not self._stood(job):
+                # The rest of `_yields`, for thousands.
+                gpus, last = job.gpus, self._now - self._slice
+                near = [each for each in near if (each.gpus == gpus and each.since <= last)
+                        or each.spec.priority < priority]  # fmt: skip
+        return [each for each in near if each.job in able and each.job not in self._gone
+                and self._yields(each, job)]  # fmt: skip
 
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
         """Have a job get the very GPUs that it had, if all who have them now are to leave."""
-        leaving = [each for each in there if _meets(job, each)]
+        leaving = sorted((each for each in there if _meets(job, each)), key=self._books.order)
         left = {each.job for each in leaving} | self._gone
-        others = [each for node, _ in job.nodes for each in self._on.get(node, ())
+        others = [each for node, _ in job.nodes for each in self._on(node)
                   if each.phase is not Phase.STOPPING and each.job not in left]  # fmt: skip
         if not leaving or any(_meets(job, each) for each in others):
             return False
         self._take(leaving, job)
-        return self._put(job, self._home(job))
+        found = self._put(job, self._home(job))
+        self._look_for_rest(leaving)
+        return found
+
+    def _look_for_rest(self, left: Sequence[JobView]) -> None:
+        """Note who is let be where more has been left than was needed."""
+        for node in dict.fromkeys(node for each in left for node, _ in each.nodes):
+            for job in self._books.homes.get(node, {}).values():
+                resting = job.job not in self._books.awake
+                if resting and self._room.free(node, job.pin) >= dict(job.nodes)[node]:
+                    self.missed[job.job] = None
 
     def _take(self, leaving: Sequence[JobView], job: JobView) -> None:
         for each in leaving:
             lower = each.spec.priority < job.spec.priority
             why = Reason.OUTRANKED if lower else Reason.SLICE_OVER
-            self._actions.append(Suspend(each.job, why, self._owed[each.job]))
+            self._actions.append(Suspend(each.job, why, self._books.due(each)))
             self._gone.add(each.job)
             self._room.release(each)
             for node, devices in each.devices:
-                self._busy[node].difference_update(devices)
+                self._busy_on(node).difference_update(devices)
 
     def _yields(self, job: JobView, to: JobView) -> bool:
         """Return whether a job that runs is to be suspended for one that waits."""
@@ -324,7 +365,7 @@ class _Turns:
             return True  # Of other sizes there are seldom enough that are due at once.
         if not self._stood(to):
             return False
-        mine, others = self._owed[job.job], self._owed[to.job]
+        mine, others = self._books.due(job), self._books.due(to)
         if ran and (others - mine >= self._swap or mine <= -self._most):
             return True
         # Many small ones are never all due at once: for a larger gang that starves they go sooner.
@@ -336,46 +377,54 @@ class _Turns:
 
     def _cost(self, job: JobView, to: JobView) -> int:
         """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
-        load = max((self._load.get(node, 0) for node, _ in job.nodes), default=0)
-        due = (self._owed[job.job] + self._most) * 1000 // max(self._slice, 1)
+        load = max((self._books.load(node) for node, _ in job.nodes), default=0)
+        due = (self._books.due(job) + self._most) * 1000 // max(self._slice, 1)
         return SIZE_COSTS * (job.gpus != to.gpus) + 4 * OWED_SLICES_MAX * load + due
+
+    def _floor(self, node: str, _: Sequence[JobView]) -> int:
+        """Return what it counts at least to suspend somebody on a node."""
+        return 4 * OWED_SLICES_MAX * self._books.load(node)
 
     # --- when to look again ----------------------------------------------------------------------
 
     def _look_at(self, without: Sequence[JobView]) -> Instant | None:
         """Return when the next of those without a place may have one, at the soonest."""
-        there = [job for job in self._there if job.job not in self._gone]
-        if not without or not (there or self._gone or self._leaving):
+        books, placed = self._books, {turn.job for turn in self._turns}
+        there = len(books.able) > len(self._gone)
+        if len(books.waiting) == len(placed) or not (there or self._gone or self._leaving):
             return None
-        looks = [job.waiting_since + self._slice for job in without if not _fresh(job)]
-        looks += [job.since + self._slice for job in there]
-        looks += [self._now + self._slice for _ in self._actions[:1]]
-        looks += self._crosses(without, there)
         soonest = self._now + max(self._slice // LOOK_PARTS, NS_PER_SECOND // LOOK_PARTS)
-        return Instant(min((at for at in looks if at > self._now), default=soonest))
+        looks = [next(books.stands.peek(NEVER, placed), (NEVER, ""))[0]]
+        looks.append(next(books.slices.peek(NEVER, self._gone), (NEVER, ""))[0])
+        looks += [self._now + self._slice for _ in self._actions[:1]]
+        near = books.near(min(looks))
+        looks += self._crosses([*(job for job in without if not _fresh(job)), *near], placed)
+        looks = [at for at in looks if self._now < at < NEVER]
+        return Instant(min(looks, default=soonest))
 
-    def _crosses(self, without: Sequence[JobView], there: Sequence[JobView]) -> Iterator[int]:
+    def _crosses(self, some: Iterable[JobView], placed: Container[str]) -> Iterator[int]:
         """Yield when somebody is owed enough more than somebody who runs where it was."""
-        first: dict[Place, JobView] = {}
-        for job in without:
-            if _fresh(job):
-                continue  # It waits for the end of a slice.
-            known = first.setdefault(job.nodes, job)
-            if self._owed[job.job] > self._owed[known.job]:
-                first[job.nodes] = job
-        least: dict[str, JobView] = {}
-        for job in there:  # In the order of what they are owed, the least first.
-            for node, _ in (*job.nodes, ("", 0)):
-                least.setdefault(node, job)
-        for nodes, job in first.items():
+        books, homes = self._books, {job.nodes: job for job in some if job.job not in placed}
+        for nodes, one in homes.items():
+            there = books.homes[nodes[0][0]] if is_home(one) else books.loose
+            like = [job for job in there.values()
+                    if job.nodes == nodes and job.began_at and job.job not in placed]  # fmt: skip
+            first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
             for node, _ in nodes or (("", 0),):
-                last = least.get(node)
+                last = self._least(node)
                 if last is not None:
-                    yield self._crossing(job, last)
+                    yield self._crossing(first, last)
+
+    def _least(self, node: str) -> JobView | None:
+        """Return who may be suspended first on a node, or (without one) anywhere."""
+        there = self._on(node) if node else self._books.able.values()
+        able = [job for job in there if job.job in self._books.able and job.job not in self._gone]
+        return min(able, key=self._books.order, default=None)
 
     def _crossing(self, job: JobView, last: JobView) -> int:
-        rate = self._share.get(job.job, 1.0) + 1 - self._share.get(last.job, 1.0)
-        short = self._swap - (self._owed[job.job] - self._owed[last.job])
+        books = self._books
+        rate = books.share(job) + 1 - books.share(last)
+        short = self._swap - (books.due(job) - books.due(last))
         at = self._now + round(short / rate) + 1 if short > 0 and rate > 0 else 0
         return max(at, last.since + self._slice, job.waiting_since + self._slice)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -11,6 +12,10 @@ from skep.view.view import VcView
 
 NUMBER_MAX = 1e12
 """The largest number that an option may be, and its negative the least: 30,000 years in seconds."""
+
+
+Planner = Callable[[VcView], Plan]
+"""What makes a plan of a view."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,3 +61,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def plan(self, view: VcView) -> Plan:
         """Return what is to happen. Pure: the same view, the same plan."""
         raise NotImplementedError
+
+    def planner(self) -> Planner:
+        """Return what plans as `plan` does: it may keep what it found out from view to view."""
+        return self.plan

@@ -7,6 +7,8 @@ would not fit afterwards: a gang of eight on one node has no use for eight free 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import NamedTuple
 
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import suits
@@ -23,6 +25,29 @@ class Room:
 
     def __init__(self, view: VcView, staying: Iterable[JobView]) -> None:
         """Begin with all that the VC could have, less what `staying` jobs hold."""
+        stays = {job.job: job for job in staying}
+        kept = dict[str, int]()
+        for job in stays.values():
+            if job.phase is not Phase.STOPPING:
+                kept[job.pin] = kept.get(job.pin, 0) + job.gpus
+        there = (job for job in view.jobs if job.phase in HOLDING and not job.borrows)
+        self._begin(view, (job for job in there if job.job not in stays), kept)
+
+    @classmethod
+    def after(cls, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> Room:
+        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin."""
+        room = cls.__new__(cls)
+        room._begin(view, leaving, kept)
+        return room
+
+    def copy(self) -> Room:
+        """Return a room that is changed by itself."""
+        room = copy(self)
+        room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
+        room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        return room
+
+    def _begin(self, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> None:
         self._nodes = {node.node: node for node in view.nodes}
         self._order = {node.node: place for place, node in enumerate(view.nodes)}
         """Of equal nodes the first of the view is taken: names would tell of the hardware."""
@@ -36,14 +61,11 @@ class Room:
                 self._gpus.setdefault(pin, {})[node.node] = free
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
-        for job in view.jobs:
-            if job.phase in HOLDING and not job.borrows:
-                self.release(job)
+        for job in leaving:
+            self.release(job)
         most = view.gpus_for()
-        for job in staying:
-            self.keep(job)
-            if job.phase is not Phase.STOPPING:
-                most[job.pin] = most.get(job.pin, 0) - job.gpus
+        for pin, gpus in kept.items():
+            most[pin] = most.get(pin, 0) - gpus
         # Cells of one that is being stopped may be free already: they count once.
         self._left = {pin: min(left, most.get(pin, 0)) for pin, left in self._left.items()}
 
@@ -54,6 +76,11 @@ class Room:
     def free(self, node: str, pin: str) -> int:
         """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
         return self._gpus.get(pin, {}).get(node, 0)
+
+    def open(self, pin: str) -> list[str]:
+        """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
+        there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
+        return sorted(there, key=self._order.__getitem__)
 
     def release(self, job: JobView) -> None:
         """Count a job's GPUs as free."""
@@ -123,7 +150,7 @@ class Room:
         """Return how many of the job's workers each node would hold."""
         wants, free = job.spec.resources, self._gpus.get(job.pin, {})
         slots = {}
-        for name in free if only is None else only:
+        for name in [each for each in free if free[each] > 0] if only is None else only:
             node = self._nodes.get(name)
             if node is None or name not in free:
                 continue  # Its hardware is bad, or others have it: there is no room for anybody.
@@ -160,29 +187,70 @@ MayLeave = Callable[[Sequence[JobView]], bool]
 def make_room(
     job: JobView,
     room: Room,
-    lower: Iterable[JobView],
+    lower: Sequence[JobView],
     cost: Mapping[str, int],
     may_leave: MayLeave | None = None,
 ) -> list[JobView] | None:
     """Return which of `lower` (the first to leave first) have to leave so that a gang fits.
 
     None: it would not fit even if all left that may. Where the `cost` of those that leave is the
-    lowest, and then their GPUs, they leave: a node is cleared for the affinity that is wanted, not
-    by age (HiveD, section 5).
+    lowest (none is below 0), and then their GPUs, they leave: a node is cleared for the affinity
+    that is wanted, not by age (HiveD, section 5).
     """
-    best: list[JobView] | None = None
-    least = (0, 0)
+    ranks = {each.job: rank for rank, each in enumerate(lower)}
+
+    def costs(each: JobView) -> int:
+        return cost.get(each.job, 0)
+
+    def floor(_: str, there: Sequence[JobView]) -> int:
+        return min(map(costs, there))
+
+    price = Price(costs, lambda each: (ranks[each.job],), floor)
+    return make_room_at(job, room, lower, price, may_leave)
+
+
+class Price(NamedTuple):
+    """What it costs that jobs leave."""
+
+    cost: Callable[[JobView], int]
+    """Of one job: 0 or more."""
+    order: Callable[[JobView], tuple[int, ...]]
+    """By what jobs leave, of each its own: the lowest first."""
+    floor: Callable[[str, Sequence[JobView]], int]
+    """What any of these jobs on a node costs at least."""
+
+
+def make_room_at(
+    job: JobView,
+    room: Room,
+    lower: Iterable[JobView],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does; costs and order are asked for only where that may matter."""
     lower = [each for each in lower if each.pin == job.pin]  # Others' GPUs would not serve it.
-    nodes = dict.fromkeys(name for each in lower for name, _ in each.nodes)
-    for node in (*nodes, None):
-        if node is None and best is not None:
+    nodes: dict[str, list[JobView]] = {}
+    for each in lower:
+        for name, _ in each.nodes:
+            nodes.setdefault(name, []).append(each)
+    floors = []
+    for node, there in nodes.items():
+        full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
+        floors.append((price.floor(node, there) if full else 0, node))
+    best: list[JobView] | None = None
+    least: tuple[int, int, tuple[int, ...], int] = (0, 0, (), 0)
+    for floor, node in sorted(floors):
+        if best is not None and floor > least[0]:
             break
-        there = [each for each in lower if node is None or node in dict(each.nodes)]
+        there = sorted(nodes[node], key=price.order)
         leaving = _clear(job, room, there, node, may_leave)
         if leaving is not None:
-            price = sum(cost.get(each.job, 0) for each in leaving), _gpus(leaving)
-            if best is None or price < least:
-                best, least = leaving, price
+            place = [name for name, _ in there[0].nodes].index(node)
+            found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
+            if best is None or found < least:
+                best, least = leaving, found
+    if best is None:
+        best = _clear(job, room, sorted(lower, key=price.order), None, may_leave)
     return best
 
 

@@ -10,7 +10,7 @@ mini-batch is over shortens its next turn by as much, and who had to wait for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from itertools import groupby
 
 from skep.units import Instant
@@ -29,42 +29,68 @@ def may_yield(job: JobView) -> bool:
     return runs and "release" in job.can
 
 
+Kind = tuple[str, int, float]
+"""What a job's share depends on: its pin, its priority, and its weight."""
+
+
+def kind_of(job: JobView, weigh: Weigh) -> Kind:
+    """Return of what kind a job is, as far as its share goes."""
+    return job.spec.resources.pinned, job.spec.priority, weigh(job)
+
+
 def shares(view: VcView, weigh: Weigh) -> dict[str, float]:
     """Return by job for what part of the time it should have its GPUs."""
-    found: dict[str, float] = {}
-    for pin, gpus in view.gpus_for().items():
-        left = float(gpus)
-        there = [job for job in view.jobs if job.pin == pin and not job.borrows]
-        for job in there:
-            if _fixed(job):
-                found[job.job], left = 1.0, left - job.gpus
-        turning = sorted(
-            (job for job in there if job.job not in found), key=lambda job: -job.spec.priority
-        )
-        for _, level in groupby(turning, key=lambda job: job.spec.priority):
-            left = _fill(list(level), max(left, 0.0), weigh, found)
+    fixed, turning, gpus = dict[str, int](), dict[Kind, int](), view.gpus_for()
+    jobs = [job for job in view.jobs if not job.borrows and job.pin in gpus]
+    for job in jobs:
+        if is_fixed(job):
+            fixed[job.pin] = fixed.get(job.pin, 0) + job.gpus
+        else:
+            kind = kind_of(job, weigh)
+            turning[kind] = turning.get(kind, 0) + job.gpus
+    found = divide(gpus, fixed, turning)
+    return {job.job: 1.0 if is_fixed(job) else found[kind_of(job, weigh)] for job in jobs}
+
+
+def divide(
+    gpus: Mapping[str, int], fixed: Mapping[str, int], turning: Mapping[Kind, int]
+) -> dict[Kind, float]:
+    """Return the share of each kind of job, of `gpus` by pin.
+
+    `fixed` is what is nobody else's, `turning` what jobs of each kind ask for: GPUs.
+    """
+    found: dict[Kind, float] = {}
+    kinds = sorted(turning, key=lambda kind: (-kind[1], -kind[2]))
+    for pin, whole in gpus.items():
+        left = float(whole - fixed.get(pin, 0))
+        mine = [kind for kind in kinds if kind[0] == pin]
+        for _, level in groupby(mine, key=lambda kind: kind[1]):
+            left = _fill({kind: turning[kind] for kind in level}, max(left, 0.0), found)
     return found
 
 
-def _fixed(job: JobView) -> bool:
+def is_fixed(job: JobView) -> bool:
     """Return whether a job has its GPUs until its end, or its tenant's word."""
     if job.phase is Phase.RUNNING:
         return not may_yield(job)
     return job.phase is Phase.SUSPENDED
 
 
-def _fill(jobs: Iterable[JobView], gpus: float, weigh: Weigh, found: dict[str, float]) -> float:
+def _fill(kinds: Mapping[Kind, int], gpus: float, found: dict[Kind, float]) -> float:
     """Divide GPUs among jobs by weight, none above 1; return what is left over."""
-    left = {job.job: job for job in sorted(jobs, key=lambda job: (-weigh(job), job.sequence))}
-    weight = sum(weigh(job) * job.gpus for job in left.values())
-    for job in left.values():
+    weight = sum(kind[2] * wanted for kind, wanted in kinds.items())
+    for kind, wanted in kinds.items():
         # The heaviest first: once one is below 1, so are all after it, at the same level.
         level = gpus / weight if weight > 0 else 0.0
-        share = min(1.0, level * weigh(job))
-        found[job.job] = share
-        weight -= weigh(job) * job.gpus
-        gpus -= share * job.gpus
+        share = found[kind] = min(1.0, level * kind[2])
+        weight -= kind[2] * wanted
+        gpus -= share * wanted
     return max(gpus, 0.0)
+
+
+def begun(job: JobView) -> Instant:
+    """Return since when a job's account counts."""
+    return job.owed_at or job.waiting_since
 
 
 def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
@@ -73,12 +99,12 @@ def owed(job: JobView, share: float, now: Instant, slice_ns: int) -> int:
     It counts from when its policy last suspended it, and goes on with what was noted then.
     """
     most = OWED_SLICES_MAX * slice_ns
-    begun = job.owed_at or job.waiting_since
-    since, before = max(job.since, begun), job.owed
-    if job.owed_at and job.since >= begun:
-        before += round(share * (since - begun)) - (job.served - job.owed_ran)
+    first = begun(job)
+    since, before = max(job.since, first), job.owed
+    if job.owed_at and job.since >= first:
+        before += round(share * (since - first)) - (job.served - job.owed_ran)
     elif not job.owed_at:
-        before = round(share * (since - begun))
+        before = round(share * (since - first))
     rest = max(now - since, 0)
     after = max(-most, min(before, most)) + round(share * rest)
     if job.phase is Phase.RUNNING:

@@ -263,7 +263,7 @@ class SearchTrialTurned(SearchMessage, frozen=True, tag="search-trial-turned"):
 
 
 class SearchTrialDemoted(SearchMessage, frozen=True, tag="search-trial-demoted"):
-    """A client wants a trial to stand behind all others, or (`demoted` false) no longer."""
+    """A client wants a trial to stand behind all others, or (`demoted` false) among them."""
 
     trial: int
     demoted: bool

@@ -1,1 +1,1 @@
-"""Searches from outside: a client of the gateway, and Optuna's samplers and pruners on top of it."""
+"""Searches from outside: a client of the gateway, and Optuna's samplers and pruners over it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from skep.wire.reasons import Reason
+from skep_services.cli import exits
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, find_target, quote
+from skep_services.cli.exits import CommandError
 
 
 class SearchClient:
@@ -53,6 +57,9 @@ class SearchClient:
         self, search: str, trial: int, *, step: int = 0, value: float | None = None, over: str = ""
     ) -> None:
         """Tell the metric of a trial that runs outside, or that it is over (`done`, `failed`)."""
+        if value is not None and not math.isfinite(value):
+            text = f"`value` must be a finite number, not {value}"
+            raise CommandError(exits.USAGE, text, Reason.BAD_VALUE)
         told = {"step": step, "over": over, **({} if value is None else {"value": value})}
         self._post(f"/{quote(search)}/trials/{trial}", told)
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skep.cells.nodes import NodeState
 from skep.cells.reach import reach
+from skep.cells.topology import Topology
 from skep.machines.allocator import cellwork
 from skep.view.view import HOLDING, JobView, NodeView
+from skep.wire.node import NodeJoined
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
+
+
+class _Made(NamedTuple):
+    """A view of a node, and what the node said of itself when it was made."""
+
+    view: NodeView
+    joined: NodeJoined
+
+    def tells(self, state: NodeState, free: int) -> bool:
+        """Return whether that is how a node without pinned cells and borrowers is still."""
+        view = self.view
+        return (
+            view.free == free
+            and view.cpus_free == state.cpus_free
+            and view.memory_free == state.memory_free
+            and self.joined is state.joined
+            and not view.pins
+        )
 
 
 class Seats:
@@ -20,7 +40,9 @@ class Seats:
         """Start with nobody anywhere."""
         self._on: dict[str, dict[str, tuple[int, int]]] = {}
         """By node, by job: its place in the order of arrival, and its GPUs there."""
-        self._made: dict[tuple[str, str], NodeView] = {}
+        self._made: dict[str, dict[str, _Made]] = {}
+        """By chain, by node."""
+        self._shapes: dict[str, Topology] = {}
         self._stale: dict[str, None] = {}
 
     def move(self, name: str, before: JobView | None, after: JobView | None) -> None:
@@ -42,41 +64,41 @@ class Seats:
 
     def views(self, machine: AllocatorMachine, vc: str) -> tuple[NodeView, ...]:
         """Return the nodes that the VC has cells on, or could have."""
-        made: dict[tuple[str, str], NodeView] = {}
+        made: dict[str, dict[str, _Made]] = {}
         lent = any(machine.cells.borrowed.values())
         for name, chain in machine.cells.chains.items():
             found = reach(chain, vc)
             if found is None:
                 continue
+            shape, states, stale = chain.topology, machine.nodes, self._stale
+            before = self._made.get(name, {}) if self._shapes.get(name) is shape else {}
+            self._shapes[name] = shape
+            now = made[name] = {}
             for index, free in found.items():
-                node = chain.topology.nodes[index]
-                state = machine.nodes.get(node)
-                if state is not None:
-                    place = name, node
-                    made[place] = self._view(machine, place, state, free, lent=lent)
+                node = shape.nodes[index]
+                state = states.get(node)
+                if state is None:
+                    continue
+                plain = not lent and len(free) == 1 and node not in stale
+                known = before.get(node) if plain else None
+                if known is None or not known.tells(state, free[""]):
+                    view = self._view(machine, name, state, free, lent=lent)
+                    known = _Made(view, state.joined)
+                now[node] = known
         self._stale.clear()
         self._made = made
-        return tuple(made.values())
+        return tuple([each.view for there in made.values() for each in there.values()])
 
     def _view(
-        self, machine: AllocatorMachine, place: tuple[str, str], state: NodeState,
-        free: dict[str, int], *, lent: bool,
+        self, machine: AllocatorMachine, chain: str, state: NodeState, free: dict[str, int],
+        *, lent: bool,
     ) -> NodeView:  # fmt: skip
         cpus, memory = state.cpus_free, state.memory_free
         if lent:
             more = _lent(machine, state)
             cpus, memory = cpus + more[0], memory + more[1]
         pins = tuple((pin, gpus) for pin, gpus in free.items() if pin)
-        known = self._made.get(place)
-        chain, node = place
-        shape = machine.cells.chains[chain].topology
-        if known is not None and node not in self._stale:
-            same = known.free == free[""] and known.pins == pins
-            same = same and known.cpus_free == cpus and known.memory_free == memory
-            same = same and (known.gpu_type, known.gpus) == (shape.gpu, shape.node_size)
-            same = same and known.gpu_memory == state.gpu_memory.get(shape.gpu, 0)
-            if same and known.cpus == state.joined.cpus and known.memory == state.joined.memory:
-                return known
+        node, shape = state.joined.node, machine.cells.chains[chain].topology
         there = self._on.get(node, {})
         return NodeView(
             node=node,

@@ -108,7 +108,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
     planned.returning.clear()
     view = views.of_vc(machine, planned, now)
     try:
-        plan = planned.policy.plan(view)
+        plan = planned.plan(view)
         jobs = _meant(plan)
     except Exception as error:
         planned.fallen = True
@@ -174,6 +174,8 @@ def _share(machine: AllocatorMachine, vc: str) -> float:
 
 def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
     """Yield the jobs of a VC that want idle GPUs, up to LENDS_LOOK of them."""
+    if not planned.misfits and not planned.borrowers:
+        return
     misfits = sorted(planned.misfits, key=lambda name: machine.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
     wanting = (job for name in names if (job := machine.jobs.get(name)) is not None
@@ -382,14 +384,14 @@ def _hold(
         borrows = views.borrowing(machine, job)
         away = job.away and job.change is None
         if job.state is not State.QUEUED and not away and not borrows:
-            planned.quiet.add(name)
+            planned.unsaid.pop(name, None)
             continue
         if planned.policy.counts_holds:
             planned.hold(name, freed)
         why = said.get(name, usual)
         if job.waits == why or borrows:
             if borrows or why == usual:
-                planned.quiet.add(name)
+                planned.unsaid.pop(name, None)
             continue
         if told == HOLDS_TOLD:
             planned.due, machine.soft.check_at = True, now
@@ -405,6 +407,6 @@ def _unsaid(
     names = planned.views
     if planned.policy.counts_holds:
         return [name for name in names if name not in turns]
-    quiet = planned.quiet.difference(said, machine.soft.touched)
-    rest = (names.keys() - turns).difference(quiet)
+    maybe = dict.fromkeys((*planned.unsaid, *said, *machine.soft.touched))
+    rest = [name for name in maybe if name in names and name not in turns]
     return sorted(rest, key=lambda name: machine.jobs[name].sequence)

@@ -57,6 +57,7 @@ class Planned:
         """Start with everything to be looked at."""
         self.vc = vc
         self.policy = policy
+        self.plan = policy.planner()
         self.views: dict[str, JobView | None] = {}
         """Its guaranteed jobs in the order of arrival; None: not for the policy."""
         self.due = True
@@ -92,8 +93,10 @@ class Planned:
         self.demand = Demand()
         self.whole = False
         """Whether the last plan's turns were all taken, as far as there was room for anybody."""
-        self.quiet: set[str] = set()
-        """Jobs without a turn of which there is nothing new to be said."""
+        self.unsaid: dict[str, None] = {}
+        """Jobs of which there may be something new to be said, if they have no turn."""
+        self.borrowers: dict[str, None] = {}
+        """Its jobs that would have idle GPUs while they wait."""
         self.seats = Seats()
 
     def show(self, machine: AllocatorMachine, job: JobState) -> None:
@@ -112,7 +115,9 @@ class Planned:
             view = replace(view, held=self.held[name][0])
         if view is None or view.phase is Phase.RUNNING:
             self.tried.pop(name, None)
-        self.quiet.discard(name)
+        self.unsaid[name] = None
+        if cellwork.borrows(job):
+            self.borrowers[name] = None
         if view is not None and (view.phase is Phase.AWAY or borrowing(machine, job)):
             self.demand.come(name, None)  # Where it is or was matters: no shape tells.
         elif view is not None and view.phase is Phase.WAITING:
@@ -167,7 +172,8 @@ class Planned:
         self.held.pop(name, None)
         self.tried.pop(name, None)
         self.taken.pop(name, None)
-        self.quiet.discard(name)
+        self.unsaid.pop(name, None)
+        self.borrowers.pop(name, None)
         self.demand.leave(name)
         self.seats.move(name, self.views.pop(name), None)
 

@@ -77,6 +77,8 @@ SEARCHES_MAX = 32
 KEYS_MAX = 10_000
 """Keys of requests that are remembered, the latest: a client repeats for minutes, not months."""
 KEY_CHARACTERS_MAX = 256
+LOOK = seconds(1.0)
+"""Until a further point of a curve is looked at together with others: as often as jobs tell."""
 PIECE = 500
 TRIALS_PIECE = 16
 """Trials in one piece of a snapshot: with 64 long parameters 24 KB each, within a record."""
@@ -191,9 +193,17 @@ class SearchesMachine:
         value = told.values.get(search.spec.metric)
         if value is None or not search.counts(search.trials[number], told.step, value):
             return {}
+        trial = search.trials[number]
+        first, reached = trial.best is None, len(trial.reached)
         self._record(SearchTrialMeasured(search=name, trial=number, step=told.step, value=value,
                                          at=now))  # fmt: skip
-        return {name: None}
+        if first or len(trial.reached) > reached or search.qualifies(value):
+            return {name: None}
+        # What another point changes of the ranks can wait, and be seen with those of all trials.
+        due = self._soft.due.get(name)
+        soon = after(now, LOOK)
+        self._soft.due[name] = soon if due is None else min(due, soon)
+        return {}
 
     # --- requests ----------------------------------------------------------------------------
 

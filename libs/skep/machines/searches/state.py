@@ -175,9 +175,13 @@ class Search(msgspec.Struct, kw_only=True):
         shown = [trial for trial in self.trials.values() if trial.best is not None]
         return max(shown, key=lambda trial: (trial.best or 0.0, -trial.number), default=None)
 
+    def told(self, trial: Trial, step: int, value: float) -> bool:
+        """Return whether a point of a trial's curve is one, and behind those there are."""
+        return not trial.over and step > trial.last_step and math.isfinite(value)
+
     def counts(self, trial: Trial, step: int, value: float) -> bool:
         """Return whether a point of a trial's curve is worth a fact: enough further on, or news."""
-        if trial.over or step <= trial.last_step or not math.isfinite(value):
+        if not self.told(trial, step, value):
             return False
         if not trial.steps or step >= trial.last_step + trial.spacing:
             return True

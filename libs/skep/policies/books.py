@@ -1,0 +1,401 @@
+"""What turns go by, kept from one view of a VC to the next: a plan costs what changed.
+
+A cluster with thousands of nodes has a plan made many times a second, and each time almost nothing
+is different on almost every node. So accounts are kept by node, changed where a view is different
+from the one before, and a suspended job is *quiet* until the soonest time at which it could go on
+at home: until then no plan has to look at it, unless something happens on its nodes.
+
+That time is a bound. Shares, and with them all accounts, change a little with every job that comes
+or ends; a bound holds for shares that are SHARE_DRIFT away at most, and all are found again beyond.
+Nothing here decides anything: with everybody awake the plan is the same, and takes longer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from skep.policies.preempt import QUEUED
+from skep.policies.room import Room
+from skep.policies.turns import (
+    OWED_SLICES_MAX,
+    Kind,
+    Weigh,
+    begun,
+    divide,
+    is_fixed,
+    kind_of,
+    may_yield,
+    owed,
+)
+from skep.units import Instant
+from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.wire.spec import Resources
+
+SHARE_DRIFT = 0.002
+"""By how much shares may change before all bounds are found again: twenty jobs of ten thousand, and
+a bound comes a quarter of a second too soon for a minute's account."""
+SLACK_NS = 16
+"""More than all roundings of two accounts come to."""
+CHUNK = 256
+"""Elements of two views that are compared at once: most are the very same."""
+NEVER = Instant(2**62)
+
+_Part = TypeVar("_Part", JobView, NodeView)
+_Key = TypeVar("_Key", str, int, Kind)
+
+
+class Times:
+    """When something is due, by job: the soonest of those that are still to come."""
+
+    def __init__(self) -> None:
+        """Have nothing due."""
+        self._heap: list[tuple[int, str]] = []
+        self._at: dict[str, int] = {}
+
+    def put(self, name: str, at: int) -> None:
+        """Say when something is due of a job, whatever was said before."""
+        self._at[name] = at
+        heapq.heappush(self._heap, (at, name))
+
+    def drop(self, name: str) -> None:
+        """Have nothing due of a job."""
+        self._at.pop(name, None)
+
+    def pop(self, until: int) -> Iterator[str]:
+        """Yield who was due by then, and forget it."""
+        while self._heap and self._heap[0][0] <= until:
+            at, name = heapq.heappop(self._heap)
+            if self._at.get(name) == at:
+                del self._at[name]
+                yield name
+
+    def pass_by(self, now: int) -> None:
+        """Forget what was due by now."""
+        for _ in self.pop(now):
+            pass
+
+    def peek(self, until: int, apart: Iterable[str] = ()) -> Iterator[tuple[int, str]]:
+        """Yield what is due before then, the soonest first, but of those `apart`."""
+        passed, heap = [], self._heap
+        try:
+            while heap and heap[0][0] < until:
+                at, name = entry = heap[0]
+                if self._at.get(name) != at:
+                    heapq.heappop(heap)
+                    continue
+                passed.append(heapq.heappop(heap))
+                if name not in apart:
+                    yield entry
+        finally:
+            for entry in passed:
+                heapq.heappush(heap, entry)
+
+
+class Books:
+    """Accounts, room and who is where in one VC, brought up to each view in turn."""
+
+    def __init__(self, weigh: Weigh, slice_ns: int, swap_ns: int, soon_ns: int) -> None:
+        """Begin with nothing known. `soon_ns`: nobody leaves for an equal before."""
+        self._weigh, self._slice, self._swap, self._soon = weigh, slice_ns, swap_ns, soon_ns
+        self._most = OWED_SLICES_MAX * slice_ns
+        self._forget()
+
+    def _forget(self) -> None:
+        self.now = Instant(0)
+        self._jobs: tuple[JobView, ...] = ()
+        self._nodes: tuple[NodeView, ...] = ()
+        self.waiting: dict[str, JobView] = {}
+        """Who may be placed."""
+        self.loose: dict[str, JobView] = {}
+        """Those of them that have no home."""
+        self.able: dict[str, JobView] = {}
+        """Who may be suspended."""
+        self.stopping: dict[str, JobView] = {}
+        self.on: dict[str, dict[str, JobView]] = {}
+        """By node: who has GPUs there."""
+        self.homes: dict[str, dict[str, JobView]] = {}
+        """By node: who is suspended there, without GPUs."""
+        self.movers: dict[tuple[int, Resources, int, int], dict[str, JobView]] = {}
+        """By priority and shape: suspended jobs that may go on elsewhere."""
+        self.sizes: dict[str, frozenset[int]] = {}
+        """By node: sizes of the jobs on it, in the order of the view."""
+        self.awake: dict[str, None] = {}
+        """Suspended jobs that a plan has to look at."""
+        self.slices, self.stands = Times(), Times()
+        """When each that may be suspended has run for a slice; when each that has run before has
+        stood back for one."""
+        self._counts: dict[str, dict[int, int]] = {}
+        self._taken: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+        self._stays: dict[str, int] = {}
+        self._fixed: dict[str, int] = {}
+        self._turning: dict[Kind, int] = {}
+        self._share: dict[Kind, float] = {}
+        self._bases: dict[Kind, float] = {}
+        """Shares for which the bounds were found."""
+        self._quiet = Times()
+        self._views: dict[str, NodeView] = {}
+        self._empty: Room | None = None
+        self._owed: dict[str, int] = {}
+
+    def bring_up(self, view: VcView) -> None:
+        """Follow a view; wakes whom something may have become possible for."""
+        self._settle()  # As of the view before, for which accounts are known.
+        if view.now < self.now:
+            self._forget()  # A clock that was set back: what was passed is to come again.
+        self.now = view.now
+        touched: dict[str, None] = {}
+        if view.jobs is not self._jobs:
+            changes = list(_changes(self._jobs, view.jobs))
+            for sign, jobs in ((-1, (old for old, _ in changes)), (1, (new for _, new in changes))):
+                for job in filter(None, jobs):
+                    self._count(job, sign)
+                    touched.update((node, None) for node, _ in job.nodes)
+            self._jobs = view.jobs
+        self._follow_nodes(view, touched)
+        self._empty = Room.after(view, self.stopping.values(), self._stays)
+        self._owed = {}
+        self._divide(view)
+        for node in touched:
+            self.wake(self.homes.get(node, ()))
+        self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
+        for times in (self.slices, self.stands):
+            times.pass_by(view.now)
+
+    def wake(self, names: Iterable[str]) -> None:
+        """Have the next plan look at these."""
+        for name in names:
+            self._quiet.drop(name)
+            self.awake[name] = None
+
+    def _settle(self) -> None:
+        """Let those be for whom nothing is possible before some later time."""
+        for name in list(self.awake):
+            until = self._quiet_until(self.waiting[name])
+            if until > self.now:
+                del self.awake[name]
+                self._quiet.put(name, until)
+
+    def near(self, until: int) -> list[JobView]:
+        """Return who is let be, and yet could be owed enough by then."""
+        return [self.waiting[name] for _, name in self._quiet.peek(until)]
+
+    # --- what plans ask for ----------------------------------------------------------------------
+
+    def room(self) -> Room:
+        """Return what is left, as if all who are being stopped were gone."""
+        assert self._empty is not None
+        return self._empty.copy()
+
+    def share(self, job: JobView) -> float:
+        """Return for what part of the time a job should have its GPUs."""
+        if job.borrows or is_fixed(job):
+            return 1.0
+        return self._share.get(kind_of(job, self._weigh), 1.0)
+
+    def due(self, job: JobView) -> int:
+        """Return for how long a job should have run longer by now, in nanoseconds."""
+        found = self._owed.get(job.job)
+        if found is None:
+            found = self._owed[job.job] = owed(job, self.share(job), self.now, self._slice)
+        return found
+
+    def order(self, job: JobView) -> tuple[int, int, int]:
+        """Return by what those come who may be suspended: the first first."""
+        return job.spec.priority, self.due(job), job.sequence
+
+    def load(self, node: str) -> int:
+        """Return the GPUs that are allocated on a node, in thousandths of those it has."""
+        view = self._views.get(node)
+        if view is None:
+            return 0
+        size = view.free + sum(gpus for _, gpus in view.pins) + self._held.get(node, 0)
+        return 1000 * self._taken.get(node, 0) // max(size, 1)
+
+    def busy(self, node: str) -> set[int]:
+        """Return the GPUs of a node that nobody leaves. Not all that are taken are known."""
+        found = set[int]()
+        for job in self.on.get(node, {}).values():
+            if job.phase is not Phase.STOPPING:
+                found.update(*(gpus for name, gpus in job.devices if name == node))
+        return found
+
+    # --- following a view ------------------------------------------------------------------------
+
+    def _count(self, job: JobView, sign: int) -> None:
+        """Take a job in (1), or out as it was (-1)."""
+        name, come = job.job, sign > 0
+        if not job.borrows:
+            if is_fixed(job):
+                _add(self._fixed, job.pin, sign * job.gpus)
+            else:
+                _add(self._turning, kind_of(job, self._weigh), sign * job.gpus)
+            for node, gpus in job.nodes:
+                _add(self._taken, node, sign * gpus)
+                _add(self._counts.setdefault(node, {}), job.gpus, sign)
+        if job.phase in HOLDING and not job.borrows:
+            for node, gpus in job.nodes:
+                _add(self._held, node, sign * gpus)
+                _keep(self.on.setdefault(node, {}), job, come)
+            if job.phase is Phase.STOPPING:
+                _keep(self.stopping, job, come)
+            else:
+                _add(self._stays, job.pin, sign * job.gpus)
+            if may_yield(job):
+                _keep(self.able, job, come)
+                _due(self.slices, name, job.since + self._slice, come)
+        if job.phase in QUEUED:
+            self._queue(job, come)
+
+    def _queue(self, job: JobView, come: bool) -> None:
+        name = job.job
+        _keep(self.waiting, job, come)
+        if job.began_at:
+            _due(self.stands, name, job.waiting_since + self._slice, come)
+        if not is_home(job):
+            _keep(self.loose, job, come)
+            return
+        for node, _ in job.nodes:
+            _keep(self.homes.setdefault(node, {}), job, come)
+        if "migrate" in job.can:
+            shape = job.spec.priority, job.spec.resources, job.gpus, job.workers
+            there = self.movers.setdefault(shape, {})
+            _keep(there, job, come)
+            if not there:
+                del self.movers[shape]
+        if come:
+            self.awake[name] = None
+        else:
+            self.awake.pop(name, None)
+            self._quiet.drop(name)
+
+    def _follow_nodes(self, view: VcView, touched: dict[str, None]) -> None:
+        """Take over nodes that are different; in `touched` are those with other jobs."""
+        if view.nodes is not self._nodes:
+            names = dict.fromkeys(touched)
+            for old, new in _changes(self._nodes, view.nodes):
+                names.update((each.node, None) for each in (old, new) if each is not None)
+            touched.update(names)
+            self._views = {node.node: node for node in view.nodes}
+            if list(self._views) != list(self.sizes):
+                self.sizes = {name: self._sizes_on(name) for name in self._views}
+            self._nodes = view.nodes
+        for name in touched:
+            if name in self._views:
+                self.sizes[name] = self._sizes_on(name)
+
+    def _sizes_on(self, node: str) -> frozenset[int]:
+        return frozenset(self._counts.get(node, ()))
+
+    def _divide(self, view: VcView) -> None:
+        before, self._share = self._share, divide(view.gpus_for(), self._fixed, self._turning)
+        far = False
+        for kind, share in self._share.items():
+            if kind not in before:
+                self._bases[kind] = share
+            far = far or abs(share - self._bases[kind]) > SHARE_DRIFT
+        if far:
+            self._bases = dict(self._share)
+            for there in self.homes.values():
+                self.wake(there)
+
+    # --- who is let be ---------------------------------------------------------------------------
+
+    def _quiet_until(self, job: JobView) -> int:
+        """Return a time before which a suspended job certainly has no place, and nobody leaves.
+
+        Nor is it owed enough before for somebody at its home to leave.
+        """
+        assert self._empty is not None
+        now, room = self.now, self._empty
+        if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
+            return now
+        beside = {
+            each.job: each for node, _ in job.nodes for each in self.on.get(node, {}).values()
+        }
+        below = any(each.spec.priority <= job.spec.priority for each in beside.values())
+        if "migrate" in job.can and not below:
+            return now
+        drift = 2 * SHARE_DRIFT
+        share = self.share(job)
+        up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
+        soonest = float(NEVER)
+        for each in beside.values():
+            if each.job not in self.able:
+                continue
+            if each.spec.priority < job.spec.priority:
+                soonest = 0.0
+                break
+            falls = 1 - self.share(each) + 2 * drift
+            down = self.due(each) - drift * (now - begun(each)) - SLACK_NS
+            apart = now + max(self._swap - (up - down), 0) / (share + 2 * drift + falls)
+            lowest = now + max(down + self._most, 0) / falls
+            at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
+            soonest = min(soonest, at)
+        return max(job.waiting_since + self._slice, int(soonest) - 1)
+
+
+def is_home(job: JobView) -> bool:
+    """Return whether a suspended job has nodes to go back to."""
+    return job.phase is Phase.AWAY and bool(job.nodes)
+
+
+def _changes(
+    before: Sequence[_Part], after: Sequence[_Part]
+) -> Iterator[tuple[_Part | None, _Part | None]]:
+    """Yield what is different: what was there, and what is there instead."""
+    left = right = 0
+    while left < len(before) and right < len(after):
+        if before[left : left + CHUNK] == after[right : right + CHUNK]:
+            left, right = left + CHUNK, right + CHUNK
+            continue
+        for _ in range(CHUNK):
+            if left >= len(before) or right >= len(after):
+                break
+            old, new = before[left], after[right]
+            if old is new or old == new:
+                left, right = left + 1, right + 1
+                continue
+            first, second = _place(old), _place(new)
+            if first is None or second is None or first == second:
+                yield old, new
+                left, right = left + 1, right + 1
+            elif first < second:
+                yield old, None
+                left += 1
+            else:
+                yield None, new
+                right += 1
+    for old in before[left:]:
+        yield old, None
+    for new in after[right:]:
+        yield None, new
+
+
+def _place(part: JobView | NodeView) -> int | None:
+    """Return the place of a job in the order of its view; nodes are compared place by place."""
+    return part.sequence if isinstance(part, JobView) else None
+
+
+def _add(sums: dict[_Key, int], key: _Key, more: int) -> None:
+    left = sums.get(key, 0) + more
+    if left:
+        sums[key] = left
+    else:
+        sums.pop(key, None)
+
+
+def _keep(jobs: dict[str, JobView], job: JobView, come: bool) -> None:
+    if come:
+        jobs[job.job] = job
+    else:
+        jobs.pop(job.job, None)
+
+
+def _due(times: Times, name: str, at: int, come: bool) -> None:
+    if come:
+        times.put(name, at)
+    else:
+        times.drop(name)

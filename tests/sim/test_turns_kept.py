@@ -1,0 +1,67 @@
+"""Plans that keep books from view to view are those of a policy that sees each view for the first
+time: in random worlds of the simulator, after every decision."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from skep.policies.gandiva import Gandiva
+from skep.policies.policy import Planner
+from skep.sim.cluster.build import ALL, uniform
+from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
+from skep.sim.cluster.world import World
+from skep.traces.job import Trace, TraceJob
+from skep.units import seconds
+from skep.view.plan import Plan
+from skep.view.view import VcView
+from skep.workloads.situation import Steady
+
+WORLDS = 6
+INSTANTS = 120
+ABILITIES = (EVERYTHING, ("suspend", "release"), ("suspend", "release", "rebind"),
+             ("suspend", "release", "migrate"))  # fmt: skip
+
+
+def world(seed: int) -> World:
+    """Return a small cluster that is over-subscribed most of the time."""
+    rng = random.Random(seed)
+    nodes, size = rng.choice([1, 2, 3, 6, 12]), rng.choice([1, 2, 4, 8])
+    at, jobs = 0.0, []
+    for _ in range(rng.choice([20, 60])):
+        at += rng.choice([0, 1, 1, 20, 60]) * rng.expovariate(1)
+        jobs.append(TraceJob(
+            id="", at=seconds(at), gpus=min(rng.choice([1, 1, 1, 2, 3, 4, 8]), nodes * size),
+            run_time=seconds(rng.choice([30, 200, 1000, 5000]) * rng.uniform(0.5, 1.5)),
+            priority=rng.choice([0, 0, 0, 5]), user=rng.choice("abc")))  # fmt: skip
+    costs = Costs(start_s=1, stop_s=1, suspend_s=rng.choice([0, 0.5, 7]), resume_s=0.5, migrate_s=2)
+    options = {"slice_s": rng.choice([5, 60]), "introspect": rng.random() < 0.3,
+               "weights": rng.choice([[], [["a", 3], ["b", 0.5]]])}  # fmt: skip
+    settings = Settings(costs=costs, can=rng.choice(ABILITIES),
+                        policies={ALL: ("gandiva", options)})  # fmt: skip
+    return World(Trace(name="turns", jobs=tuple(jobs)), uniform(nodes, size), settings, Steady())
+
+
+def test_kept_books_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = 0
+    keep = Gandiva.planner
+
+    def compared(policy: Gandiva) -> Planner:
+        kept = keep(policy)
+
+        def plan(seen: VcView) -> Plan:
+            nonlocal plans
+            plans += 1
+            found = kept(seen)
+            assert found == policy.plan(seen), f"seed {seed}"
+            return found
+
+        return plan
+
+    monkeypatch.setattr(Gandiva, "planner", compared)
+    for seed in range(1, WORLDS + 1):
+        for number, _ in enumerate(world(seed).steps()):
+            if number >= INSTANTS:
+                break
+    assert plans > WORLDS * INSTANTS / 2
