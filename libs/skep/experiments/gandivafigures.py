@@ -95,6 +95,10 @@ def _days(_: float | None) -> list[Scene]:
     return _days_of("", 1.0, 0.0)
 
 
+def _days_part(_: float | None) -> list[Scene]:
+    return _days_of("", LOADS_PART, 0.0)
+
+
 def _days_loads(_: float | None) -> list[Scene]:
     found = [scene for load in LOADS for scene in _days_of(f", load {load:g}", LOADS_PART, load)]
     alike = _days_of(", load 1.1, nodes do not matter", LOADS_PART, 1.1, local=False)
@@ -317,6 +321,8 @@ EXPERIMENTS = (
                "Half, three and two tenths of the jobs, and a third of the GPUs each."),
     Experiment("gandiva-days", "Nine days on 100 GPUs", "Gandiva, section 6.4, Table 5", _days,
                _lines_days),
+    Experiment("gandiva-days-part", "Nine days on 40 GPUs", "Gandiva, section 6.4, Table 5",
+               _days_part, _lines_days),
     Experiment("gandiva-days-loads", "The same on 40 GPUs under other loads",
                "Gandiva, section 6.4, Table 5", _days_loads, _lines_days),
     Experiment("gandiva-multijob", "A search of 374 configurations",
