@@ -34,6 +34,7 @@ from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.measure import Window
 from skep.perf.progress import (
+    FINE_PER_MILLI,
     LEARNED_STEPS,
     RATE_MILLI_MAX,
     WINDOW,
@@ -42,6 +43,7 @@ from skep.perf.progress import (
     stall_limit,
 )
 from skep.perf.reported import COUNT_MAX, INSTANT_MAX, course_of, is_sane
+from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import Goal, JobChanged, Result
@@ -61,7 +63,7 @@ CLOCK_STEP = seconds(60.0)
 """A report older than the node's latest by less is a duplicate; by more, its clock was set."""
 
 RATES_BYTES_MAX = 256 * KIB
-RATES_JOBS_MAX = 1_400
+RATES_JOBS_MAX = 1_000
 """Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
 
 RANKS_MAX = 100_000
@@ -90,7 +92,7 @@ JOB_LENGTH_MAX = 20
 ATTEMPT_MAX = 10**9
 """A larger number comes from a broken agent."""
 
-JOB_RATE_BYTES_MAX = 180
+JOB_RATE_BYTES_MAX = 250
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
 ALL_ATTEMPTS = ATTEMPT_MAX
@@ -246,6 +248,8 @@ class IntrospectorMachine:
             if progress.lasts or progress.job in self._lasting:
                 self._lasts(attempt, progress, at, now)
             windows = attempt.ranks
+            if attempt.world != progress.world and attempt.watch is not None:
+                attempt.watch.steady.clear()
             attempt.world = min(max(0, progress.world), WORLD_MAX)
             if len(windows) > progress.world:
                 self._leave(attempt, progress.world)
@@ -481,6 +485,7 @@ class IntrospectorMachine:
                                 step=attempt.values_step, values=attempt.values)  # fmt: skip
             told.append(Send(MEASURED, measured))
         rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
+        base = attempt.watch.steady.news() if attempt.watch is not None else NOT_YET
         return JobRate(
             job=attempt.job,
             attempt=attempt.attempt,
@@ -489,6 +494,9 @@ class IntrospectorMachine:
             utilisation=utilisation // len(attempt.ranks),
             memory=memory,
             workers=attempt.world,
+            mean_milli=base.mean // FINE_PER_MILLI,
+            spread_milli=base.spread // FINE_PER_MILLI,
+            samples=base.samples,
         )
 
 
@@ -574,8 +582,11 @@ def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
         return soon
     watch = attempt.watch
     course = watch.rank.course if watch is not None else None
-    if watch is not None and course is not None and course.goes and not watch.settled(course):
-        looks.append(watch.ends(course))
+    if watch is not None and course is not None and course.goes:
+        if not watch.settled(course):
+            looks.append(watch.ends(course))
+        elif watch.steady.missing:
+            looks.append(watch.gathered(course))
     if not looks:
         return None
     return max(soon, _next_second(Instant(min(looks) + attempt.behind)))
