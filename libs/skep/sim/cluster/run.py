@@ -9,7 +9,7 @@ import msgspec
 
 from skep.sim.cluster.settings import Settings
 from skep.sim.cluster.specs import node_gpus, nodes_of
-from skep.sim.cluster.world import News, Watch, World
+from skep.sim.cluster.world import Judge, News, Watch, World
 from skep.sim.outcome import RunResult
 from skep.traces.job import Trace
 from skep.units import Duration
@@ -26,12 +26,14 @@ def run(
     news: Iterable[tuple[Duration, News]] = (),
     clock: Callable[[], float] | None = None,
     watch: Watch | None = None,
+    judge: Judge | None = None,
 ) -> RunResult:
     """Return what became of a trace's jobs on a cluster: the same for the same arguments.
 
     `news` is what operators and tenants want besides, and when: drained nodes, requests about jobs
     (`j1` is the first of the trace). `clock` tells processor seconds, for `cpu_s` alone.
-    `watch` is told now and then how many jobs are over, of how many, and says whether to go on.
+    `judge` is shown every decision. `watch` is told now and then how many jobs are over, of how
+    many, and says whether to go on.
     Interrupted by it or by Ctrl-C, or at `settings.until`, the result is that of what has happened
     so far, and `cut`.
     """
@@ -39,7 +41,7 @@ def run(
     collects = gc.isenabled()
     gc.disable()  # Nothing here is in cycles, and all of it lives as long as the run.
     try:
-        world = World(trace, cluster, settings, speeds, news)
+        world = World(trace, cluster, settings, speeds, news, judge)
         try:
             cut = not world.run(watch)
         except KeyboardInterrupt:

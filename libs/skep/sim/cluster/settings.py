@@ -77,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     every change of pace where a policy goes by rates, else nothing, which nobody would hear."""
     over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
     """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`)."""
+    gpu_memory: dict[str, int] = {}
+    """Bytes of a GPU's memory by type; of one that is not here nobody knows."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what makes no sense."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -116,7 +116,7 @@ class World:
             machine.apply(EpochBegan(epoch=1, owner="simulation"))
         self._admit(Restarted(1))
         self._inbox.append(Restarted(1))
-        self._inbox += _nodes(self.cluster)
+        self._inbox += _nodes(self.cluster, self.settings.gpu_memory)
         everyone = SetVcs(vcs=self.cluster.vcs, chains=self.cluster.chains,
                           pins=self.cluster.pins, quarantine=self.cluster.quarantine)  # fmt: skip
         self._admit(everyone)
@@ -360,7 +360,7 @@ def _reports(cluster: Cluster, settings: Settings, agents: Agents) -> Reports | 
     return Reports(agents, every_second=wanted == "per-second")
 
 
-def _nodes(cluster: Cluster) -> Iterator[NodeJoined]:
+def _nodes(cluster: Cluster, memory: Mapping[str, int]) -> Iterator[NodeJoined]:
     """Yield what every node says as it joins: of a node in several chains, all its GPUs."""
     gpus: dict[str, list[Gpu]] = {}
     for chain in cluster.chains.values():
@@ -371,7 +371,8 @@ def _nodes(cluster: Cluster) -> Iterator[NodeJoined]:
                 break
         for cell in chain.nodes:
             gpus.setdefault(cell.node, []).extend(
-                Gpu(index=index, type=chain.gpu) for index in cell.devices or range(size)
+                Gpu(index=index, type=chain.gpu, memory=memory.get(chain.gpu, 0))
+                for index in cell.devices or range(size)
             )
     for node, devices in gpus.items():
         yield NodeJoined(node=node, identity=f"id-{node}", incarnation=1, address="10.0.0.1",
