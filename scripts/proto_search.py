@@ -37,6 +37,8 @@ SEARCH_REQUESTS: tuple[msgspec.Struct, ...] = (
     facts.CancelSearch(search=ONE),
     facts.AskTrial(search=ONE, params=dict(PARAMS), outside=True),
     facts.TellTrial(search=ONE, trial=3, step=200, value=0.71, over="done"),
+    facts.DemoteTrial(search=ONE, trial=3),
+    facts.PromoteTrial(search=ONE, trial=3),
 )
 
 SEARCH_VERDICTS: tuple[msgspec.Struct, ...] = (
@@ -54,6 +56,7 @@ SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
     facts.SearchTrialAdmitted(search=ONE, trial=3, job="j19", at=AT),
     facts.SearchTrialPutOff(search=ONE, trial=4, why=Reason.OVER_QUOTA, at=AT),
     facts.SearchTrialTurned(search=ONE, trial=3, run=False, why=Reason.RUNG_REACHED, at=AT),
+    facts.SearchTrialDemoted(search=ONE, trial=6, demoted=True, at=AT),
     facts.SearchTrialGivenUp(search=ONE, trial=5, score=0.4, at=AT),
     facts.SearchTrialHeard(search=ONE, trial=3, what="suspend", number=23),
     facts.SearchTrialStood(search=ONE, trial=3, stand=facts.Stand.SUSPENDED, at=LATER),

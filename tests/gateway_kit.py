@@ -14,11 +14,13 @@ import msgspec
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Record, Send
+from skep.machines.searches import SearchesMachine
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.facts import JobBound
 from skep.wire.node import MemberStepped, NodeJoined, Outcome, RankExit
 from skep.wire.reasons import Reason
+from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import JobSpec
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.gateway.api import Tokens
@@ -222,6 +224,8 @@ class BusCluster(Cluster):
             self.broker.add_stream(stream, patterns)
         self.bus = MemoryBus(self.broker, "services", _raise)
         self.deaf = False
+        self.searches = Driver(SearchesMachine)
+        self.searches.restart()
         self._records = 0
         self._published = 0
 
@@ -252,6 +256,9 @@ class BusCluster(Cluster):
         event = codec.read(
             delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
         )
+        if isinstance(event, SearchRequest):
+            await self.searched(event)
+            return
         effects = self.admission(event)
         for effect in effects:
             if isinstance(effect, Send):
@@ -259,6 +266,16 @@ class BusCluster(Cluster):
         self._record("ADMISSION", "admission", effects, 1)
         if isinstance(event, SetVcs | DrainNode | QuarantineGpu):
             self._record("ALLOC", "allocator", self.allocator(event), 1)
+
+    async def searched(self, event: Any, second: float = 1) -> None:
+        """Have searches decide on an event, and store and send what comes of it."""
+        effects = self.searches(event, second)
+        facts = [effect.fact for effect in effects if isinstance(effect, Record)]
+        if facts:
+            self._store(subjects.SEARCH_FACTS, {"at": at(second), "facts": facts})
+        for effect in effects:
+            if isinstance(effect, Send) and effect.subject.startswith(f"{subjects.PREFIX}.reply"):
+                await self.bus.send(effect.subject, codec.encode(effect.message), effect.headers)
 
     def _store(self, subject: str, body: Any) -> None:
         self._published += 1

@@ -217,11 +217,13 @@ class World:
         self.alloc.append(JobRequeued(job=job.job, attempt=1, why=Reason.NODE_LOST, counted=False,
                                       at=self.now))  # fmt: skip
 
-    def end(self, job: Job, end: End, why: Reason) -> None:
+    def end(self, job: Job, end: End, why: Reason, step: int = 0, value: float = 0.0) -> None:
+        values = {"accuracy": value} if step else {}
         if job.ask is not None:
             self._answer(job, job.ask, Result.OVERTAKEN, Reason.OVERTAKEN)
         job.state, job.ask = "ended", None
-        self.alloc.append(JobEnded(job=job.job, end=end, why=why, attempts=1, at=self.now))
+        self.alloc.append(JobEnded(job=job.job, end=end, why=why, attempts=1, at=self.now,
+                                   values=values, values_step=step))  # fmt: skip
 
     # --- what the machine hears --------------------------------------------------------------
 

@@ -259,6 +259,7 @@ class Accelerator:
         """Have on the device again what is away, above the limit too. Raises OutOfMemoryError."""
         self._take(self._away)
         self._away = 0
+        self._began = time.monotonic_ns()  # While it was away, the device did nothing for it.
 
     def moved_to(self, folder: str, device: int) -> Accelerator:
         """Leave this device for another, with the memory that it had; what is away stays away.

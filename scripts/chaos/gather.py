@@ -11,6 +11,7 @@ from scripts.chaos.target import Target
 from skep.ids import job_id
 from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, Admitted, AllocatorFact, JobEnded, Refused, Repeated
+from skep.wire.search_facts import SearchFact
 from skep_services.adapters.records import Chain
 from skep_services.ports import CorruptLogError, Delivery, LogRecord
 
@@ -21,7 +22,7 @@ LOOK_S = 1.0
 
 
 async def read_logs(target: Target, evidence: Evidence) -> None:
-    """Read SUBMIT and both fact logs into the evidence; raises while the bus is away."""
+    """Read SUBMIT and the fact logs into the evidence; raises while the bus is away."""
     evidence.broken.clear()
     evidence.submitted = [
         Submitted(one.sequence, one.subject.split(".")[3], one.headers.get("Nats-Msg-Id", ""))
@@ -32,6 +33,9 @@ async def read_logs(target: Target, evidence: Evidence) -> None:
         _records(await target.records(stream), stream, facts, evidence.broken)
         for stream, facts in LOGS
     ]
+    # Nothing is searched for here: of this log only the chain is looked at.
+    found = await target.records(subjects.SEARCH)
+    _records(found, subjects.SEARCH, SearchFact, evidence.broken)
 
 
 def _records(found: list[Delivery], stream: str, facts: Any, broken: list[str]) -> list[LogRecord]:

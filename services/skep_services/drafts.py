@@ -5,8 +5,9 @@
 
 A fork copies everything, also what is soft (rates, advice, views), and costs the process that
 decides only its page tables: a few milliseconds, however long the copies then think. They run at a
-lower priority, own no connection (what they inherited they never touch), and leave by `_exit`.
-One question is answered at a time.
+lower priority and own no connection: what they inherited they close at once, so that the bus sees
+it when the process that decides dies. They end with it, and leave by `_exit`. One question is
+answered at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
+from skep.units import KIB
 from skep.wire import codec
 from skep.wire.drafts import Answer, Judge, Judgement, Outcome, Question
 from skep.wire.parse import parse_spec
@@ -34,7 +36,11 @@ ANSWER_WITHIN_S = 10.0
 WAITING_MAX = 16
 """Questions that wait for their turn; who comes then is told to come again."""
 NICENESS = 10
+ANSWER_BYTES_MAX = 900 * KIB
+"""The bus takes a mebibyte."""
 PIECE = 1 << 16
+FILES_MAX = 65_536
+"""Descriptors above it are not looked for: a service has some tens."""
 
 _QUESTIONS = msgspec.json.Decoder(Question)
 _ANSWERS = msgspec.json.Decoder(Answer)
@@ -53,6 +59,7 @@ class Drafter:
         self._machine, self._bus, self._clock = machine, bus, clock
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self.held_ns = 0
         """For how long the latest question kept this process from anything else."""
 
@@ -64,7 +71,9 @@ class Drafter:
             await self._say(asked.reply, self._problem("too many questions at once: ask again"))
             return
         self._waiting += 1
-        self._task = asyncio.ensure_future(self._in_turn(asked))
+        task = asyncio.ensure_future(self._in_turn(asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _in_turn(self, asked: Delivery) -> None:
         try:
@@ -80,10 +89,10 @@ class Drafter:
             question = _QUESTIONS.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._problem(f"not a question: {error}")
-        machine, now = self._machine, self._clock.now()
+        machine, now, here = self._machine, self._clock.now(), os.getpid()
 
         def think() -> bytes:
-            return codec.encode(drafts.answer(machine, question, now, _apart(machine)))
+            return _fitting(drafts.answer(machine, question, now, _apart(machine, here)))
 
         began = time.perf_counter_ns()
         pid, pipe = fork(think)
@@ -137,6 +146,17 @@ class JudgeOnly:
         return codec.encode(Judgement(problems=tuple(judged)))
 
 
+def _fitting(answer: Answer) -> bytes:
+    """Return an answer as one message: a large spec comes again with every option."""
+    data = codec.encode(answer)
+    if len(data) > ANSWER_BYTES_MAX:
+        data = codec.encode(msgspec.structs.replace(answer, in_vain=()))
+    if len(data) > ANSWER_BYTES_MAX:
+        text = f"the answer has {len(data)} bytes: the spec is too large to be tried in variants"
+        data = codec.encode(Answer(at=answer.at, problem=text))
+    return data
+
+
 # --- copies of this process -----------------------------------------------------------------------
 
 
@@ -160,6 +180,11 @@ def _work(work: Callable[[], bytes], into: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, into)
+        os.closerange(into + 1, FILES_MAX)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nothing, standard)
         os.setpgid(0, 0)
         os.nice(NICENESS)
         _write(into, work())
@@ -168,10 +193,15 @@ def _work(work: Callable[[], bytes], into: int) -> NoReturn:
         os._exit(code)
 
 
-def _apart(machine: AllocatorMachine) -> drafts.Apart:
-    """Return what does something with a copy of the machine: in a copy of this copy."""
+def _apart(machine: AllocatorMachine, asked: int) -> drafts.Apart:
+    """Return what does something with a copy of the machine: in a copy of this copy.
+
+    `asked` is the process that has the original: nobody waits for an answer once it is gone.
+    """
 
     def apart(work: Callable[[AllocatorMachine], Outcome]) -> Outcome:
+        if os.getppid() != asked:
+            os._exit(1)
         out, into = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -129,6 +129,20 @@ def test_wrong_spec_is_refused_here_and_there(shell: Shell) -> None:
     assert "refused: wrong.yaml:" in said
 
 
+def test_what_would_be_is_told_by_copies_and_not_done(shell: Shell) -> None:
+    one = shell("run", "-d", "--gpus", "2", "--", "sleep", "600").strip()
+    shell("wait", one, "--for", "started")
+    other = shell("run", "-d", "--gpus", "2", "--", "true").strip()
+    told = shell.json("why", other, "--what-if")["what_if"]
+    urgent = next(each for each in told["options"] if each["reason"] == "with-a-priority")
+    assert [each["job"] for each in urgent["outcome"]["others"]] == [one]
+    (shell.workdir / "plan.yaml").write_text("name: x\nscript: hello.py\n")
+    assert "it would wait, nobody knows for how long" in shell("plan", "plan.yaml")
+    shell("cancel", one, other)
+    assert shell.json("ledger")["trials"] == []
+    shell("ledger", "--vc", "defualt", code=3)
+
+
 def test_resources(shell: Shell) -> None:
     assert [gpu["index"] for gpu in shell.json("gpu", "ls")["gpus"]] == [0, 1]
     assert "node-1" in shell("node", "ls")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from skep.ids import job_sequence
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
 from skep.machines.allocator.jobs import State
@@ -23,15 +24,24 @@ from skep.units import Duration, Instant, after, seconds
 from skep.wire import codec
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import VirtualCluster
+from skep.wire.commands import Suspend
 from skep.wire.drafts import Answer, Judge, Judgement, Option, Outcome, Question, Start
-from skep.wire.node import MemberExited, MemberStarted
+from skep.wire.node import (
+    Manner,
+    MemberChanged,
+    MemberExited,
+    MemberKnown,
+    MemberStarted,
+    Tier,
+)
 from skep.wire.node import Outcome as Exit
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, SizeHint
 from skep_services.drafts import JudgeOnly
 from tests.kit import T0, at, joined, spec
 
-WORLDS = 15
+WORLDS = 10
+CAN = ((), ("suspend", "release"), ("suspend", "release", "checkpoint", "rebind"))
 POLICIES = ("fifo", "fifo", "srtf", "las")
 
 
@@ -50,7 +60,7 @@ class World:
         self.tell(SetVcs(vcs=vcs))
         for number in range(draw.randint(2, 4)):
             self.tell(joined(f"node-{number}", {draw.choice(kinds): draw.choice((2, 4))}))
-        self.kinds = kinds
+        self.kinds, self.able = kinds, draw.random() < 0.5
 
     def tell(self, event: Any) -> None:
         """Have both machines decide, and nodes do what they are told."""
@@ -77,6 +87,17 @@ class World:
                 order = effect.message
                 said.append(MemberStarted(node=order.node, identity=order.identity, at=self.now,
                                           job=order.job, attempt=order.attempt))  # fmt: skip
+                if can := self.can(order.job):
+                    said.append(MemberKnown(node=order.node, identity=order.identity, at=self.now,
+                                            job=order.job, attempt=order.attempt, can=can,
+                                            tier=Tier.COOPERATIVE))  # fmt: skip
+            elif isinstance(effect, Send) and tag == "ChangeJob":
+                order = effect.message
+                gives = isinstance(order.change, Suspend) and order.change.release
+                said.append(MemberChanged(node=order.node, identity=order.identity, at=self.now,
+                                          job=order.job, attempt=order.attempt, released=gives,
+                                          order=order.order,
+                                          manner=Manner.BOUNDARY))  # fmt: skip
             elif isinstance(effect, Send) and tag == "StopJob":
                 order = effect.message
                 said.append(MemberExited(node=order.node, identity=order.identity, at=self.now,
@@ -84,6 +105,10 @@ class World:
                                          outcome=Exit.STOPPED))  # fmt: skip
         if machine is self.allocator and machine.soft.check_at == self.now:
             said.append(Tick())
+
+    def can(self, name: str) -> tuple[str, ...]:
+        """Return what a job lets Skep do with it: some can give their GPUs back and go on."""
+        return CAN[job_sequence(name) % len(CAN)] if self.able else ()  # type: ignore[operator]
 
     def submit(self, wanted: JobSpec | bytes, vc: str = "a") -> str:
         """Submit a job and return its id."""
@@ -216,7 +241,7 @@ def _plans(world: World) -> None:
         assert tuple(job.members.values()) == outcome.members
     stopped = {one.job for one in outcome.others if one.what == "stops"}
     assert stopped == {each.job for each in world.allocator.jobs.values()
-                       if each.state is State.RUNNING
+                       if each.state in (State.RUNNING, State.SUSPENDED)
                        and (real.state(each.job) is State.QUEUED
                             or real.allocator.jobs[each.job].attempt > each.attempt)}  # fmt: skip
 
@@ -264,3 +289,14 @@ def test_an_owner_s_word_tells_when_it_ends() -> None:
     assert "j99" in world.ask(Question(job="j99")).problem
     assert world.now > T0
     assert Reason.ONCE_OTHERS_END in drafts.ORDER
+
+
+def test_a_time_limit_ends_a_wait_at_the_latest() -> None:
+    world = World(2)
+    world.tell(SetVcs(vcs={"a": VirtualCluster(gpus=1), "b": VirtualCluster()}))
+    first, second = world.submit(spec(vc="a", time=300)), world.submit(spec(vc="a"))
+    assert world.state(first) is State.RUNNING
+    outcome = world.ask(Question(job=second)).outcome
+    assert outcome is not None
+    assert (outcome.start, outcome.awaits, outcome.limits) == (Start.LATER, (first,), True)
+    assert outcome.at == after(world.now, seconds(300))

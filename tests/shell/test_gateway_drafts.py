@@ -16,8 +16,9 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.drafts import answer
 from skep.units import seconds
 from skep.wire import codec, subjects
-from skep.wire.drafts import Answer, Outcome, Question, Start
+from skep.wire.drafts import Answer, Option, Outcome, Question, Start
 from skep.wire.findings import JobRate, Rates
+from skep.wire.reasons import Reason
 from skep_services.cli.main import main
 from skep_services.drafts import Drafter, JudgeOnly
 from skep_services.ports import Delivery
@@ -197,6 +198,16 @@ async def test_a_copy_that_fails_is_an_answer(
     drafter = Drafter(machine, house.bus, house.cluster.clock)
     told = msgspec.json.decode(await drafter.look(codec.encode(Question(job="j1"))), type=Answer)
     assert "could not be answered" in told.problem
+    large: list[Answer] = []
+    monkeypatch.setattr("skep_services.drafts.drafts.answer", lambda *_: large[-1])
+    monkeypatch.setattr("skep_services.drafts.ANSWER_BYTES_MAX", 500)
+    option = Option(why=Reason.AS_OPPORTUNISTIC, value="", outcome=Outcome(start=Start.NOW),
+                    spec=spec(env={"A": "x" * 400}))  # fmt: skip
+    large.append(Answer(at=at(1), in_vain=(option,)))
+    told = msgspec.json.decode(await drafter.look(codec.encode(Question(job="j1"))), type=Answer)
+    assert told == Answer(at=at(1))
+    large.append(Answer(at=at(1), options=(option,)))
+    assert b"too large" in await drafter.look(codec.encode(Question(job="j1")))
     drafter._waiting = 16
     inbox: list[bytes] = []
 
@@ -238,7 +249,7 @@ def outcome(start: Start = Start.NOW, **changes: Any) -> dict[str, Any]:
     return {"start": start, "why": "waits-for-cells", "text": "in use", "needs": "3 GPUs",
             "place": "", "chain": "", "borrows": False, "at": None, "ends_at": None,
             "ends_most": None, "others": [], "others_more": 0, "awaits": [], "unknown": 0,
-            **changes}  # fmt: skip
+            "limits": False, "nodes": 0, **changes}  # fmt: skip
 
 
 def placed(**changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Packs on trial in a simulated cluster: what helps is kept, what hurts is undone, by rates."""
+"""Trials in a simulated cluster: what helps is kept, what hurts is undone, by rates."""
 
 from typing import Any, ClassVar
 
@@ -7,16 +7,16 @@ import pytest
 from skep.machines.allocator import AllocatorMachine
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
-from skep.sim.cluster.build import uniform
+from skep.sim.cluster.build import of_types, uniform
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.units import NS_PER_SECOND, seconds
-from skep.view.plan import Action, Pack, Plan, Turn
+from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Turn
 from skep.view.view import Phase, VcView
 from skep.wire.facts import JobEnded
 from skep.wire.reasons import Reason
-from skep.wire.trials import TrialBegun, TrialOver, Verdict
+from skep.wire.trials import Kind, TrialBegun, TrialOver, Verdict
 from skep.workloads.situation import Situation, Steady
 
 WAITS = (Phase.WAITING, Phase.AWAY)
@@ -123,3 +123,94 @@ def test_reports_of_changes_alone_lead_to_the_same_verdicts() -> None:
 def test_without_the_introspector_no_trial_is_begun() -> None:
     _, facts = played(reports="none")
     assert not any(isinstance(fact, TrialBegun) for fact in facts)
+
+
+# --- moves and growths ---------------------------------------------------------------------------
+
+
+class Changes(Policy, frozen=True):
+    """Tries to move `seeks` and `leaves` to the other node, and to double the others."""
+
+    name: ClassVar[str] = "changes"
+    source: ClassVar[str] = "a test"
+    sees_rates: ClassVar[bool] = True
+    sees_nodes: ClassVar[bool] = True
+
+    def plan(self, view: VcView) -> Plan:
+        there = {node.gpu_type: node.node for node in view.nodes}
+        turns = tuple(Turn(job.job, Reason.ARRIVAL, (there[BEGINS[job.spec.size.family or ""]],))
+                      for job in view.jobs if job.phase in WAITS)  # fmt: skip
+        cools = {(each.kind, *each.families) for each in view.cooling}
+        actions: list[Action] = []
+        for job in view.jobs:
+            family = job.spec.size.family or ""
+            if job.phase is not Phase.RUNNING or not job.rate_milli or job.trial:
+                continue
+            if family in ("scales", "flat"):
+                if job.workers == 1 and ("grow", family) not in cools:
+                    actions.append(Resize(job.job, Reason.BY_POLICY, 2, trial=True,
+                                          needed_milli=1100))  # fmt: skip
+            elif ("migrate", family) not in cools and job.nodes[0][0] == there[BEGINS[family]]:
+                other = tuple(node for kind, node in there.items() if kind != BEGINS[family])
+                actions.append(Migrate(job.job, Reason.BY_POLICY, other, trial=True))
+        return Plan(turns=turns, strict=False, actions=tuple(actions))
+
+
+BEGINS = {"seeks": "slow", "leaves": "fast", "scales": "fast", "flat": "slow"}
+
+
+class Places(Steady):
+    """On one node everything goes half as fast; only `scales` is faster with more workers."""
+
+    def speed(self, job: TraceJob, where: Situation) -> float:
+        gains = 1.8 if where.workers > 1 and job.model == "scales" else 1.0
+        return gains * (0.5 if where.gpu_type == "slow" else 1.0)
+
+
+def changed(*, noise: float = 0.0) -> tuple[World, list[Any]]:
+    facts: list[Any] = []
+
+    def judge(allocator: AllocatorMachine, decided: list[Any]) -> None:
+        facts.extend(decided)
+        allocator.check()
+
+    trace = Trace(name="changes", jobs=tuple(
+        TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(LENGTH), gpus=1, workers=1,
+                 workers_min=1, workers_max=2, model=model, mini_batches=LENGTH * 4)
+        for number, model in enumerate(BEGINS)
+    ))  # fmt: skip
+    settings = Settings(costs=Costs(start_s=2, migrate_s=3, resize_s=2), hints="none",
+                        policies={"all": ("changes", {})}, noise=noise)  # fmt: skip
+    world = World(trace, of_types({"slow": 1, "fast": 1}, 4), settings, Places(), judge=judge)
+    assert world.run()
+    return world, facts
+
+
+def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, Changes.name, Changes)
+    world, facts = changed()
+    seeks, leaves, scales, flat = "j1", "j2", "j3", "j4"
+    begun = {fact.jobs[0].job: fact for fact in facts if isinstance(fact, TrialBegun)}
+    over = {fact.jobs[0]: fact for fact in facts if isinstance(fact, TrialOver)}
+    assert {job: (fact.kind, over[job].verdict) for job, fact in begun.items()} == {
+        seeks: (Kind.MIGRATE, Verdict.KEPT),
+        leaves: (Kind.MIGRATE, Verdict.UNDONE),
+        scales: (Kind.GROW, Verdict.KEPT),
+        flat: (Kind.GROW, Verdict.UNDONE),
+    }
+    assert len([fact for fact in facts if isinstance(fact, TrialBegun)]) == len(begun)
+    gains = {job: fact.gain_milli for job, fact in over.items()}
+    assert gains == pytest.approx({seeks: 1000, leaves: -500, scales: 700, flat: -100}, abs=10)
+    assert all(fact.at - begun[job].at < seconds(60) for job, fact in over.items())
+    ended = {fact.job: (fact.at - fact.ran_at) / NS_PER_SECOND for fact in facts
+             if isinstance(fact, JobEnded)}  # fmt: skip
+    # Whoever was put back lost a minute at the other pace; whoever gained is done the sooner.
+    assert ended[leaves] < LENGTH + 60
+    assert ended[scales] < LENGTH / 1.8 + 60
+    assert ended[flat] == pytest.approx(2 * LENGTH, abs=20)
+    assert world.allocator.tries.undoing == {}
+    pauses = world.allocator.lately.pauses
+    assert pauses["all seeks"] == [seconds(3)]
+    assert pauses["vc:all"] == [seconds(3)] * 3

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from skep.experiments import catalogue, hived
+from skep.experiments.gandiva import Played
 from skep.experiments.quota import QuotaRun, Rules
 from skep.experiments.quotalas import LasRun
 from skep.experiments.setting import Setting
@@ -277,7 +278,7 @@ def test_an_interrupted_experiment_reports_whole_seeds_and_says_so(
 ) -> None:
     def some(
         todo: list[play.Task], _processes: int, _tell: object, stop: Stop, _folder: object
-    ) -> dict[play.Task, hived.Outcome]:
+    ) -> dict[play.Task, hived.Outcome | Played]:
         stop.asked = True
         return {task: play.one(task) for task in todo[:3]}
 

@@ -127,7 +127,7 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
     decide(admitted(2, gpus=4, size=SizeHint(family="gpt")), 40)
     assert [job.pause for job in Does.seen[-1].jobs] == [seconds(3)] * 2
     assert Does.seen[-1].quiet_since == decide.machine.jobs["j2"].submitted_at
-    assert decide.machine.lately.pauses.keys() == {"j1", "family:bert", "vc:nlp"}
+    assert decide.machine.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
 
 
 def test_a_move_that_gains_is_kept() -> None:

@@ -52,7 +52,7 @@ def test_a_trial_is_open_until_its_verdict() -> None:
         "begun_at": at(2), "until": at(602), "needed_milli": 1_000, "expected_milli": 0,
         "begun_why": "by-policy", "verdict": "kept", "why": "trial-gains", "over_at": at(9),
         "gain_milli": 300, "low_milli": 250, "high_milli": 350, "detail": "", "before": 0,
-        "after": 0,
+        "after": 0, "nodes": (), "workers": 0, "grown": 0,
     }  # fmt: skip
     assert fold.take().trials == []
     fold.apply(facts("allocator", over(2, "j3", "j4", verdict=Verdict.VOID)), at(9))
@@ -191,6 +191,13 @@ def test_ledger(gateway: FakeGateway, run: Run) -> None:
     text = "no such kind: pakc: did you mean pack?"
     gateway.refuse("GET /v1/trials", 400, "bad-value", text)
     assert run("ledger", "--kind", "pakc") == (2, "", f"skep ledger: {text}\n")
+
+
+def test_a_growth_names_its_sizes(gateway: FakeGateway, run: Run) -> None:
+    answer = told()
+    answer["trials"][1].update(kind="grow", jobs=["j3"], workers=2, grown=4)
+    gateway.on("GET /v1/trials", answer)
+    assert "j3 (2 to 4 workers)" in run("ledger")[1]
 
 
 def test_why_shows_what_was_tried_with_a_job(gateway: FakeGateway, run: Run) -> None:

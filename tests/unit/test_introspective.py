@@ -171,7 +171,9 @@ def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
     policy = Gandiva(introspect=True)
     pair = mates(packed("j1", 0, "j2"), packed("j2", 0, "j1"))
     units = Units(seen([*pair, stood("j3", 0, 900)], 1), RULES)
-    assert shares(units.view, policy.weigh) == pytest.approx({"j1": 5 / 9, "j3": 4 / 9})
+    assert shares(units.turning(units.view), policy.weigh) == pytest.approx(
+        {"j1": 5 / 9, "j3": 4 / 9}
+    )
     alone = replace(runs("j1", 0, 300), mate="j9", mate_milli=1600)
     shown = Units(seen([alone, stood("j3", 0, 900)], 1), RULES).view
     assert shares(shown, policy.weigh) == pytest.approx({"j1": 0.5, "j3": 0.5})

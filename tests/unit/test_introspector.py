@@ -8,8 +8,10 @@ from skep.machines import introspector
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
 from skep.perf.progress import RATE_MILLI_MAX
+from skep.perf.reported import COUNT_MAX
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
+from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import End, EpochBegan, JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
@@ -197,6 +199,26 @@ def test_a_stall_is_told_when_it_begins_and_when_it_is_over(service: Service) ->
     ]  # fmt: skip
 
 
+def test_a_job_that_was_suspended_goes_as_it_does_since(service: Service) -> None:
+    def changed(goal: Goal) -> Facts:
+        return allocator(JobChanged(job="j1", attempt=1, goal=goal, result=Result.DONE,
+                                    why=Reason.PREEMPTED_BY_POLICY, at=at(0)))  # fmt: skip
+
+    for second in range(1, 31):
+        service.hears(report(second, job("j1", rank(0, 10 * second, second, 0.1))), second + 0.1)
+    service.hears(changed(Goal.SUSPEND), 30.5)
+    told = []
+    for second in range(31, 91):
+        told += service.hears(report(second, job("j1", rank(0, 300, 30, 0.1))), second + 0.1)
+    assert told == [], "neither a rate nor a stall"
+    service.hears(changed(Goal.RESUME), 90.2)
+    assert service.ticks() == [rates(91, rate("j1", 300, 0))]
+    service.hears(report(91.5, job("j1", rank(0, 305, 91.5, 0.1))), 91.6)
+    assert service.ticks() == [rates(92, rate("j1", 305, 10_000))]
+    service.hears(report(92.5, job("j1", rank(0, 315, 92.5, 0.1))), 92.6)
+    assert service.ticks() == [rates(93, rate("j1", 315, 10_000))]
+
+
 def test_a_job_of_long_mini_batches_may_be_silent_for_longer(service: Service) -> None:
     told = []
     for second in range(110):
@@ -326,8 +348,8 @@ def test_a_trace_that_is_none_is_left_out(service: Service) -> None:
 def test_many_jobs_are_told_in_messages_of_bounded_size(service: Service) -> None:
     count = introspector.RATES_JOBS_MAX + 1
     for node in range(2):
-        largest = rank(0, introspector.COUNT_MAX, 0.0, 0.0, utilisation=1000,
-                       memory=introspector.COUNT_MAX)  # fmt: skip
+        largest = rank(0, COUNT_MAX, 0.0, 0.0, utilisation=1000,
+                       memory=COUNT_MAX)  # fmt: skip
         begin = 10**18
         jobs = [
             job(f"j{begin + number}", largest, attempt=10**9 - 1)
@@ -346,10 +368,10 @@ def test_one_rate_fits_the_size_reckoned_with() -> None:
     largest = JobRate(
         job="j" + "9" * (introspector.JOB_LENGTH_MAX - 1),
         attempt=introspector.ATTEMPT_MAX - 1,
-        steps=introspector.COUNT_MAX,
+        steps=COUNT_MAX,
         rate_milli=RATE_MILLI_MAX,
         utilisation=1000,
-        memory=introspector.COUNT_MAX,
+        memory=COUNT_MAX,
         workers=introspector.RANKS_MAX,
     )
     assert len(codec.encode(largest)) + 1 <= introspector.JOB_RATE_BYTES_MAX

@@ -115,6 +115,32 @@ def test_whom_nothing_is_tried_with_is_left_alone_again() -> None:
     assert cluster.looks - looks < 60
 
 
+def change(kind: Kind, before: int, needed: int) -> Trials:
+    jobs = (Before(job="j1", attempt=1, gpus=1, rate_milli=before, solo_milli=SOLO),)
+    one = OpenTrial(trial=4, kind=kind, since=at(1), until=at(900), needed_milli=needed, jobs=jobs)
+    return Trials(at=at(0), open=(one,))
+
+
+@pytest.mark.parametrize("before, kept", [(6_000, True), (9_000, False)])
+def test_a_move_is_judged_by_the_rate_over_that_before_it(before: int, kept: bool) -> None:
+    cluster = Cluster(lasting=True)
+    cluster.go(1, j1=125)
+    cluster.hear(change(Kind.MIGRATE, before, 1_000))
+    cluster.go(60, j1=125)
+    (_, found), *_ = cluster.said
+    assert found.kept is kept
+    assert found.gain_milli == pytest.approx(8_000_000 / before - 1_000, abs=10)
+
+
+@pytest.mark.parametrize("kind, said", [(Kind.DEFRAG, True), (Kind.MIGRATE, False)])
+def test_who_was_moved_for_others_stays_unless_it_lost(kind: Kind, said: bool) -> None:
+    cluster = Cluster(lasting=True)
+    cluster.go(1, j1=125)
+    cluster.hear(change(kind, 8_000, 1_000))  # It is as fast as it has to be, to the last digit.
+    cluster.go(400, j1=125)
+    assert [found.kept for _, found in cluster.said[:1]] == [True] * said
+
+
 @pytest.mark.parametrize("attempt, since", [(2, 1), (1, 0)])
 def test_another_attempt_is_not_measured_and_nothing_before_it_is_on(
     attempt: int, since: int

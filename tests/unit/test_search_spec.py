@@ -96,6 +96,15 @@ def test_a_power_law_is_followed_and_never_trusted_beyond_its_gain() -> None:
     assert steep.value <= 0.4, "the level now, and as much again as was gained"
 
 
+def test_a_curve_that_soars_is_doubted_before_its_gain_is_known() -> None:
+    soars = promise([1, 2, 3], [0.18, 0.25, 0.31], 99)
+    assert soars is not None
+    assert soars.value + 2 * soars.spread > 0.5, "it is not hopeless: it has gained all it shows"
+    lies = promise([1, 2, 3], [0.10, 0.11, 0.10], 99)
+    assert lies is not None
+    assert lies.value + 2 * lies.spread < 0.2
+
+
 def test_no_curve_promises_nothing_and_a_falling_one_what_it_has() -> None:
     assert promise([1, 2], [0.1, 0.2], 100) is None
     falling = promise([1, 2, 3, 4], [0.9, 0.8, 0.7, 0.6], 100)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from skep.machines.base import Send, Tick
-from skep.machines.searches.machine import RESEND, RETRY, SEARCHES_MAX, SILENT
+from skep.machines.searches.machine import LOOK, RESEND, RETRY, SEARCHES_MAX, SILENT
 from skep.machines.searches.plan import FAILURES_MAX, FEEDBACK_TURNS
 from skep.machines.searches.state import CURVE_MAX, drawn, job_of
 from skep.units import in_seconds
@@ -19,6 +19,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import (
     SearchBegan,
     SearchEnding,
+    SearchOver,
     SearchTrialAdded,
     SearchTrialGivenUp,
     SearchTrialMeasured,
@@ -226,6 +227,7 @@ def test_priorities_change_as_curves_come_in(world: World) -> None:
     assert stands(world) == {1: "running", 2: "suspended", 3: "running"}
     world.pass_time(1)
     curve(world, 3, 0.6, 0.7, 0.8)
+    world.pass_time(in_seconds(LOOK))
     # Trial 1 is one of the rest now, had its turn, and trial 2 waits for one.
     assert stands(world) == {1: "suspended", 2: "running", 3: "running"}
     curve(world, 2, 0.9, 0.95, 0.99)
@@ -419,6 +421,7 @@ def test_what_promises_too_little_is_stopped_for_good(world: World) -> None:
     world.begin(give_up=0.3, parallel=1, budget={"trials": 2}, steps=1000)
     world.settle()
     curve(world, 1, 0.05, 0.06, 0.06, 0.06)
+    world.pass_time(in_seconds(LOOK))
     assert any(isinstance(fact, SearchTrialGivenUp) for fact in world.driver.facts)
     ends = [fact for fact in world.driver.facts if isinstance(fact, SearchTrialOver)]
     assert [(fact.trial, fact.end, fact.why) for fact in ends] == [
@@ -543,3 +546,27 @@ def test_old_and_foreign_numbers_are_passed_over(world: World) -> None:
     job.job = "j99"
     world.measure(job, 20, 0.6)
     assert world.driver.facts == facts
+
+
+def test_the_last_point_of_a_curve_comes_with_the_job_s_end(world: World) -> None:
+    world.begin(parallel=1, budget={"trials": 1})
+    world.settle()
+    job = world.job_of(1)
+    world.measure(job, 10, 0.5)
+    world.end(job, End.SUCCEEDED, Reason.SUCCEEDED, step=15, value=0.7)
+    world.settle()
+    (over,) = world.over().values()
+    assert (over.trial, over.value, over.step, over.why) == (1, 0.7, 15, Reason.ALL_TRIED)
+    last = [type(fact) for fact in world.driver.facts][-4:]
+    assert last == [SearchTrialMeasured, SearchTrialOver, SearchEnding, SearchOver]
+
+
+def test_what_was_heard_already_is_not_told_again_by_the_end(world: World) -> None:
+    world.begin(parallel=1, budget={"trials": 1}, target=0.6)
+    world.settle()
+    job = world.job_of(1)
+    world.measure(job, 15, 0.5)
+    world.end(job, End.SUCCEEDED, Reason.SUCCEEDED, step=15, value=0.7)
+    world.settle()
+    (over,) = world.over().values()
+    assert (over.value, over.why) == (0.5, Reason.ALL_TRIED)

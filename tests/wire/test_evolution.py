@@ -53,7 +53,7 @@ def nested(tree: Any) -> Iterator[dict[str, Any]]:
 def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a message that may grow: not specs, clusters, problems, maps by name."""
     closed = {"spec", "problems", "cluster", "asked", "vcs", "chains", "pins", "env", "gpus",
-              "values", "params"}  # fmt: skip
+              "values", "params", "remaining"}  # fmt: skip
     yield tree
     for key, value in tree.items():
         if key not in closed:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 import msgspec
 
+from skep.experiments import gandivafigures
 from skep.experiments.hived import Outcome
 from skep.experiments.quota import Rules
+from skep.experiments.report import Experiment, Line, Results
 from skep.experiments.setting import Setting
 from skep.traces.generators import hived
 
@@ -18,40 +20,6 @@ WEEK = 7.0
 """Days of submissions where there are cells: the production allocator takes its time."""
 TESTBED = 10.0
 """Days of section 5.1's trace."""
-
-
-class Line(NamedTuple):
-    """One figure that is compared: what it is, the paper's, ours for every seed, and its unit."""
-
-    what: str
-    paper: str
-    ours: list[float]
-    unit: str = ""
-    note: str = ""
-
-    def spread(self) -> str:
-        """Return mean, standard deviation and range over seeds."""
-        if not self.ours:
-            return "-"
-        deviation = stdev(self.ours) if len(self.ours) > 1 else 0.0
-        low, high = min(self.ours), max(self.ours)
-        return f"{fmean(self.ours):.3g} ± {deviation:.2g} ({low:.3g} to {high:.3g}){self.unit}"
-
-
-Results = dict[str, list[Outcome]]
-"""By the setting's label, in the order of seeds."""
-
-
-class Experiment(NamedTuple):
-    """One of the paper's figures."""
-
-    name: str
-    title: str
-    source: str
-    settings: Callable[[float | None], list[Setting]]
-    """By days of submissions; None: a week where there are cells, else the whole two months."""
-    lines: Callable[[Results], list[Line]]
-    about: str = ""
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -434,5 +402,6 @@ EXPERIMENTS = {
                    "HiveD, section 5.2, Figures 6(b) and 7", _load_cells, _lines_load, OTHER),
         Experiment("hived-load-testbed", "Three schedulers on 96 GPUs under another load",
                    "HiveD, section 5.1, Figure 5", _testbed, _lines_load, OTHER),
+        *gandivafigures.EXPERIMENTS,
     )
 }  # fmt: skip

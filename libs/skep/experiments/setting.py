@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from skep.experiments import gandiva
 from skep.experiments import hived as arms
+from skep.experiments.gandiva import Played, Scene
 from skep.experiments.hived import Outcome
 from skep.experiments.quota import RULES, Rules
 from skep.traces.generators import hived
@@ -30,8 +32,12 @@ class Setting(NamedTuple):
     rules: Rules = RULES
 
 
-def play(setting: Setting, seed: int, tell: Callable[[str], None] = lambda _: None) -> Outcome:
+def play(
+    setting: Setting | Scene, seed: int, tell: Callable[[str], None] = lambda _: None
+) -> Outcome | Played:
     """Return what comes of one setting and seed."""
+    if isinstance(setting, Scene):
+        return gandiva.play(setting, seed)
     cells = hived.assign_levels(setting.nodes) if setting.levels else None
     other = hived.assign if setting.levels else hived.assign_levels
     beside = other(setting.nodes) if setting.beside else None

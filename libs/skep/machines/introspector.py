@@ -7,6 +7,8 @@ seconds: the machine records no facts, and what it knew is gone with it. An atte
 its first report; the allocator's facts only make it forgotten at once when it is over, instead of
 after FORGET_AFTER of silence, and keep reports still under way from bringing it back.
 
+A suspended attempt is not looked at, and what it made before says nothing of how it goes on.
+
 A job goes at the pace of its slowest rank among those that make mini-batches (a parameter server
 makes none). Its memory is that of its largest rank, its utilisation the mean of all. `Rates`
 leave out what was not heard of for a window. A job whose slowest rank is silent for `stall_limit`
@@ -30,7 +32,6 @@ from typing import Any
 
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
-from skep.perf.course import Course
 from skep.perf.measure import Window
 from skep.perf.progress import (
     LEARNED_STEPS,
@@ -40,8 +41,10 @@ from skep.perf.progress import (
     RankWindow,
     stall_limit,
 )
+from skep.perf.reported import COUNT_MAX, INSTANT_MAX, course_of, is_sane
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.codec import Facts, Unreadable, is_trace
 from skep.wire.facts import JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
@@ -84,10 +87,8 @@ CALM = 3
 one after the other has seen some that agree."""
 
 JOB_LENGTH_MAX = 20
-COUNT_MAX = 10**15
 ATTEMPT_MAX = 10**9
-INSTANT_MAX = 2**62
-"""Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
+"""A larger number comes from a broken agent."""
 
 JOB_RATE_BYTES_MAX = 180
 """One JobRate in JSON with every field at its largest, and the comma after it."""
@@ -120,6 +121,7 @@ class _Attempt:
         "speaker",
         "spoke_at",
         "stalled",
+        "stands",
         "told_step",
         "trace",
         "values",
@@ -138,6 +140,8 @@ class _Attempt:
         self.learned = False
         self.stalled: int | None = None
         """Since when, if it is."""
+        self.stands = False
+        """It is suspended: that it makes no mini-batches says nothing."""
         self.watch: PhaseWatch | None = None
         self.values: dict[str, float] = {}
         self.values_step = 0
@@ -252,12 +256,12 @@ class IntrospectorMachine:
                         continue
                     window = windows[rank.rank] = RankWindow()
                     self._ranks += 1
-                if _sane(rank):
+                if is_sane(rank):
                     window.utilisation = rank.utilisation
                     window.memory = rank.memory
                     _take_values(attempt, rank, now)
                     window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
-                    window.course = _course(rank, at) if progress.lasts else None
+                    window.course = course_of(rank, at) if progress.lasts else None
         if len(attempts) > len(self._lasting) or self._restless:
             self._due = min(self._due or _next_second(now), _next_second(now))
 
@@ -314,8 +318,20 @@ class IntrospectorMachine:
                 self._end(fact.job, fact.attempt)
             case JobEnded():
                 self._end(fact.job, ALL_ATTEMPTS)
+            case JobChanged(result=Result.DONE, goal=Goal.SUSPEND | Goal.RESUME):
+                self._stand(fact)
             case _:
                 pass  # Everything else changes no attempt.
+
+    def _stand(self, fact: JobChanged) -> None:
+        """Note that an attempt is suspended, or goes on at a rate that rests on nothing old."""
+        attempt = self._attempts.get(fact.job)
+        if attempt is None or attempt.attempt != fact.attempt:
+            return
+        attempt.stands = fact.goal is Goal.SUSPEND
+        if not attempt.stands:
+            for window in attempt.ranks.values():
+                window.begin_anew()
 
     def _end(self, job: str, last: int) -> None:
         """Remember that the job's attempts up to `last` are over."""
@@ -388,7 +404,9 @@ class IntrospectorMachine:
         rates = [
             self._look(attempt, told, now)
             for attempt in self._looked_at(now)
-            if attempt.ranks and (attempt.heard_at >= heard_since or attempt.look_at)
+            if attempt.ranks
+            and not attempt.stands
+            and (attempt.heard_at >= heard_since or attempt.look_at)
         ]
         effects: list[Effect] = [
             Send(RATES, Rates(at=now, jobs=tuple(rates[start : start + RATES_JOBS_MAX])))
@@ -563,12 +581,6 @@ def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
     return max(soon, _next_second(Instant(min(looks) + attempt.behind)))
 
 
-def _course(rank: RankProgress, at: Instant) -> Course:
-    """Return how a rank goes on; one that says what cannot be makes nothing more."""
-    sane = _sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
-    return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)
-
-
 def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
     """Take what a rank tells of the training, unless a lower one still does.
 
@@ -580,17 +592,6 @@ def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
     if rank.rank <= attempt.speaker or silent or not attempt.values:
         attempt.values, attempt.values_step = rank.values, rank.values_step
         attempt.speaker, attempt.spoke_at = rank.rank, now
-
-
-def _sane(rank: RankProgress) -> bool:
-    """Return whether a rank's values are in range: an agent may be broken, not this service."""
-    return (
-        0 <= rank.steps <= COUNT_MAX
-        and 0 <= rank.last_step_at < INSTANT_MAX
-        and 0 <= rank.step_ns <= COUNT_MAX
-        and 0 <= rank.utilisation <= 1000
-        and 0 <= rank.memory <= COUNT_MAX
-    )
 
 
 def _next_second(now: Instant) -> Instant:

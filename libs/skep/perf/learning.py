@@ -6,7 +6,8 @@ is one of the families that Domhan et al. (IJCAI'15) combine, whose method Gandi
 
 - it must rise, and never promises less than the trial shows now;
 - it never promises more than the trial has gained so far: a curve at most doubles its gain;
-- with fewer than three points nothing is promised.
+- with fewer than three points nothing is promised;
+- while its first points are among its latest, what it has gained is as doubtful as it is large.
 
 Values here are signed so that more is better.
 """
@@ -61,8 +62,13 @@ def promise(steps: Sequence[int], values: Sequence[float], horizon: int) -> Prom
     if best is None:
         return Promise(now, _deviation(values[-len(values) // 2 :]))
     error, ahead = best
-    value = min(max(ahead, now), now + max(0.0, now - began))
-    return Promise(value, math.sqrt(max(0.0, error)) + DOUBT * (value - now))
+    gained = max(0.0, now - began)
+    value = min(max(ahead, now), now + gained)
+    spread = math.sqrt(max(0.0, error)) + DOUBT * (value - now)
+    if len(values) < 2 * POINTS_MIN:
+        # Both levels are medians of the same points: a curve that soars has gained nothing by them.
+        spread += max(0.0, values[-1] - values[0] - gained)
+    return Promise(value, spread)
 
 
 def _fit(

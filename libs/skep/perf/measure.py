@@ -71,6 +71,9 @@ class Window:
                         for each in self.trial.jobs]  # fmt: skip
                 self._found = judge(jobs, self.trial.needed_milli / 1000)
         found = self._found
+        spares = self.trial.kind is Kind.DEFRAG and self._tried >= SAMPLES_MAX
+        if found is not None and found.kept is None and spares:
+            return found._replace(kept=True)  # It lost no more than it may, as far as can be told.
         return found if found is not None and found.kept is not None else None
 
     def after(self) -> tuple[After, ...]:

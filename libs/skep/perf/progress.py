@@ -149,12 +149,19 @@ class RankWindow:
             elif ended > self.last_step_at:
                 self._advance(steps, ended)
         self.step_ns = step_ns
+        if not self._times:
+            return  # It has made none since it stood.
         if not self.known and step_ns > 0:
             self.rate_milli, self._interval_ns, self.known = rate_milli(1, step_ns), step_ns, True
         silent = at - self.last_step_at
         self.silent_ns = max(0, silent)
         if silent > QUIET and self.known:
             self._slow_down()
+
+    def begin_anew(self) -> None:
+        """Have mini-batches count from the next one on: there was a stretch in which it stood."""
+        self._times, self._counts = [], []
+        self.known, self.rate_milli, self.silent_ns = False, 0, 0
 
     def full(self) -> bool:
         """Return whether the rate rests on a whole window, or on LEARNED_STEPS mini-batches."""

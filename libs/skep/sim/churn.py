@@ -43,6 +43,8 @@ class Churn(Policy, frozen=True):
     strict: bool = False
     wild: bool = False
     """Whether it also raises, and names what it may not."""
+    keen: bool = False
+    """Whether it tries things all the time, and does little else."""
     sees_nodes: ClassVar[bool] = True
 
     def plan(self, view: VcView) -> Plan:
@@ -76,7 +78,9 @@ class Churn(Policy, frozen=True):
 
     def _actions(self, view: VcView, waiting: list[JobView], beat: int) -> Iterator[Action]:
         running = [job for job in view.jobs if job.phase is Phase.RUNNING]
-        for job in view.jobs:
+        if self.keen:
+            yield from _tries(view, waiting, running, beat)
+        for job in view.jobs if not self.keen or beat % 5 == 0 else ():
             dice = (job.sequence * 7 + beat) % 12
             if job.ran(view.now) > LEFT_ALONE or job.starts > STARTS_MAX:
                 continue
@@ -86,15 +90,33 @@ class Churn(Policy, frozen=True):
                 yield Suspend(job.job, Reason.BY_POLICY)
             elif dice == 2 and job.phase is Phase.RUNNING:
                 there = tuple(node.node for node in view.nodes if node.free >= job.gpus)[:1]
-                yield Migrate(job.job, Reason.BY_POLICY, there if job.sequence % 2 else ())
+                yield Migrate(job.job, Reason.BY_POLICY, there if job.sequence % 2 else (),
+                              trial=beat % 2 == 0, defrag=beat % 5 == 0)  # fmt: skip
             elif dice == 3 and job.spec.elastic is not None:
                 sizes = job.spec.elastic
-                yield Resize(job.job, Reason.BY_POLICY, sizes.min if beat % 2 else sizes.max)
+                yield Resize(job.job, Reason.BY_POLICY, sizes.min if beat % 2 else sizes.max,
+                             trial=beat % 4 == 0)  # fmt: skip
             elif dice == 4 and job.partners:
                 yield Unpack(job.job, Reason.BY_POLICY)
             elif dice in (5, 6) and job in waiting and running:
                 host = running[job.sequence % len(running)]
                 yield Pack(job.job, host.job, Reason.BY_POLICY, trial=beat % 2 == 0)
+
+
+def _tries(
+    view: VcView, waiting: list[JobView], running: list[JobView], beat: int
+) -> Iterator[Action]:
+    """Yield a trial of whatever can be tried with each job."""
+    for job in running:
+        sizes = job.spec.elastic
+        if job.trial or job.ran(view.now) > LEFT_ALONE:
+            continue
+        if sizes is not None and job.workers < sizes.max and (job.sequence + beat) % 2:
+            yield Resize(job.job, Reason.BY_POLICY, job.workers + 1, trial=True)
+        elif "migrate" in job.can and (job.sequence + beat) % 3 == 0:
+            yield Migrate(job.job, Reason.BY_POLICY, trial=True, defrag=beat % 4 == 0)
+    for job, host in zip(waiting, running, strict=False):
+        yield Pack(job.job, host.job, Reason.BY_POLICY, trial=True)
 
 
 def embargoed(sequence: int, submitted_at: Instant, now: Instant) -> bool:

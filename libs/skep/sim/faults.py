@@ -24,9 +24,9 @@ HEAL_S_MAX = 1_500
 
 AIMS = {
     "admission": ("verdict-send",),
-    "allocator": ("bind-job-send", "stop-job-send"),
+    "allocator": ("bind-job-send", "stop-job-send", "trials-send"),
     "agent": ("start-call", "stop-call", "forget-call", "list-call", "publish"),
-    "introspector": ("rates-send",),
+    "introspector": ("rates-send", "judged-send"),
     "advisor": ("queue-advice-send",),
 }
 """Effects that a blow may wait for, by service."""

@@ -26,6 +26,8 @@ class Result(msgspec.Struct):
     breaches: int = 0
     virtual_s: float = 0.0
     coverage: dict[str, int] = {}
+    trials: dict[str, int] = {}
+    """By kind and verdict."""
     story: list[str] = []
     digest: str = ""
 
@@ -49,6 +51,8 @@ def run_seed(seed: int, settings: Settings) -> Result:
     result.breaches = sum(log.breaches for log in world.watch.logs.values())
     result.virtual_s = world.timeline.elapsed_s
     result.coverage = {f"{fault} {step}": count for (fault, step), count in story.coverage.items()}
+    result.trials = {f"{kind} {verdict}": count for (kind, verdict), count
+                     in world.watch.allocator.tried.verdicts.items()}  # fmt: skip
     result.story, result.digest = story.lines, story.digest()
     return result
 

@@ -222,7 +222,7 @@ class AllocatorModel:
         """By VC: its policy."""
         self.fallen: dict[str, None] = {}
         """VCs whose policy failed: first come, first served meanwhile."""
-        self.tried = Tried()
+        self.tried = Tried(self)
         self.submitted: dict[str, Instant] = {}
         self._yielded: dict[str, None] = {}
         """Jobs whose claims were dropped for whoever is bound, or claims, next in the record."""

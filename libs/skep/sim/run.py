@@ -51,6 +51,7 @@ class Summary(msgspec.Struct):
     faults_min: int = 0
     crashes_min: int = 0
     coverage: dict[str, int] = {}
+    trials: dict[str, int] = {}
 
     def add(self, result: Result) -> None:
         """Take one more history."""
@@ -71,6 +72,8 @@ class Summary(msgspec.Struct):
             counts[result.invariant] = counts.get(result.invariant, 0) + 1
         for key, count in result.coverage.items():
             self.coverage[key] = self.coverage.get(key, 0) + count
+        for key, count in result.trials.items():
+            self.trials[key] = self.trials.get(key, 0) + count
         result.coverage = {}
 
 
@@ -194,6 +197,8 @@ def _print(summary: Summary, settings: Settings) -> None:
         f"{summary.crashes_min} crashes; on average {summary.events // seeds}, "
         f"{summary.faults // seeds} and {summary.crashes // seeds}"
     )
+    told = ", ".join(f"{count} {name}" for name, count in sorted(summary.trials.items()))
+    print(f"trials: {told or 'none'}")
     for failure in summary.failures[:FAILURES_SHOWN_MAX]:
         print(f"\nseed {failure.seed}: {failure.violation}")
     if summary.failed and settings.fence:

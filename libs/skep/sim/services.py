@@ -10,12 +10,13 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.agent import AgentMachine, ExitProcess, Published, PublishEvent
 from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.trials import LASTS
 from skep.machines.base import Machine
-from skep.machines.introspector import IntrospectorMachine
 from skep.sim.driver import Process, Wiring
 from skep.sim.logs import FactLog
 from skep.sim.network import Network
 from skep.sim.processes import Host
+from skep.sim.rash import Rash
 from skep.units import Duration
 from skep.wire import codec, subjects
 
@@ -50,6 +51,7 @@ class Patience(NamedTuple):
 
     forget_at_once: int
     node_lost_after: Duration
+    trials_last: Duration = LASTS
 
 
 class Role:
@@ -84,10 +86,12 @@ class Role:
             case "allocator":
                 allocator = AllocatorMachine()
                 allocator.node_lost_after = self._patience.node_lost_after
-                allocator.trials_measured = False
+                rules = allocator.trial_rules
+                rules.measured, rules.lasts = False, self._patience.trials_last
+                rules.lasts_made_ready = self._patience.trials_last
                 return allocator
             case "introspector":
-                return IntrospectorMachine()
+                return Rash()
             case "advisor":
                 return AdvisorMachine()
             case _:

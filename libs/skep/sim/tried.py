@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from skep.sim.violation import require
 from skep.wire.trials import Kind, TrialBegun, TrialMessage, TrialOver, Verdict
+
+if TYPE_CHECKING:
+    from skep.sim.model import AllocatorModel
 
 CHANGES = {
     Kind.PACK: Kind.PACK, Kind.GROW: Kind.GROW, Kind.MIGRATE: Kind.MIGRATE,
@@ -15,8 +20,9 @@ CHANGES = {
 class Tried:
     """What is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: AllocatorModel) -> None:
         """Start with nothing."""
+        self._model = model
         self.begun = 0
         self.open: dict[int, TrialBegun] = {}
         self.changed: tuple[Kind | None, str, int] = None, "", 0
@@ -50,5 +56,24 @@ class Tried:
         trial = self.open.pop(fact.trial, None)
         require(trial is not None, "I18", f"trial {fact.trial} has a verdict, and is not open")
         assert trial is not None
+        if fact.verdict is not Verdict.VOID:
+            self._is_on(trial)
+        back = self.changed[0] is Kind.MIGRATE and self.changed[1] == trial.jobs[0].job
+        back = back and self.changed[2] != trial.jobs[0].attempt
+        goes = fact.verdict is not Verdict.UNDONE or CHANGES[trial.kind] is not Kind.MIGRATE or back
+        require(goes, "I18", f"trial {fact.trial} is undone, and {trial.jobs[0].job} stays")
         named = trial.kind, fact.verdict
         self.verdicts[named] = self.verdicts.get(named, 0) + 1
+
+    def _is_on(self, trial: TrialBegun) -> None:
+        """Require that the jobs of a trial are as it is to have them: else nobody can judge it."""
+        for each in trial.jobs:
+            job, attempt = self._model.jobs.get(each.job), (each.job, each.attempt)
+            runs = job is not None and not job.queued and job.attempt == each.attempt
+            runs = runs and job is not None and job.stopping is None and not job.suspended
+            require(runs, "I18", f"trial {trial.trial} is judged, and {attempt} does not run")
+            shares = bool(self._model.gpus.partners(attempt))
+            packs = trial.kind is Kind.PACK
+            require(shares is packs, "I18", f"trial {trial.trial} is judged: {attempt}, {shares}")
+            grown = job is not None and (trial.kind is not Kind.GROW or job.workers == trial.grown)
+            require(grown, "I18", f"trial {trial.trial} is judged, and {attempt} has not grown")

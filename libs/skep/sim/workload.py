@@ -412,7 +412,8 @@ class People:
         if not self._ruled or policies.random() < 0.3:
             return vc
         if policies.random() < 0.5:
-            options = {"strict": policies.random() < 0.3, "wild": policies.random() < 0.3}
+            options = {"strict": policies.random() < 0.3, "wild": policies.random() < 0.3,
+                       "keen": policies.random() < 0.5}  # fmt: skip
             return msgspec.structs.replace(vc, policy=Churn.name, options=options)
         return msgspec.structs.replace(vc, policy=policies.choice(NAMES))
 

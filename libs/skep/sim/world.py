@@ -15,7 +15,7 @@ import msgspec
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
-from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.allocator import AllocatorMachine, dispatch, trials
 from skep.sim.check import Watch
 from skep.sim.driver import Habits, Process
 from skep.sim.logs import FactLog
@@ -39,6 +39,9 @@ OPERATOR_COMES_AFTER = 12 * SECOND
 
 NODE_LOST_AFTER = (seconds(7), seconds(15), dispatch.NODE_LOST_AFTER)
 """How long a silent node is waited for, in different histories: jobs run for seconds here."""
+
+TRIALS_LAST = (seconds(3), seconds(10), trials.LASTS)
+"""How long a trial may go without a verdict, likewise."""
 
 OPEN_S_MAX = 60
 """How long all nodes may take to join."""
@@ -89,7 +92,9 @@ class World:
         self.on_start: Callable[[Role], None] = _ignore
         """Sees every process before it begins."""
         self.patience = Patience(forget_at_once=rng.choice((1, 1, 3, 32)),
-                                 node_lost_after=rng.choice(NODE_LOST_AFTER))  # fmt: skip
+                                 node_lost_after=rng.choice(NODE_LOST_AFTER),
+                                 trials_last=random.Random(seed + 2).choice(TRIALS_LAST),
+                                 )  # fmt: skip
         self._decided = 0
         self._steps = 0
 

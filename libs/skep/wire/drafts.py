@@ -66,7 +66,8 @@ class Outcome(Message, frozen=True):
     `why` is the reason of its place, or of its waiting, which `needs` makes precise. `at`: when it
     has its GPUs, `ends_at` when it is over, by what is known of lengths (None: nobody knows);
     `ends_most` when its time limit ends it. `awaits`: whose ends come first. `unknown`: how many
-    jobs run that nobody knows the end of.
+    jobs run that nobody knows the end of. `limits`: some of the ends are those of time limits, and
+    may come sooner. `nodes`: how many the place has; `members` are the first of them.
     """
 
     start: Start
@@ -82,6 +83,8 @@ class Outcome(Message, frozen=True):
     others_more: int = 0
     awaits: tuple[str, ...] = ()
     unknown: int = 0
+    limits: bool = False
+    nodes: int = 0
 
 
 class Option(Message, frozen=True):

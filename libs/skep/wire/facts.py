@@ -335,6 +335,7 @@ class MemberGone(Message, frozen=True, tag="member-gone"):
     """One node's part of an attempt is over.
 
     `free` says whether its GPUs are known to be free: not while a lost node has yet to confirm it.
+    `values` are as in JobEnded.
     """
 
     job: str
@@ -345,6 +346,8 @@ class MemberGone(Message, frozen=True, tag="member-gone"):
     steps: int = 0
     step_ns: int = 0
     detail: str = ""
+    values: dict[str, float] = {}
+    values_step: int = 0
 
 
 class GhostGone(Message, frozen=True, tag="ghost-gone"):
@@ -370,7 +373,8 @@ class JobRequeued(Message, frozen=True, tag="job-requeued"):
 class JobEnded(Message, frozen=True, tag="job-ended"):
     """The job's one end. Times are wall clock; `ran_at` 0 if the last attempt never ran.
 
-    `steps` are the mini-batches of the slowest rank in the last attempt.
+    `steps` are the mini-batches of the slowest rank in the last attempt. `values` is what a trial
+    of a search said last, as of `values_step`: its search needs the end of its curve.
     """
 
     job: str
@@ -383,6 +387,8 @@ class JobEnded(Message, frozen=True, tag="job-ended"):
     step_ns: int = 0
     detail: str = ""
     trace: str = ""
+    values: dict[str, float] = {}
+    values_step: int = 0
 
 
 AllocatorFact = (

@@ -84,7 +84,7 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
 
     `steps` are the mini-batches of the slowest rank here, 0 if none was ever seen. `leftovers` name
     processes that outlived their rank and were killed: pid and command line. `order` is as in
-    MemberStarted.
+    MemberStarted. `values` is what the job said last of its training, as of `values_step`.
     """
 
     node: str
@@ -100,6 +100,8 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     trace: str = ""
     leftovers: tuple[str, ...] = ()
     order: int = 0
+    values: dict[str, float] = {}
+    values_step: int = 0
 
 
 class Tier(StrEnum):

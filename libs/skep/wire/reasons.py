@@ -156,6 +156,7 @@ class Reason(StrEnum):
     PROMOTED = "promoted"
     RUNG_REACHED = "rung-reached"
     NO_PROMISE = "no-promise"
+    DEMOTED = "demoted"
     TARGET_REACHED = "target-reached"
     BUDGET_SPENT = "budget-spent"
     ALL_TRIED = "all-tried"
@@ -334,6 +335,7 @@ TEXT: dict[Reason, str] = {
     Reason.PROMOTED: "it is among the best at its rung",
     Reason.RUNG_REACHED: "it waits at its rung until it is among the best there",
     Reason.NO_PROMISE: "its learning curve promises too little",
+    Reason.DEMOTED: "the search's client put it behind the other trials",
     Reason.TARGET_REACHED: "a trial has reached the target",
     Reason.BUDGET_SPENT: "the search's GPU time is used up",
     Reason.ALL_TRIED: "every trial there was to make is over",

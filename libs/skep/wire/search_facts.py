@@ -75,10 +75,25 @@ class TellTrial(_Request, frozen=True, tag="tell"):
     over: Literal["", "done", "failed"] = ""
 
 
-Request = BeginSearch | CancelSearch | AskTrial | TellTrial
+class DemoteTrial(_Request, frozen=True, tag="demote"):
+    """Let a trial of Skep's run only where no other wants the place: what a pruner stops."""
+
+    search: str
+    trial: int
+
+
+class PromoteTrial(_Request, frozen=True, tag="promote"):
+    """Take a demotion back."""
+
+    search: str
+    trial: int
+
+
+Request = BeginSearch | CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
 
 REQUESTS: dict[str, type[Any]] = {
     "begin": BeginSearch, "cancel": CancelSearch, "ask": AskTrial, "tell": TellTrial,
+    "demote": DemoteTrial, "promote": PromoteTrial,
 }  # fmt: skip
 
 
@@ -247,6 +262,14 @@ class SearchTrialTurned(SearchMessage, frozen=True, tag="search-trial-turned"):
     score: float | None = None
 
 
+class SearchTrialDemoted(SearchMessage, frozen=True, tag="search-trial-demoted"):
+    """A client wants a trial to stand behind all others, or (`demoted` false) among them."""
+
+    trial: int
+    demoted: bool
+    at: Instant
+
+
 class SearchTrialGivenUp(SearchMessage, frozen=True, tag="search-trial-given-up"):
     """A trial's curve promises too little: its job is cancelled."""
 
@@ -333,6 +356,7 @@ SearchFact = (
     | SearchTrialAdmitted
     | SearchTrialPutOff
     | SearchTrialTurned
+    | SearchTrialDemoted
     | SearchTrialGivenUp
     | SearchTrialHeard
     | SearchTrialStood

@@ -15,7 +15,7 @@ from skep_services.cli.render import Column
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skep.experiments.catalogue import Experiment, Line, Results
+    from skep.experiments.report import Experiment, Line, Results
     from skep_services.simulations.pool import Stop
 
 ABOUT = """\

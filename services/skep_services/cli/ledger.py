@@ -54,7 +54,7 @@ def trial_columns(trials: list[dict[str, Any]]) -> list[Column]:
     return [
         Column("TRIAL", [str(one["trial"]) for one in trials], right=True),
         Column("KIND", [one["kind"] for one in trials]),
-        Column("JOBS", [" ".join(one["jobs"]) for one in trials], narrow=8),
+        Column("JOBS", [_jobs(one) for one in trials], narrow=8),
         Column("BEGUN", [clock_time(one["begun_at"]) for one in trials], drop=3),
         Column("VERDICT", [one["verdict"] or OPEN for one in trials]),
         Column("NEEDED", [f"{one['needed_milli'] / 1000:.2f}x" for one in trials], right=True,
@@ -70,6 +70,12 @@ def gain(trial: dict[str, Any]) -> str:
         return "-"
     low, high = trial["low_milli"] / 10, trial["high_milli"] / 10
     return f"{trial['gain_milli'] / 10:+.1f}% ({low:+.1f} to {high:+.1f})"
+
+
+def _jobs(trial: dict[str, Any]) -> str:
+    """Return whom a trial touches, and to which size a gang is to grow."""
+    sizes = f" ({trial['workers']} to {trial['grown']} workers)" if trial.get("grown") else ""
+    return " ".join(trial["jobs"]) + sizes
 
 
 def _why(trial: dict[str, Any]) -> str:

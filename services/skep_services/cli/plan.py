@@ -101,7 +101,9 @@ def _named(option: dict[str, Any]) -> str:
 def start_text(outcome: dict[str, Any], now_ns: int) -> str:
     """Return when and where a job would start."""
     borrowed = ", on borrowed GPUs" if outcome["borrows"] else ""
-    on = f" on {outcome['place']}{borrowed}" if outcome["place"] else ""
+    more = outcome["nodes"] - len(outcome["place"].split())
+    others = f" and {more} more nodes" if more > 0 else ""
+    on = f" on {outcome['place']}{others}{borrowed}" if outcome["place"] else ""
     why = f": {outcome['text']} ({outcome['why']})" if outcome["why"] else ""
     match outcome["start"]:
         case "now":
@@ -111,7 +113,8 @@ def start_text(outcome: dict[str, Any], now_ns: int) -> str:
         case "later":
             awaits = f", after {' '.join(outcome['awaits'])}" if outcome["awaits"] else ""
             left = duration(max(0, outcome["at"] - now_ns))
-            return f"it would wait for about {left}{awaits}, then start{on}; {_waits(outcome)}"
+            about = "at most" if outcome["limits"] else "about"
+            return f"it would wait for {about} {left}{awaits}, then start{on}; {_waits(outcome)}"
         case _:
             unknown = outcome["unknown"]
             many = f": of {plural(unknown, 'job')} nobody knows the end" if unknown else ""

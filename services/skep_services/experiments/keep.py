@@ -10,28 +10,34 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 import skep.experiments
+from skep.experiments.gandiva import Played, Scene
 from skep.experiments.hived import Outcome
 from skep.experiments.setting import Setting
 
 PROGRAM = Path(skep.experiments.__file__).parents[1]
 PLAIN = ("experiments/", "traces/generators/", "traces/job.py", "units.py", "wire/cluster.py")
-SAID = "experiments/catalogue.py"
-"""The list of settings, and what is told of them: it changes no outcome of a setting."""
+SAID = ("experiments/catalogue.py", "experiments/gandivafigures.py", "experiments/report.py")
+"""The lists of settings, and what is told of them: it changes no outcome of a setting."""
 
 
-def get(folder: Path, setting: Setting, seed: int) -> Outcome | None:
+def get(folder: Path, setting: Setting | Scene, seed: int) -> Outcome | Played | None:
     """Return what was kept, if it was."""
+    kind: type[Any] = Played if isinstance(setting, Scene) else Outcome
     try:
-        return msgspec.json.decode(_file(folder, setting, seed).read_bytes(), type=Outcome)
+        found: Outcome | Played = msgspec.json.decode(
+            _file(folder, setting, seed).read_bytes(), type=kind
+        )
     except FileNotFoundError:
         return None
+    return found
 
 
-def put(folder: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
+def put(folder: Path, setting: Setting | Scene, seed: int, outcome: Outcome | Played) -> None:
     """Keep an outcome; the folder is made if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     file = _file(folder, setting, seed)
@@ -40,7 +46,7 @@ def put(folder: Path, setting: Setting, seed: int, outcome: Outcome) -> None:
     whole.rename(file)
 
 
-def _file(folder: Path, setting: Setting, seed: int) -> Path:
+def _file(folder: Path, setting: Setting | Scene, seed: int) -> Path:
     what = msgspec.json.encode((setting._replace(label=""), seed))
     return folder / f"{hashlib.sha256(_program(plain=setting.plain) + what).hexdigest()[:32]}.json"
 
@@ -50,6 +56,6 @@ def _program(*, plain: bool) -> bytes:
     digest = hashlib.sha256()
     for file in sorted(PROGRAM.rglob("*.py")):
         path = file.relative_to(PROGRAM).as_posix()
-        if path != SAID and (not plain or path.startswith(PLAIN)):
+        if path not in SAID and (not plain or path.startswith(PLAIN)):
             digest.update(path.encode() + b"\0" + file.read_bytes())
     return digest.digest()

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from skep.experiments.catalogue import Experiment, Line, Results
+from skep.experiments.gandiva import Played
 from skep.experiments.hived import Outcome
+from skep.experiments.report import Experiment, Line, Results
 from skep_services.simulations import plots
 from skep_services.simulations.page import STYLE
 
 SHOWN = ("prod-a", "prod-e")
 """The tenants of Figure 6."""
 ARMS = ("private", "quota", "cells")
+HOW = {
+    "hived": "The workload is drawn from what the paper prints (Table 1, the load, the affinity of "
+    "jobs); its trace was never published, so run times and arrivals are a fit to Philly's. The "
+    "cells arm is the production allocator on a virtual clock. Settings with cells are a week of "
+    "submissions, quotas alone the two months, the testbed ten days, unless days were asked for. "
+    "Jobs larger than all their tenant owns are left out of every arm.",
+    "gandiva": "The production allocator, introspector and searches on a virtual clock. What the "
+    "paper does not print, and what stands in for it, is said in skep.traces.generators.gandiva "
+    "and gandivadays, and in skep.experiments.gandiva and multijob.",
+}
+"""By the paper, the first word of an experiment's name."""
 
 
 def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: str) -> str:
@@ -35,12 +47,7 @@ def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: 
         "</p>",
         f'<div class="wide"><table><tr>{heads}</tr>\n{body}\n</table></div>',
         f'<h2>Pictures</h2><div class="plots">{figures}</div>',
-        "<h2>How it is run</h2><p>The workload is drawn from what the paper prints (Table 1, "
-        "the load, the affinity of jobs); its trace was never published, so run times and "
-        "arrivals are a fit to Philly's. The cells arm is the production allocator on a virtual "
-        "clock. Settings with cells are a week of submissions, quotas alone the two months, the "
-        "testbed ten days, unless days were asked for. Jobs larger than all their tenant owns are "
-        "left out of every arm.</p>",
+        f"<h2>How it is run</h2><p>{HOW[experiment.name.partition('-')[0]]}</p>",
         "</body></html>\n",
     ])  # fmt: skip
 
@@ -48,6 +55,8 @@ def page(experiment: Experiment, results: Results, lines: Sequence[Line], told: 
 def pictures(experiment: Experiment, results: Results) -> list[str]:
     """Return the pictures: delays by tenant, and over time for the first seed of each setting."""
     found: list[str] = []
+    if any(isinstance(each, Played) for outcomes in results.values() for each in outcomes):
+        return _played(results)
     for label, outcomes in results.items():
         if not outcomes:
             continue
@@ -71,6 +80,36 @@ def pictures(experiment: Experiment, results: Results) -> list[str]:
         found.append(plots.bars("Preempted GPUs, mean of the seeds", list(results),
                                 [plots.Bars("preempted", values)], plots.number_text))  # fmt: skip
     return found
+
+
+DRAWN = {
+    "busy": ("GPUs' mean utilisation", plots.part_text),
+    "completion": ("Jobs that ended within a time of their submission", plots.part_text),
+    "packs kept": ("Packs that were kept, counted from the first", plots.number_text),
+    "explored": ("Configurations that have trained", plots.number_text),
+}
+"""Curves of Gandiva's experiments: title, and what is along the side."""
+
+
+def _played(results: Results) -> list[str]:
+    """Return each kind of curve in one picture, of the first seed of each setting."""
+    found = []
+    for name, (title, text) in DRAWN.items():
+        drawn = [plots.Line(label, outcomes[0].curves[name], stepped=name != "completion")
+                 for label, outcomes in results.items()
+                 if outcomes and outcomes[0].curves.get(name)]  # fmt: skip
+        if drawn:
+            found.append(plots.lines(f"{title}, first seed", drawn[:CURVES_MAX], _minutes, text,
+                                     x_log=name == "completion"))  # fmt: skip
+    return found
+
+
+def _minutes(value: float) -> str:
+    return f"{value:g} min"
+
+
+CURVES_MAX = 8
+"""Lines of one picture."""
 
 
 def _shares(results: Results) -> str:

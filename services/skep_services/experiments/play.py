@@ -9,8 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
-from skep.experiments.catalogue import EXPERIMENTS, Experiment, Results
+from skep.experiments.catalogue import EXPERIMENTS
+from skep.experiments.gandiva import Played, Scene
 from skep.experiments.hived import Outcome
+from skep.experiments.report import Experiment, Results
 from skep.experiments.setting import Setting, play
 from skep_services.experiments import keep
 from skep_services.simulations.pool import DiedError, Stop, deaf_children
@@ -27,9 +29,10 @@ class Task(NamedTuple):
     seed: int
     days: float | None
 
-    def setting_of(self) -> Setting:
+    def setting_of(self) -> Setting | Scene:
         """Return what is run."""
-        return EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
+        found: Setting | Scene = EXPERIMENTS[self.experiment].settings(self.days)[self.setting]
+        return found
 
 
 def tasks(experiment: Experiment, seeds: Sequence[int], days: float | None) -> list[Task]:
@@ -45,7 +48,7 @@ def run_all(
     tell: Callable[[int], None],
     stop: Stop,
     folder: Path | None = None,
-) -> dict[Task, Outcome]:
+) -> dict[Task, Outcome | Played]:
     """Return what came of each task; what was not done when `stop` was asked is left out.
 
     In a `folder` each outcome is kept, and found again by the same program: also by another
@@ -76,12 +79,12 @@ def run_all(
     return done
 
 
-def one(task: Task) -> Outcome:
+def one(task: Task) -> Outcome | Played:
     """Run one task."""
     return play(task.setting_of(), task.seed)
 
 
-def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
+def results(settings: Sequence[Setting | Scene], done: dict[Task, Outcome | Played]) -> Results:
     """Return outcomes by setting, of the seeds for which every setting was run."""
     seeds = sorted({task.seed for task in done})
     whole = [seed for seed in seeds
@@ -91,6 +94,6 @@ def results(settings: Sequence[Setting], done: dict[Task, Outcome]) -> Results:
             for place, setting in enumerate(settings)}  # fmt: skip
 
 
-def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome]:
+def _kept(folder: Path, todo: Sequence[Task]) -> dict[Task, Outcome | Played]:
     found = {task: keep.get(folder, task.setting_of(), task.seed) for task in todo}
     return {task: outcome for task, outcome in found.items() if outcome is not None}

@@ -7,6 +7,7 @@ clusters are touched, only how many GPUs, and other virtual clusters are tried f
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,8 @@ from skep_services.ports import Bus, Clock
 TIMEOUT_S = 15.0
 """Longer than the allocator gives itself for an answer."""
 JUDGED_WITHIN_S = 5.0
+REMAINING_MAX = 10_000
+"""Jobs whose ends are told, the soonest: a third of what one message may hold."""
 
 Reply = TypeVar("Reply", Answer, Judgement)
 
@@ -107,7 +110,8 @@ class Drafts:
         for name, job in self._indexer.fold.active.items():
             if job.row.eta_s is not None:
                 known[name] = Duration(job.row.eta_s * NS_PER_SECOND)
-        return known
+        soonest = heapq.nsmallest(REMAINING_MAX, known, key=known.__getitem__)
+        return {name: known[name] for name in soonest}
 
     # --- showing ---------------------------------------------------------------------------------
 
@@ -122,6 +126,7 @@ class Drafts:
             "text": TEXT[outcome.why] if outcome.why is not None else "",
             "needs": outcome.needs,
             "place": place_of(outcome.members),
+            "nodes": outcome.nodes,
             "chain": outcome.chain,
             "borrows": outcome.borrows,
             "at": outcome.at,
@@ -131,6 +136,7 @@ class Drafts:
             "others_more": outcome.others_more,
             "awaits": [name for name in outcome.awaits if self._may(name, caller)],
             "unknown": outcome.unknown,
+            "limits": outcome.limits,
         }
 
     def _touched(self, touched: Touched, caller: Caller) -> dict[str, Any]:

@@ -23,7 +23,10 @@ VERDICTS = (OPEN, *Verdict)
 
 
 class Tried(msgspec.Struct, kw_only=True):
-    """One trial: what was begun with which figures, and its verdict, or None."""
+    """One trial: what was begun with which figures, and its verdict, or None.
+
+    `nodes`: where a job that moved was; `workers`, `grown`: the sizes of a gang that grows.
+    """
 
     trial: int
     kind: str
@@ -44,6 +47,9 @@ class Tried(msgspec.Struct, kw_only=True):
     high_milli: int | None = None
     after: tuple[After, ...] = ()
     detail: str = ""
+    nodes: tuple[str, ...] = ()
+    workers: int = 0
+    grown: int = 0
 
 
 class Asked(NamedTuple):
@@ -80,7 +86,8 @@ class Ledger:
                 trial=fact.trial, kind=fact.kind, vc=fact.vc, families=fact.families,
                 jobs=tuple(each.job for each in fact.jobs), begun_at=fact.at, until=fact.until,
                 needed_milli=fact.needed_milli, expected_milli=fact.expected_milli,
-                begun_why=fact.why, before=fact.jobs,
+                begun_why=fact.why, before=fact.jobs, nodes=fact.nodes,
+                workers=fact.workers, grown=fact.grown,
             )  # fmt: skip
             self._enter(tried)
         else:

@@ -15,7 +15,7 @@ from skep.units import Instant
 from skep.wire import codec
 from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
-from skep.wire.search import SearchSpec, is_search_id, parse_search
+from skep.wire.search import SearchSpec, is_search_id, parse_search, search_id
 from skep.wire.search_facts import (
     SearchMessage,
     SearchOver,
@@ -25,8 +25,8 @@ from skep.wire.search_facts import (
     Stand,
 )
 from skep.wire.spec import SPEC_BYTES_MAX
-from skep_services.gateway.api import ApiError, caller_of, json_response
-from skep_services.gateway.jobs import tenant
+from skep_services.gateway.api import ApiError, caller_of, json_response, number
+from skep_services.gateway.jobs import WAIT_S, WAIT_S_MAX, tenant
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
 from skep_services.ports import Clock, Delivery
@@ -140,7 +140,8 @@ def trial_row(view: SearchesView, search: Search, trial: Trial, now: Instant) ->
     return {
         "trial": trial.number, "job": trial.job, "params": trial.params, "stand": trial.stand,
         "end": trial.end, "why": trial.ended_why if trial.over else trial.why,
-        "wanted": trial.run and not trial.over, "since": trial.since, "ran_ns": trial.ran(now),
+        "wanted": trial.run and not trial.over, "demoted": trial.demoted,
+        "since": trial.since, "ran_ns": trial.ran(now),
         "step": trial.last_step, "value": points[-1][1] if points else None,
         "best": None if trial.best is None else spec.signed(trial.best),
         "best_step": trial.best_step,
@@ -170,6 +171,7 @@ class Searches:
             web.delete("/v1/searches/{search}", self.cancel),
             web.post("/v1/searches/{search}/trials", self.ask),
             web.post("/v1/searches/{search}/trials/{trial}", self.tell),
+            web.post("/v1/searches/{search}/trials/{trial}/{do:demote|promote}", self.rank),
         ]
 
     async def listing(self, request: web.Request) -> web.StreamResponse:
@@ -182,8 +184,16 @@ class Searches:
         return json_response({"searches": found})
 
     async def show(self, request: web.Request) -> web.StreamResponse:
-        """Answer a search with all of its trials and its spec."""
+        """Answer a search with all of its trials and its spec; `wait=over` waits for its end."""
         search, end = self._search(request)
+        until = request.query.get("wait", "")
+        if until not in ("", "over"):
+            raise ApiError(400, Reason.BAD_VALUE, "`wait` is `over`")
+        if until and end is None:
+            timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
+            name = search.search
+            await self._watch.until(name, lambda: name in self._view.over, timeout_s)
+            search, end = self._search(request)
         now = end.at if end is not None else self._clock.now()
         trials = [trial_row(self._view, search, each, now) for each in search.trials.values()]
         return json_response({**summary(search, end, now), "spec": search.spec, "rows": trials})
@@ -223,14 +233,22 @@ class Searches:
 
     async def tell(self, request: web.Request) -> web.StreamResponse:
         """Take over how a trial goes that runs outside: `{"step": …, "value": …, "over": …}`."""
+        return await self._of_trial(request, "tell", await _object(request))
+
+    async def rank(self, request: web.Request) -> web.StreamResponse:
+        """Put a trial behind all others of its search, or among them again: what a pruner says."""
+        return await self._of_trial(request, request.match_info["do"], {})
+
+    async def _of_trial(
+        self, request: web.Request, do: str, given: dict[str, Any]
+    ) -> web.StreamResponse:
         search, _ = self._search(request)
-        number = request.match_info["trial"]
-        if not (number.isascii() and number.isdecimal() and len(number) < 10):
-            raise ApiError(404, Reason.UNKNOWN_TRIAL, f"{search.search} has no trial {number}")
-        told = {**await _object(request), "do": "tell", "search": search.search,
-                "trial": int(number)}  # fmt: skip
-        await self._asked(request, search.spec.vc, told)
-        return json_response({"search": search.search, "trial": int(number), "accepted": True})
+        trial = request.match_info["trial"]
+        if not (trial.isascii() and trial.isdecimal() and len(trial) < 10):
+            raise ApiError(404, Reason.UNKNOWN_TRIAL, f"{search.search} has no trial {trial}")
+        asked = {**given, "do": do, "search": search.search, "trial": int(trial)}
+        await self._asked(request, search.spec.vc, asked)
+        return json_response({"search": search.search, "trial": int(trial), "accepted": True})
 
     def _search(self, request: web.Request) -> tuple[Search, SearchOver | None]:
         """Return the search a request is about. Raises ApiError if the caller may not see one."""
@@ -243,7 +261,11 @@ class Searches:
     async def _asked(self, request: web.Request, vc: str, what: dict[str, Any]) -> SearchVerdict:
         """Publish a request; return the verdict if it is one that accepts. Raises ApiError."""
         key = request.headers.get("Idempotency-Key")
-        verdict = await self._submitter.search(vc, codec.encode(what), key)
+
+        def known(number: int, key: str) -> SearchVerdict | None:
+            return self._known(what, number, key)
+
+        verdict = await self._submitter.search(vc, codec.encode(what), key, known)
         log.info("search asked", do=what["do"], vc=vc, by=caller_of(request).name,
                  search=verdict.search if verdict is not None else "")  # fmt: skip
         if verdict is None:
@@ -257,6 +279,18 @@ class Searches:
             status = 404 if missing else 409 if reason is Reason.SEARCH_ENDS else 422
             raise ApiError(status, reason, text, verdict.problems)
         return verdict
+
+    def _known(self, what: dict[str, Any], number: int, key: str) -> SearchVerdict | None:
+        """Return what the facts tell of a request that began a search or added a trial."""
+        if what["do"] == "begin" and self._view.find(search_id(number)) is not None:
+            return SearchVerdict(search=search_id(number), accepted=True)
+        found = self._view.find(what.get("search", ""))
+        if what["do"] == "ask" and found is not None:
+            for trial in found[0].trials.values():
+                if trial.key == key:
+                    return SearchVerdict(search=found[0].search, accepted=True,
+                                         trial=trial.number, params=trial.params)  # fmt: skip
+        return None
 
 
 async def _body(request: web.Request) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -159,22 +160,32 @@ class Submitter:
         status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
         raise refused(status, verdict.reason, verdict.problems, row.job)
 
-    async def search(self, vc: str, request: bytes, key: str | None) -> SearchVerdict | None:
+    async def search(
+        self,
+        vc: str,
+        request: bytes,
+        key: str | None,
+        known: Callable[[int, str], SearchVerdict | None],
+    ) -> SearchVerdict | None:
         """Publish what is asked of a VC's searches; return the verdict, None if none came in time.
 
-        Raises ApiError.
+        What the bus takes for a repetition nobody answers: `known` tells, by the number and the
+        key of the request, what came of the first one, if that is known. Raises ApiError.
         """
         key = _checked_key(key)
         inbox, pending = self._ask(vc)
         pending.job, self._of_searches[inbox] = inbox, pending
         headers = {subjects.REPLY_HEADER: inbox}
         try:
-            await self._publish(subjects.search(vc), request, key, headers)
-            await self._watch.until(inbox, lambda: pending.about_search is not None,
-                                    VERDICT_TIMEOUT_S)  # fmt: skip
+            number = await self._publish(subjects.search(vc), request, key, headers)
+
+            def decided() -> SearchVerdict | None:
+                return pending.about_search or known(number, key)
+
+            await self._watch.until(inbox, lambda: decided() is not None, VERDICT_TIMEOUT_S)
+            return decided()
         finally:
             del self._pending[inbox], self._of_searches[inbox]
-        return pending.about_search
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change. Raises ApiError."""

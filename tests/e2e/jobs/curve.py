@@ -19,8 +19,8 @@ def main() -> None:
     run = skep_job.init()
     while run.steps < steps:
         time.sleep(PAUSE_S)  # tidy: allow sleep because this is a job, and it paces itself
+        run.report(accuracy=1 - (1 + rate * (run.steps + 1)) ** -0.5)
         run.step()
-        run.report(accuracy=1 - (1 + rate * run.steps) ** -0.5)
 
 
 if __name__ == "__main__":

@@ -434,6 +434,7 @@ def exited_part(
 ) -> MemberExited:
     """Return what the cluster is told about the end of a part."""
     outcome, detail = outcome_of(part)
+    last = max(latest.values(), key=lambda rank: rank.values_step, default=None)
     downs = [(rank.plan.rank, rank.down) for rank in part.ranks.values() if rank.down is not None]
     return MemberExited(
         node=joined.node,
@@ -449,6 +450,8 @@ def exited_part(
         trace=part.command.trace if part.command is not None else "",
         leftovers=tuple(name for _, down in downs for name in down.left)[:LEFTOVERS_MAX],
         order=part.came,
+        values=last.values if last is not None else {},
+        values_step=last.values_step if last is not None else 0,
     )
 
 

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from skep.machines.allocator import paces
 from skep.machines.allocator.jobs import JobState, Part, State
 from skep.machines.allocator.machine import AllocatorMachine
@@ -38,6 +40,8 @@ NOW_MAX = 50
 """Further decisions at the first instant: one places 150 parts at most, a gang has a thousand."""
 OTHERS_NAMED = 50
 AWAITS_NAMED = 20
+MEMBERS_NAMED = 32
+"""Nodes of a place that are named: an answer has some twenty places, and fits one message."""
 NEVER = Duration(2**61)
 NS_PER_MILLI = 1_000_000_000_000
 """Nanoseconds for a thousandth of a rate: mini-batches times this, by a rate, is a duration."""
@@ -63,7 +67,7 @@ class Ahead:
         self._machine, self._name, self._now = machine, name, now
         self._instead = instead
         machine.node_lost_after = machine.node_check_every = NEVER
-        machine.trials_repeated = NEVER
+        machine.trial_rules.repeated = NEVER
         machine.soft.check_at = None
         if machine.soft.advice_until > now:
             machine.soft.advice_until = after(now, NEVER)  # It is said again all the time.
@@ -75,6 +79,8 @@ class Ahead:
         self._until: dict[str, int] = {}
         """By job: what service it will have had at its end, in nanoseconds."""
         self._ended: list[str] = []
+        self._limits = False
+        """Whether a time limit ended one of them."""
         for job in machine.jobs.values():
             if job.job in left:
                 self._foresee(job, left[job.job])
@@ -110,11 +116,8 @@ class Ahead:
         why, needs = waits or (Reason.WAITS_BEHIND, "")
         unknown = 0 if self._has() else sum(
             job.job not in self._until for job in machine.placed.values())  # fmt: skip
-        return Outcome(start=found.start, why=why, needs=needs, members=found.members,
-                       chain=found.chain, borrows=found.borrows, at=found.at,
-                       ends_at=found.ends_at, ends_most=found.ends_most, others=found.others,
-                       others_more=found.others_more, awaits=tuple(self._ended[-AWAITS_NAMED:]),
-                       unknown=unknown)  # fmt: skip
+        return replace(found, why=why, needs=needs, awaits=tuple(self._ended[-AWAITS_NAMED:]),
+                       unknown=unknown, limits=self._limits)  # fmt: skip
 
     # --- the job ---------------------------------------------------------------------------------
 
@@ -143,12 +146,14 @@ class Ahead:
             )
             members = claim.members if claim is not None else ()
             return Outcome(start=start, why=claim.why if claim is not None else None,
-                           members=members, chain=claim.chain if claim is not None else "",
+                           members=members[:MEMBERS_NAMED], nodes=len(members),
+                           chain=claim.chain if claim is not None else "",
                            borrows=_borrows(members), others=shown, others_more=more)  # fmt: skip
         job, began = self._machine.jobs[self._name], bound.at
         limit, length = job.spec.limits.time, self._length(job)
         return Outcome(
-            start=start, why=bound.why, members=bound.members, chain=bound.chain,
+            start=start, why=bound.why, members=bound.members[:MEMBERS_NAMED],
+            nodes=len(bound.members), chain=bound.chain,
             borrows=_borrows(bound.members), at=began, others=shown, others_more=more,
             ends_at=after(began, length) if length is not None else None,
             ends_most=after(began, seconds(limit)) if isinstance(limit, int) else None,
@@ -173,6 +178,9 @@ class Ahead:
     def _follow(self, fact: Any) -> None:
         """Note what a fact means for jobs beside the one that is looked at."""
         match fact:
+            case JobStopping(why=Reason.TIME_LIMIT) if fact.job != self._name:
+                self._ended.append(fact.job)
+                self._limits = True
             case JobStopping():
                 self._touch(fact.job, Touch.STOPS, fact.why)
             case JobChanging(goal=goal) if goal in GOALS and not fact.undoing:

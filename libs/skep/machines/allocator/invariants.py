@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from skep.cells.check import check as check_cells
-from skep.machines.allocator import cellwork, tries, views
+from skep.machines.allocator import cellwork, trials, views
 from skep.machines.allocator.jobs import Part, State
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check(machine: AllocatorMachine) -> None:
     assert set(machine.cells.sets) <= held_by
     assert not cellwork.uncovered(machine)
     check_cells(machine.cells)
-    tries.check(machine)
+    trials.check(machine)
     for planned in machine.soft.planned.values():
         shown = {name: views.of_job(machine, job) if name not in planned.misfits else None
                  for name, job in machine.jobs.items()

@@ -21,8 +21,8 @@ from skep.policies.queue import Entry
 from skep.units import Instant
 from skep.wire.changes import AskTaken, Goal, MemberAnswered, MemberLearned
 from skep.wire.commands import Change
-from skep.wire.facts import End, Member, MemberGone
-from skep.wire.node import Door, Outcome
+from skep.wire.facts import End, JobEnded, Member, MemberGone
+from skep.wire.node import Door, MemberExited, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
@@ -303,6 +303,28 @@ RETRY_KEYS = {
     Outcome.NOT_STARTED: "not-started",
 }
 """Which word of `limits.retry_on` covers which outcome."""
+
+
+def part_gone(job: JobState, told: MemberExited) -> MemberGone:
+    """Return the fact that a part is over; its last values are of use to searches only."""
+    gone = MemberGone(job=job.job, attempt=job.attempt, node=told.node, outcome=told.outcome,
+                      detail=told.detail, steps=told.steps, step_ns=told.step_ns)  # fmt: skip
+    if not job.spec.search:
+        return gone
+    return msgspec.structs.replace(gone, values=told.values, values_step=told.values_step)
+
+
+def ended(job: JobState, end: End, why: Reason, now: Instant, detail: str) -> JobEnded:
+    """Return the fact that a job is over, with what its last attempt came to."""
+    gone = job.gone
+    last = max(gone, key=lambda each: each.values_step, default=None)
+    return JobEnded(
+        job=job.job, end=end, why=why, attempts=job.attempt, at=now, ran_at=job.ran_at,
+        steps=min((each.steps for each in gone), default=0),
+        step_ns=max((each.step_ns for each in gone), default=0),
+        detail=detail, trace=job.trace, values=last.values if last is not None else {},
+        values_step=last.values_step if last is not None else 0,
+    )  # fmt: skip
 
 
 def judge(job: JobState) -> Verdict:

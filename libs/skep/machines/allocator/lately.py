@@ -29,7 +29,7 @@ class Lately(msgspec.Struct):
     """What was measured of each."""
 
     pauses: dict[str, list[int]] = {}
-    """By job, `family:` and family, `vc:` and VC: how long moves took, oldest first."""
+    """By job, by VC and family, by `vc:` and VC: how long moves took, oldest first."""
     came: dict[str, Instant] = {}
     """By VC: when its latest guaranteed job was submitted."""
 
@@ -51,10 +51,12 @@ def changed(machine: AllocatorMachine, job: JobState, change: OpenChange, fact: 
     for name in _names(job):
         kept = pauses.pop(name, [])
         pauses[name] = [*kept[1 - KEPT :], pause]
-        if not kept and machine.soft.planned and name != job.job:
-            _show(machine, job, name)
+        if not kept or median(kept) != median(pauses[name]):
+            _show(machine, name)
     while len(pauses) > KEYS_MAX:
-        del pauses[next(iter(pauses))]
+        name = next(iter(pauses))
+        del pauses[name]
+        _show(machine, name)
 
 
 def pause(machine: AllocatorMachine, job: JobState) -> Duration:
@@ -72,15 +74,17 @@ def ended(machine: AllocatorMachine, name: str) -> None:
 
 
 def _names(job: JobState) -> tuple[str, ...]:
-    family = job.spec.size.family
-    return job.job, *((f"family:{family}",) if family else ()), f"vc:{job.spec.vc}"
+    """Return under which names what a job takes to be moved is kept, the closest first."""
+    family, vc = job.spec.size.family, job.spec.vc
+    return job.job, *((f"{vc} {family}",) if family else ()), f"vc:{vc}"
 
 
-def _show(machine: AllocatorMachine, moved: JobState, name: str) -> None:
-    """Have jobs be seen anew of which it is known for the first time what moving them takes."""
-    planned = machine.soft.planned.get(moved.spec.vc)
-    family = moved.spec.size.family
-    for other in planned.views if planned is not None else ():
-        job = machine.jobs.get(other)
-        if job is not None and (name.startswith("vc:") or job.spec.size.family == family):
-            machine.soft.touched[other] = None
+def _show(machine: AllocatorMachine, name: str) -> None:
+    """Have jobs be seen anew for which something else is known of what moving them takes."""
+    if name in machine.jobs:
+        machine.soft.touched[name] = None
+    for planned in machine.soft.planned.values():
+        for other in planned.views if name.startswith((f"vc:{planned.vc}", planned.vc)) else ():
+            job = machine.jobs.get(other)
+            if job is not None and name in _names(job):
+                machine.soft.touched[other] = None

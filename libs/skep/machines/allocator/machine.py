@@ -38,7 +38,7 @@ from skep.machines.allocator import (
     views,
     watch,
 )
-from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, judge
+from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, ended, judge, part_gone
 from skep.machines.allocator.keep import Kept, keep, restore
 from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.check import cluster_problems
@@ -141,10 +141,7 @@ class AllocatorMachine:
         """Silence after which a node's jobs are given up; a simulation has less patience."""
         self.node_check_every = dispatch.NODE_CHECK_EVERY
         """In a simulation whose nodes never fall silent: as often as the watch is to go on."""
-        self.trials_repeated = trials.REPEAT
-        """How often open trials are told; where nothing is lost, once is enough."""
-        self.trials_measured = True
-        """Whether jobs in trials have a known rate alone; the fault simulator tries any."""
+        self.trial_rules = trials.Rules()
         self.defers = False
         """While this holds nothing is placed: a simulation has more to say about this instant."""
         self.key = b""
@@ -281,9 +278,7 @@ class AllocatorMachine:
         elif spanning.exited(self, job, event, now):
             changing.after_change(self, job, now)
         else:
-            self.record(MemberGone(job=job.job, attempt=job.attempt, node=event.node,
-                                   outcome=event.outcome, detail=event.detail, steps=event.steps,
-                                   step_ns=event.step_ns))  # fmt: skip
+            self.record(part_gone(job, event))
             self.soft.call_off((event.node, job.job, job.attempt))
             self.settle(job, now)
 
@@ -319,11 +314,7 @@ class AllocatorMachine:
         moving.undo(self, job, now, Reason.NOT_TAKEN, detail)
 
     def _end(self, job: JobState, end: End, why: Reason, now: Instant, detail: str = "") -> None:
-        steps = min((gone.steps for gone in job.gone), default=0)
-        step_ns = max((gone.step_ns for gone in job.gone), default=0)
-        self.record(JobEnded(job=job.job, end=end, why=why, attempts=job.attempt, at=now,
-                             ran_at=job.ran_at, steps=steps, step_ns=step_ns, detail=detail,
-                             trace=job.trace))  # fmt: skip
+        self.record(ended(job, end, why, now, detail))
 
     # --- facts -------------------------------------------------------------------------------
 

@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from skep.machines.allocator import changing, moving, paces, packs, resizing
+import msgspec
+
+from skep.machines.allocator import changing, moving, paces, packs, resizing, tries
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.tries import HOUR, MOVES, Undo, counted, families, key
 from skep.machines.base import Send
-from skep.units import Instant, after, seconds
+from skep.units import Duration, Instant, after, seconds
 from skep.view.plan import Migrate, Resize
 from skep.wire import subjects
 from skep.wire.changes import AskMigrate, Goal
@@ -57,6 +59,17 @@ DEFRAG_MILLI = 980
 Refusal = tuple[Reason, str]
 
 
+class Rules(msgspec.Struct):
+    """What a simulation may have otherwise."""
+
+    repeated: Duration = REPEAT
+    """How often open trials are told; where nothing is lost, once is enough."""
+    measured: bool = True
+    """Whether jobs in trials have a known rate; the fault simulator tries any."""
+    lasts: Duration = msgspec.field(default_factory=lambda: LASTS)
+    lasts_made_ready: Duration = msgspec.field(default_factory=lambda: LASTS_MADE_READY)
+
+
 # --- begin ---------------------------------------------------------------------------------------
 
 
@@ -64,22 +77,22 @@ def refusal(
     machine: AllocatorMachine, kind: Kind, jobs: Sequence[JobState], now: Instant
 ) -> Refusal | None:
     """Return why a trial with these jobs is not to be begun now, None if it may."""
-    tries = machine.tries
+    known = machine.tries
     for job in jobs:
-        if job.job in tries.of_job or job.job in tries.undoing:
+        if job.job in known.of_job or job.job in known.undoing:
             return Reason.TRIAL_OPEN, job.job
     named, vc = families(jobs), jobs[0].spec.vc
-    cools = tries.cooling.get(vc, {}).get(key(kind, named))
+    cools = known.cooling.get(vc, {}).get(key(kind, named))
     if cools is not None and now < cools.until:
         return Reason.TRIAL_COOLS, " ".join(named)
     for name, most in _limits(kind, jobs):
-        if sum(now - HOUR < at for at in tries.begun.get(name, ())) >= most:
+        if sum(now - HOUR < at for at in known.begun.get(name, ())) >= most:
             return Reason.TRIALS_ENOUGH, name
-    if len(tries.open) >= OPEN_MAX:
+    if len(known.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
-    known = solo if kind is Kind.PACK else _rate
+    rate = solo if kind is Kind.PACK else _rate
     for job in jobs:
-        if machine.trials_measured and not known(machine, job):
+        if machine.trial_rules.measured and not rate(machine, job):
             return Reason.NOT_MEASURED, job.job
     return None
 
@@ -108,7 +121,8 @@ def pack(
     numbers = guest.attempt if guest.released else guest.following, host.attempt
     befores = tuple(_before(machine, *pair) for pair in zip(jobs, numbers, strict=True))
     return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.PACK, vc=guest.spec.vc,
-                      jobs=befores, families=families(jobs), at=now, until=after(now, LASTS),
+                      jobs=befores, families=families(jobs), at=now,
+                      until=after(now, machine.trial_rules.lasts),
                       needed_milli=needed_milli, why=Reason.BY_POLICY)  # fmt: skip
 
 
@@ -127,7 +141,8 @@ def move(
     place = () if packs.shares(machine, job) else tuple(job.live)
     return TrialBegun(trial=machine.tries.latest + 1, kind=kind, vc=job.spec.vc,
                       jobs=(_before(machine, job, job.following),), families=families((job,)),
-                      at=now, until=after(now, LASTS_MADE_READY), needed_milli=needed,
+                      at=now, until=after(now, machine.trial_rules.lasts_made_ready),
+                      needed_milli=needed,
                       why=Reason.BY_POLICY, nodes=place)  # fmt: skip
 
 
@@ -139,7 +154,7 @@ def grow(
         return None
     return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.GROW, vc=job.spec.vc,
                       jobs=(_before(machine, job, job.attempt),), families=families((job,)),
-                      at=now, until=after(now, LASTS_MADE_READY),
+                      at=now, until=after(now, machine.trial_rules.lasts_made_ready),
                       needed_milli=action.needed_milli, why=Reason.BY_POLICY, workers=job.size,
                       servers=job.servers, grown=action.workers)  # fmt: skip
 
@@ -205,16 +220,16 @@ def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> st
 
 def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
-    tries, soft = machine.tries, machine.soft
+    known, soft = machine.tries, machine.soft
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
-    for trial in list(tries.open.values()) if looks else ():
+    for trial in list(known.open.values()) if looks else ():
         disturbed = _disturbed(machine, trial)
         if disturbed:
             _over(machine, trial, Verdict.VOID, Reason.TRIAL_DISTURBED, now, detail=disturbed)
         elif trial.until <= now:
             _over(machine, trial, Verdict.VOID, Reason.NO_VERDICT, now)
-    for name, undo in list(tries.undoing.items()):
+    for name, undo in list(known.undoing.items()):
         job = machine.jobs[name]
         if job.change is None and job.asked is None and job.successor is None:
             _put_back(machine, job, undo, now)
@@ -243,6 +258,16 @@ def _over(
                              low_milli=found.low_milli if found is not None else 0,
                              high_milli=found.high_milli if found is not None else 0,
                              after=found.after if found is not None else ()))  # fmt: skip
+
+
+def check(machine: AllocatorMachine) -> None:
+    """Assert that what is known fits together, and that nobody is left as a trial left him."""
+    tries.check(machine)
+    for name, undo in machine.tries.undoing.items():
+        job = machine.jobs[name]
+        calm = job.change is None and job.asked is None and job.successor is None
+        stands = undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED)
+        assert not (calm and stands), (name, undo)
 
 
 def _disturbed(machine: AllocatorMachine, trial: TrialBegun) -> str:
@@ -314,18 +339,18 @@ def _since(machine: AllocatorMachine, trial: TrialBegun) -> Instant:
 
 def tell(machine: AllocatorMachine, now: Instant) -> None:
     """Say what is open, if that is something else than was said last, or it is time to repeat."""
-    tries, soft = machine.tries, machine.soft
+    soft = machine.soft
     if not soft.telling.stale and (soft.telling.at is None or now < soft.telling.at):
         return
     soft.telling.stale = False
     opened = tuple(
         OpenTrial(trial=trial.trial, kind=trial.kind, since=_since(machine, trial),
                   until=trial.until, needed_milli=trial.needed_milli, jobs=trial.jobs)
-        for trial in tries.open.values()
+        for trial in machine.tries.open.values()
     )  # fmt: skip
     if opened != soft.telling.told or (opened and soft.telling.again <= now):
         machine.effects.append(Send(subjects.TRIALS_OPEN, Trials(at=now, open=opened)))
-        soft.telling.told, soft.telling.again = opened, after(now, machine.trials_repeated)
+        soft.telling.told, soft.telling.again = opened, after(now, machine.trial_rules.repeated)
     soft.telling.at = (
         min((soft.telling.again, *(each.until for each in opened))) if opened else None
     )

@@ -33,6 +33,7 @@ from skep.wire.search_facts import (
     SearchTrialAdmitted,
     SearchTrialAnswered,
     SearchTrialHeard,
+    SearchTrialMeasured,
     SearchTrialOver,
     SearchTrialPutOff,
     SearchTrialStood,
@@ -126,6 +127,10 @@ def follows(search: Search, trial: Trial, fact: Any, now: Instant) -> Iterator[S
         case JobChanged(result=Result.DONE, goal=Goal.RESUME):
             yield from stood(Stand.RUNNING, fact.at)
         case JobEnded():
+            value = fact.values.get(search.spec.metric)
+            if value is not None and search.told(trial, fact.values_step, value):
+                yield SearchTrialMeasured(search=name, trial=number, step=fact.values_step,
+                                          value=value, at=fact.at)  # fmt: skip
             end, why = _end(search, trial, fact)
             yield SearchTrialOver(search=name, trial=number, end=end, why=why, at=fact.at,
                                   detail=fact.detail)  # fmt: skip

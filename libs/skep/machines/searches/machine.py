@@ -36,6 +36,8 @@ from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
     CancelSearch,
+    DemoteTrial,
+    PromoteTrial,
     SearchBegan,
     SearchEnding,
     SearchFact,
@@ -46,6 +48,7 @@ from skep.wire.search_facts import (
     SearchTrialAdded,
     SearchTrialAdmitted,
     SearchTrialAnswered,
+    SearchTrialDemoted,
     SearchTrialGivenUp,
     SearchTrialHeard,
     SearchTrialMeasured,
@@ -61,6 +64,8 @@ from skep.wire.search_facts import (
 )
 from skep.wire.spec import Problem
 
+OfSearch = CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
+
 RESEND = seconds(5.0)
 """Until a request is repeated that admission has not passed on: it answers in milliseconds."""
 RETRY = seconds(30.0)
@@ -72,6 +77,8 @@ SEARCHES_MAX = 32
 KEYS_MAX = 10_000
 """Keys of requests that are remembered, the latest: a client repeats for minutes, not months."""
 KEY_CHARACTERS_MAX = 256
+LOOK = seconds(1.0)
+"""Until a further point of a curve is looked at together with others: as often as jobs tell."""
 PIECE = 500
 TRIALS_PIECE = 16
 """Trials in one piece of a snapshot: with 64 long parameters 24 KB each, within a record."""
@@ -186,9 +193,17 @@ class SearchesMachine:
         value = told.values.get(search.spec.metric)
         if value is None or not search.counts(search.trials[number], told.step, value):
             return {}
+        trial = search.trials[number]
+        first, reached = trial.best is None, len(trial.reached)
         self._record(SearchTrialMeasured(search=name, trial=number, step=told.step, value=value,
                                          at=now))  # fmt: skip
-        return {name: None}
+        if first or len(trial.reached) > reached or search.qualifies(value):
+            return {name: None}
+        # What another point changes of the ranks can wait, and be seen with those of all trials.
+        due = self._soft.due.get(name)
+        soon = after(now, LOOK)
+        self._soft.due[name] = soon if due is None else min(due, soon)
+        return {}
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -204,9 +219,7 @@ class SearchesMachine:
             self._effects.append(Send(event.reply, verdict))
         return {verdict.search: None} if verdict.search in self.searches else {}
 
-    def _of_search(
-        self, event: SearchRequest, asked: CancelSearch | AskTrial | TellTrial, now: Instant
-    ) -> SearchVerdict:
+    def _of_search(self, event: SearchRequest, asked: OfSearch, now: Instant) -> SearchVerdict:
         search = self.searches.get(asked.search)
         if search is None or search.spec.vc != event.vc:
             text = f"`{event.vc}` has no search {asked.search}, or it is over"
@@ -218,6 +231,8 @@ class SearchesMachine:
                 return self._ask(search, asked, event, now)
             case TellTrial():
                 return self._tell(search, asked, now)
+            case DemoteTrial() | PromoteTrial():
+                return self._demote(search, asked, now)
 
     def _begin(self, event: SearchRequest, asked: BeginSearch, now: Instant) -> SearchVerdict:
         name, spec, key = search_id(event.number), asked.spec, event.key
@@ -289,6 +304,19 @@ class SearchesMachine:
                 search=search.search, trial=trial.number, at=now,
                 end=TrialEnd.DONE if done else TrialEnd.FAILED,
                 why=Reason.SUCCEEDED if done else Reason.EXITED_NONZERO))  # fmt: skip
+        return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
+
+    def _demote(
+        self, search: Search, asked: DemoteTrial | PromoteTrial, now: Instant
+    ) -> SearchVerdict:
+        trial = search.trials.get(asked.trial)
+        if trial is None or trial.stand is Stand.OUTSIDE:
+            text = f"{search.search} has no trial {asked.trial} that Skep runs"
+            return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
+        demoted = isinstance(asked, DemoteTrial)
+        if trial.demoted != demoted and not trial.over:
+            self._record(SearchTrialDemoted(search=search.search, trial=trial.number,
+                                            demoted=demoted, at=now))  # fmt: skip
         return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
 
     # --- what follows ------------------------------------------------------------------------
@@ -432,6 +460,8 @@ class SearchesMachine:
                 trial.run, trial.why, trial.rung = fact.run, fact.why, fact.rung
                 trial.order += 1
                 trial.unheard()
+            case SearchTrialDemoted():
+                trial.demoted = fact.demoted
             case SearchTrialGivenUp():
                 trial.given_up, trial.run, trial.why = True, False, Reason.NO_PROMISE
                 trial.order += 1

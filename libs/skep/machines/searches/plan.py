@@ -3,7 +3,8 @@
 `curves` (Gandiva, section 6.2): the `exclusive` trials that promise the most keep their places. The
 other places go round: a trial that has not run yet comes first, so that every one gives early
 feedback, then whoever stood the longest. A turn is never cut short, so that ranks which change with
-every point of a curve cost at most one suspension per place and turn.
+every point of a curve cost at most one suspension per place and turn. Only a trial that a client
+demoted gives way at once, and goes round only with places that no other trial wants.
 
 `asha` (Li et al., MLSys'20): a trial that comes to its rung stands there until it is among the
 best 1/eta of those that came to it; free places go to the highest rung with such a trial, and
@@ -173,7 +174,7 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     if rising and free > 0:
         return _turn(search, rising[0], now, Reason.BEST_PROMISE, run=True)
     rest = sorted((trial for trial in mine if not trial.holds and trial not in top),
-                  key=lambda trial: (trial.since, trial.number))  # fmt: skip
+                  key=lambda trial: (trial.demoted, trial.since, trial.number))  # fmt: skip
     if free > 0:
         first = _submit(search, mine, now)
         if first is not None:
@@ -184,6 +185,11 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
         return _turn(search, rest[0], now, Reason.ITS_TURN, run=True) if rest else None
     # What is on its way out makes room for the first of those that wait.
     leaving = sum(not trial.run for trial in held)
+    waiting = _new(search) + sum(not trial.demoted for trial in rest)
+    if len(rising) + waiting > leaving:
+        for trial in held:
+            if trial.demoted and _leaves(trial):
+                return _turn(search, trial, now, Reason.DEMOTED, run=False)
     may_leave = [trial for trial in held
                  if trial not in top and _turn_over(search, trial, now)]  # fmt: skip
     if len(rising) > leaving:
@@ -192,7 +198,11 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
                      key=_rank, default=None)  # fmt: skip
         victim = victim or max(may_leave, key=lambda trial: trial.ran(now), default=None)
         return None if victim is None else _turn(search, victim, now, Reason.OUTRANKED, run=False)
-    if len(rest) + _new(search) > leaving - len(rising):
+    if waiting + len(rising) <= leaving:
+        # Only demoted ones are left to wait: they take turns with those of their own.
+        may_leave = [trial for trial in may_leave if trial.demoted]
+        waiting = len(rest)
+    if waiting > leaving - len(rising):
         victim = min(may_leave, key=lambda trial: (trial.since, trial.number), default=None)
         if victim is not None:
             return _turn(search, victim, now, Reason.SLICE_OVER, run=False)
@@ -201,14 +211,19 @@ def _curves(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
 
 def _top(search: Search, mine: Sequence[Trial]) -> list[Trial]:
     """Return the trials that keep their places, the best first."""
-    known = [trial for trial in mine if trial.scored is not None and trial.job]
+    if any(trial.stand is Stand.NEW and not trial.run for trial in mine):
+        return []  # What was asked for and never ran has its first turn before anybody keeps his.
+    known = [trial for trial in mine
+             if trial.best is not None and trial.job and not trial.demoted]  # fmt: skip
     return sorted(known, key=lambda trial: (_rank(trial), -trial.number), reverse=True)[
         : search.exclusive
     ]
 
 
 def _rank(trial: Trial) -> tuple[float, float]:
-    assert trial.scored is not None, trial
+    assert trial.best is not None, trial
+    if trial.scored is None:
+        return 0.0, trial.best
     return trial.scored[0], trial.scored[1]
 
 
@@ -219,10 +234,15 @@ def _places(search: Search) -> int:
 
 def _turn_over(search: Search, trial: Trial, now: Instant) -> bool:
     """Return whether a trial that runs may be suspended for another one."""
-    if trial.stand is not Stand.RUNNING or not trial.run or trial.fixed:
+    if not _leaves(trial):
         return False
     turns = 1 if trial.best is not None else FEEDBACK_TURNS
     return now >= trial.since + turn_of(search.spec) * turns
+
+
+def _leaves(trial: Trial) -> bool:
+    """Return whether a trial runs and can be suspended."""
+    return trial.stand is Stand.RUNNING and trial.run and not trial.fixed
 
 
 # --- asha ----------------------------------------------------------------------------------------
@@ -231,12 +251,16 @@ def _turn_over(search: Search, trial: Trial, now: Instant) -> bool:
 def _asha(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     best = _promotable(search)
     for trial in mine:
-        if trial.run and len(trial.reached) > trial.rung:
+        if trial.demoted:
+            if _leaves(trial):
+                return _turn(search, trial, now, Reason.DEMOTED, run=False)
+        elif trial.run and len(trial.reached) > trial.rung:
             if trial.number in best:
                 return _turn(search, trial, now, Reason.PROMOTED, run=True,
                              rung=len(trial.reached))  # fmt: skip
-            if trial.stand is Stand.RUNNING and not trial.fixed:
+            if _leaves(trial):
                 return _turn(search, trial, now, Reason.RUNG_REACHED, run=False)
+    mine = [trial for trial in mine if not trial.demoted]
     if not has_place(search):
         return None
     waiting = [trial for trial in mine if not trial.holds and trial.number in best]

@@ -49,6 +49,8 @@ class Trial(msgspec.Struct, kw_only=True):
     fixed: bool = False
     """Its job cannot be suspended: it keeps its GPUs until it ends."""
     given_up: bool = False
+    demoted: bool = False
+    """A client's pruner would have stopped it: it runs where no other wants the place."""
     ran_ns: int = 0
     """How long it ran before the time that it runs now."""
     rung: int = 0
@@ -173,9 +175,13 @@ class Search(msgspec.Struct, kw_only=True):
         shown = [trial for trial in self.trials.values() if trial.best is not None]
         return max(shown, key=lambda trial: (trial.best or 0.0, -trial.number), default=None)
 
+    def told(self, trial: Trial, step: int, value: float) -> bool:
+        """Return whether a point of a trial's curve is one, and behind those there are."""
+        return not trial.over and step > trial.last_step and math.isfinite(value)
+
     def counts(self, trial: Trial, step: int, value: float) -> bool:
         """Return whether a point of a trial's curve is worth a fact: enough further on, or news."""
-        if trial.over or step <= trial.last_step or not math.isfinite(value):
+        if not self.told(trial, step, value):
             return False
         if not trial.steps or step >= trial.last_step + trial.spacing:
             return True

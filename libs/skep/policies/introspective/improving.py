@@ -25,7 +25,7 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
     units = Units(view, rules)
     less, seen = growing.shrink(units.view)
     units.view = seen
-    plan = react(seen)
+    plan = react(units.turning(seen))
     more: list[Action] = [*health.idle(seen, plan, rules)]
     looks = [plan.look_at]
     more = more or [*packing.pack(units, plan, rules)]

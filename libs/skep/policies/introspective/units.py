@@ -8,6 +8,7 @@ when they have to stand for others they stand together, and go on together, with
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
@@ -27,6 +28,8 @@ class Units:
 
     def __init__(self, view: VcView, rules: Rules) -> None:
         """Fold the packs of a view."""
+        self._waits: dict[str, float] = {}
+        self._yields: set[str] = set()
         self.packs = _packs(view)
         """By the job that leads: all that share its GPUs, those that came first before others."""
         self.apart = _apart(view, rules)
@@ -34,7 +37,7 @@ class Units:
         hidden = {each.job for members in self.packs.values() for each in members}
         hidden.update(each.job for each in self.apart.values())
         self.view = view
-        if hidden or any(job.mate_milli for job in view.jobs):
+        if hidden or any(job.mate_milli or job.trial for job in view.jobs):
             jobs = [self._shown(job, view) for job in view.jobs
                     if job.job in self.packs or job.job not in hidden]  # fmt: skip
             self.view = replace(view, jobs=tuple(jobs))
@@ -42,9 +45,30 @@ class Units:
     def _shown(self, job: JobView, view: VcView) -> JobView:
         members = self.packs.get(job.job)
         if members is not None:
-            job = _folded(job, members, _most(view, job.pin))
+            job, yields = _folded(job, members, self._most(view, job.pin))
+            if yields:
+                self._yields.add(job.job)
+        elif job.trial and not self._most(view, job.pin) > job.spec.priority:
+            # What is tried is not disturbed: it yields to higher priorities only.
+            job = replace(job, can=tuple(each for each in job.can if each != "release"))
         pairs = job.job in self.apart or (members is not None and _mates(members))
         return replace(job, mate_milli=0) if job.mate_milli and not pairs else job
+
+    def _most(self, view: VcView, pin: str) -> float:
+        """Return the highest priority that waits for GPUs."""
+        if pin not in self._waits:
+            line = [job.spec.priority for job in view.jobs
+                    if job.pin == pin and job.phase in (Phase.WAITING, Phase.AWAY)]  # fmt: skip
+            self._waits[pin] = max(line, default=-inf)
+        return self._waits[pin]
+
+    def turning(self, view: VcView) -> VcView:
+        """Return a view of units for those that plan turns: packs that may yield are like jobs."""
+        if not self._yields:
+            return view
+        jobs = tuple(replace(job, partners=()) if job.job in self._yields else job
+                     for job in view.jobs)  # fmt: skip
+        return replace(view, jobs=jobs)
 
     def unfold(self, plan: Plan) -> Plan:
         """Return a plan of packs as one of jobs: who leads leaves with all that are beside it."""
@@ -129,14 +153,8 @@ def _mates(members: Sequence[JobView]) -> bool:
     return len(members) == 2 and members[0].mate == members[1].job
 
 
-def _most(view: VcView, pin: str) -> int | None:
-    """Return the highest priority that waits; None: nobody does."""
-    return max((job.spec.priority for job in view.jobs if job.pin == pin
-                and job.phase in (Phase.WAITING, Phase.AWAY)), default=None)  # fmt: skip
-
-
-def _folded(leads: JobView, members: Iterable[JobView], most: int | None) -> JobView:
-    """Return a pack as a job: it takes turns if its jobs would go on together after them.
+def _folded(leads: JobView, members: Iterable[JobView], most: float) -> tuple[JobView, bool]:
+    """Return a pack as a job, and whether it takes turns: if it would go on together after them.
 
     One that is tried, or was made by a tenant, yields only to higher priorities.
     """
@@ -148,5 +166,4 @@ def _folded(leads: JobView, members: Iterable[JobView], most: int | None) -> Job
     able = tuple(each for each in leads.can if all(each in other.can for other in members))
     calm = all(each.phase is leads.phase for each in members)
     turns = _mates(members) and not any(each.trial for each in members)
-    yields = calm and (turns or (most is not None and most > priority))
-    return replace(leads, spec=spec, can=able, partners=() if yields else leads.partners)
+    return replace(leads, spec=spec, can=able), calm and (turns or most > priority)

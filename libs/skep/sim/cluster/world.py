@@ -99,7 +99,7 @@ class World:
         """The job of the trace that is submitted next."""
         self.allocator.node_lost_after = FOR_EVER
         self.allocator.node_check_every = FOR_EVER
-        self.allocator.trials_repeated = FOR_EVER
+        self.allocator.trial_rules.repeated = FOR_EVER
         self._look_at = LOOK_AT
         self._news, self._judge = iter(news), judge
         self._coming = next(self._news, None)

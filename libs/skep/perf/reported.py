@@ -1,0 +1,28 @@
+"""What a rank reports, as far as it can be: an agent may be broken, who hears it is not."""
+
+from __future__ import annotations
+
+from skep.perf.course import Course
+from skep.units import Instant
+from skep.wire.reports import RankProgress
+
+COUNT_MAX = 10**15
+INSTANT_MAX = 2**62
+"""Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
+
+
+def is_sane(rank: RankProgress) -> bool:
+    """Return whether a rank's values are in range."""
+    return (
+        0 <= rank.steps <= COUNT_MAX
+        and 0 <= rank.last_step_at < INSTANT_MAX
+        and 0 <= rank.step_ns <= COUNT_MAX
+        and 0 <= rank.utilisation <= 1000
+        and 0 <= rank.memory <= COUNT_MAX
+    )
+
+
+def course_of(rank: RankProgress, at: Instant) -> Course:
+    """Return how a rank goes on; one that says what cannot be makes nothing more."""
+    sane = is_sane(rank) and rank.last_step_at <= at < rank.next_at <= at + rank.step_ns
+    return Course(at, rank.steps, rank.last_step_at, rank.next_at if sane else 0, rank.step_ns)
