@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from skep.machines.allocator.tries import COOLS
 from skep.sim import thrash
 from skep.sim.adversary import JOBS_MAX, draw, mutated, named
-from skep.sim.thrash import COOLS, Laws, judge
+from skep.sim.thrash import Laws, judge
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
