@@ -298,7 +298,8 @@ class _Turns:
         if target is not job and _tied(job):
             return self._claims_own(job, there)
         lower = [each for each in there if each.spec.priority < job.spec.priority]
-        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor)
+        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor,
+                      self._books.look)  # fmt: skip
         for able in (_alike(lower, job), lower, _alike(there, job), there):
             leaving = make_room_at(target, self._room, able, price) if able else None
             if leaving is not None:
@@ -316,8 +317,9 @@ class _Turns:
             if _fresh(job) and not self._stood(job):
                 # The rest of `_yields`, for thousands.
                 gpus, last = job.gpus, self._now - self._slice
-                near = [each for each in near if (each.gpus == gpus and each.since <= last)
-                        or each.spec.priority < priority]  # fmt: skip
+                return [each for each in near if ((each.gpus == gpus and each.since <= last
+                        and each.spec.priority == priority) or each.spec.priority < priority)
+                        and each.job not in self._gone]  # fmt: skip
         return [each for each in near if each.job in able and each.job not in self._gone
                 and self._yields(each, job)]  # fmt: skip
 
@@ -378,12 +380,16 @@ class _Turns:
     def _cost(self, job: JobView, to: JobView) -> int:
         """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
         load = max((self._books.load(node) for node, _ in job.nodes), default=0)
-        due = (self._books.due(job) + self._most) * 1000 // max(self._slice, 1)
-        return SIZE_COSTS * (job.gpus != to.gpus) + 4 * OWED_SLICES_MAX * load + due
+        size = SIZE_COSTS * (job.gpus != to.gpus)
+        return size + self._counts(load, self._books.due(job))
 
     def _floor(self, node: str, _: Sequence[JobView]) -> int:
         """Return what it counts at least to suspend somebody on a node."""
-        return 4 * OWED_SLICES_MAX * self._books.load(node)
+        return self._counts(self._books.load(node), self._books.least(node))
+
+    def _counts(self, load: int, owed: int) -> int:
+        due = (owed + self._most) * 1000 // max(self._slice, 1)
+        return 4 * OWED_SLICES_MAX * load + due
 
     # --- when to look again ----------------------------------------------------------------------
 
