@@ -354,7 +354,10 @@ class Books:
             lowest = now + max(down + self._most, 0) / falls
             at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
             soonest = min(soonest, at)
-        return max(job.waiting_since + self._slice, int(soonest) - 1)
+        until = max(job.waiting_since + self._slice, int(soonest) - 1)
+        if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
+            until = min(until, int(now + max(self._most - up, 0) / (share + 2 * drift)))
+        return until
 
 
 def is_home(job: JobView) -> bool:
