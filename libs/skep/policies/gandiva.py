@@ -216,10 +216,11 @@ class _Turns:
         return self._room.fit(job, [node for node in there if node not in self._leaving
                                     and node not in self._cleared])  # fmt: skip
 
-    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int]:
+    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
         due = self._books.due(job)
+        # Accounts have an end: of those who starve the one comes first who has stood for longest.
         return (-job.spec.priority, not self._starves(job), not _fresh(job), -due,
-                job.sequence)  # fmt: skip
+                job.waiting_since, job.sequence)  # fmt: skip
 
     def _starves(self, job: JobView) -> bool:
         return not _fresh(job) and self._books.due(job) >= self._most
