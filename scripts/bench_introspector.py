@@ -1,10 +1,11 @@
 """How many job reports one core takes through the introspector. Prints one JSON object.
 
-    python scripts/bench_introspector.py [--jobs 8000] [--seconds 12]
+    python scripts/bench_introspector.py [--jobs 8000] [--seconds 12] [--trials 0]
 
 Each of `jobs / 8` nodes reports 8 one-GPU jobs once a (virtual) second. Measured is what the
 service does with the bytes: decode each report, decide on it, and once a second decide on what to
-say. Inputs are made before the clock starts; making and sending messages is the bus's part.
+say. Inputs are made before the clock starts; making and sending messages is the bus's part. So
+many trials of two jobs each are open all along, and told every other second.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from skep.machines.introspector import IntrospectorMachine
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire import codec, subjects
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
+from skep.wire.trials import Before, Kind, OpenTrial, Trials
 
 JOBS_PER_NODE = 8
 STEPS_PER_SECOND = 37
@@ -54,8 +56,21 @@ def report(node: int, second: int) -> tuple[str, bytes]:
     return subjects.report(name), codec.encode(NodeReport(node=name, at=Instant(at), jobs=jobs))
 
 
-def measure(jobs: int, seconds: int) -> dict[str, Any]:
+def opened(trials: int) -> Trials:
+    """Return so many trials, of the first jobs; none comes to a verdict soon."""
+    return Trials(at=BEGIN, open=tuple(
+        OpenTrial(trial=number + 1, kind=Kind.PACK, since=BEGIN, needed_milli=2000,
+                  until=Instant(BEGIN + 3600 * NS_PER_SECOND), jobs=tuple(
+                      Before(job=f"j{2 * number + each}", attempt=1, gpus=1,
+                             rate_milli=1000 * STEPS_PER_SECOND,
+                             solo_milli=1000 * STEPS_PER_SECOND) for each in (1, 2)))
+        for number in range(trials)
+    ))  # fmt: skip
+
+
+def measure(jobs: int, seconds: int, trials: int = 0) -> dict[str, Any]:
     """Return job reports per second of processor time and of wall time, and where it went."""
+    told_open = codec.encode(opened(trials))
     nodes = max(jobs // JOBS_PER_NODE, 1)
     machine = IntrospectorMachine()
     per_second: list[float] = []
@@ -69,6 +84,9 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
         wall, processor = time.perf_counter(), time.process_time()
         for subject, payload in inputs:
             machine.decide(codec.read(subject, payload, {}, 0, Instant(0)), now)
+        if trials and second % 2 == 0:
+            heard = codec.read(subjects.TRIALS_OPEN, told_open, {}, 0, Instant(0))
+            machine.decide(heard, now)
         told = time.process_time()
         effects = machine.decide(Tick(), machine.wake_at() or now)
         spent = time.process_time() - processor
@@ -86,6 +104,7 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
         "jobs": nodes * JOBS_PER_NODE,
         "nodes": nodes,
         "seconds": seconds,
+        "trials": trials,
         "job_reports": reports,
         "job_reports_per_core_second": round(reports / processor_s),
         "job_reports_per_core_second_lowest": round(min(per_second)),
@@ -105,8 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--jobs", type=int, default=8000)
     parser.add_argument("--seconds", type=int, default=12)
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.jobs, arguments.seconds), indent=2))
+    parser.add_argument("--trials", type=int, default=0)
+    asked = parser.parse_args()
+    print(json.dumps(measure(asked.jobs, asked.seconds, asked.trials), indent=2))
 
 
 if __name__ == "__main__":

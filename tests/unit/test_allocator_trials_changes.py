@@ -130,6 +130,16 @@ def test_what_a_move_takes_is_seen_from_then_on() -> None:
     assert decide.machine.lately.pauses.keys() == {"j1", "nlp bert", "vc:nlp"}
 
 
+def test_a_trial_is_compared_with_the_mean_of_many_windows_where_there_is_one() -> None:
+    decide = runs(gpus=4)
+    pace = JobPace(job="j1", attempt=1, steps=900, rate_milli=PACE + 90, mean_milli=PACE - 10,
+                   spread_milli=70, samples=8)  # fmt: skip
+    decide(Outlook(at=at(9), jobs=(pace,)), 9)
+    ((before,),) = [fact.jobs for fact in of(do(decide, MOVE), TrialBegun)]
+    assert (before.rate_milli, before.spread_milli, before.samples) == (PACE - 10, 70, 8)
+    assert before.solo_milli == PACE - 10
+
+
 def test_a_move_that_gains_is_kept() -> None:
     decide = moved()
     effects = decide(judged(kept=True), 90)
@@ -313,3 +323,15 @@ def test_the_memory_of_a_gpu_is_seen() -> None:
     decide(started("j1"))
     memory = min(gpu.memory for gpu in joined("node-1", 4).gpus)
     assert [node.gpu_memory for node in Does.seen[-1].nodes] == [memory]
+
+
+def test_a_rate_of_before_something_changed_is_not_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "SETTLES", seconds(10))
+    decide = grown()
+    decide(judged(kept=True), 21)
+    again = Resize("j1", WHY, 4, trial=True)
+    assert not of(do(decide, again, second=29), TrialBegun)
+    assert decide.machine.soft.planned["nlp"].look_at == at(30)
+    assert len(of(do(decide, again, second=31), TrialBegun)) == 1

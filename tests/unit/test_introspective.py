@@ -98,6 +98,13 @@ def test_as_many_are_packed_as_there_are_too_many() -> None:
     assert tries(seen(jobs[:3], 3)) == []
 
 
+def test_on_a_crowded_server_whose_jobs_cannot_leave_it_they_are_packed_too() -> None:
+    there = [replace(each, can=TIED) for each in (runs("j1", 0, 100), stood("j2", 0, 100))]
+    shown = view(there, nodes=2, size=1)
+    nodes = tuple(replace(node, gpu_memory=16 * GIB) for node in shown.nodes)
+    assert told(plan(replace(shown, nodes=nodes))) == "-j2"
+
+
 @pytest.mark.parametrize("guest, host", [
     ({"utilisation": -1}, {}), ({"memory": 0}, {}), ({}, {"rate_milli": 0}),
     ({"memory": 13 * GIB}, {}), ({"trial": 7}, {}), ({}, {"trial": 7}),
@@ -354,7 +361,10 @@ def test_who_makes_nothing_for_long_stands_back_for_who_waits() -> None:
     waits = replace(stood("j2", 0, 900), gpus=1, can=TIED, devices=(("n1", (0,)),))
     shown = view([hung("j1", told=700, since=Instant(NOW - seconds(5000))), waits], nodes=1, size=1)
     assert [(each.job, each.why) for each in tries(shown)] == [("j1", Reason.NO_PROGRESS)]
-    assert tries(view([hung("j1", told=300), waits], nodes=1, size=1)) == []
+    early = plan(view([hung("j1", told=300), waits], nodes=1, size=1))
+    assert early.actions == ()
+    assert early.look_at is not None
+    assert early.look_at <= NOW + seconds(300)
     assert tries(view([hung("j1", told=700)], nodes=1, size=1)) == []
     assert tries(shown, stalled_s=0) == []
     never = view([hung("j1", told=700, steps=0), waits], nodes=1, size=1)

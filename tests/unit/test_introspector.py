@@ -9,6 +9,7 @@ from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.machines.introspector import IntrospectorMachine
 from skep.perf.progress import RATE_MILLI_MAX
 from skep.perf.reported import COUNT_MAX
+from skep.perf.steady import WINDOWS
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
 from skep.wire.changes import Goal, JobChanged, Result
@@ -373,6 +374,9 @@ def test_one_rate_fits_the_size_reckoned_with() -> None:
         utilisation=1000,
         memory=COUNT_MAX,
         workers=introspector.RANKS_MAX,
+        mean_milli=RATE_MILLI_MAX,
+        spread_milli=RATE_MILLI_MAX,
+        samples=WINDOWS,
     )
     assert len(codec.encode(largest)) + 1 <= introspector.JOB_RATE_BYTES_MAX
 

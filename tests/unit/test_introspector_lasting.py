@@ -100,6 +100,17 @@ def test_one_report_for_each_change_leads_to_the_findings_of_one_every_second(fi
         for now, rate in every.rates.items():
             known = once.rates.get(now, known)
             assert rate.rate_milli == known.rate_milli, (seed, now)
+        assert news(once.rates) == news(every.rates), seed
+
+
+def news(rates: dict[int, JobRate]) -> list[tuple[int, int, int, int]]:
+    """Return when the mean of many windows was told, and another one than before."""
+    found: list[tuple[int, int, int, int]] = []
+    for now, rate in rates.items():
+        told = rate.mean_milli, rate.spread_milli, rate.samples
+        if rate.samples and (not found or found[-1][1:] != told):
+            found.append((now, *told))
+    return found
 
 
 def test_a_steady_job_is_looked_at_until_nothing_can_be_found_and_never_forgotten() -> None:

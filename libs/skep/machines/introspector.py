@@ -32,8 +32,10 @@ from typing import Any
 
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
+from skep.perf.attempt import Attempt
 from skep.perf.measure import Window
 from skep.perf.progress import (
+    FINE_PER_MILLI,
     LEARNED_STEPS,
     RATE_MILLI_MAX,
     WINDOW,
@@ -42,10 +44,11 @@ from skep.perf.progress import (
     stall_limit,
 )
 from skep.perf.reported import COUNT_MAX, INSTANT_MAX, course_of, is_sane
+from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import Goal, JobChanged, Result
-from skep.wire.codec import Facts, Unreadable, is_trace
+from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
@@ -61,7 +64,7 @@ CLOCK_STEP = seconds(60.0)
 """A report older than the node's latest by less is a duplicate; by more, its clock was set."""
 
 RATES_BYTES_MAX = 256 * KIB
-RATES_JOBS_MAX = 1_400
+RATES_JOBS_MAX = 1_000
 """Jobs in one Rates, so that it stays within RATES_BYTES_MAX whatever they report."""
 
 RANKS_MAX = 100_000
@@ -90,7 +93,7 @@ JOB_LENGTH_MAX = 20
 ATTEMPT_MAX = 10**9
 """A larger number comes from a broken agent."""
 
-JOB_RATE_BYTES_MAX = 180
+JOB_RATE_BYTES_MAX = 250
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 
 ALL_ATTEMPTS = ATTEMPT_MAX
@@ -106,63 +109,12 @@ STALL = subjects.finding("stall")
 MEASURED = subjects.finding("measured")
 
 
-class _Attempt:
-    """One attempt of a job as its ranks report it."""
-
-    __slots__ = (
-        "attempt",
-        "behind",
-        "calm",
-        "heard_at",
-        "job",
-        "learned",
-        "look_at",
-        "ranks",
-        "speaker",
-        "spoke_at",
-        "stalled",
-        "stands",
-        "told_step",
-        "trace",
-        "values",
-        "values_step",
-        "watch",
-        "world",
-    )
-
-    def __init__(self, progress: JobProgress) -> None:
-        self.job = progress.job
-        self.attempt = progress.attempt
-        self.trace = progress.trace if is_trace(progress.trace) else ""
-        self.ranks: dict[int, RankWindow] = {}
-        self.world = 0
-        self.heard_at = 0
-        self.learned = False
-        self.stalled: int | None = None
-        """Since when, if it is."""
-        self.stands = False
-        """It is suspended: that it makes no mini-batches says nothing."""
-        self.watch: PhaseWatch | None = None
-        self.values: dict[str, float] = {}
-        self.values_step = 0
-        self.speaker = 0
-        """The rank whose values these are: the lowest one that tells any."""
-        self.spoke_at = 0
-        self.told_step = 0
-        self.behind = 0
-        """By how much the clock of who reports is behind this one."""
-        self.calm = 0
-        """Looks since all rates rest on what the latest lasting report says."""
-        self.look_at: Instant | None = None
-        """When there is something to be found; None as well where nothing lasts."""
-
-
 class IntrospectorMachine:
     """The behaviour of the introspector service."""
 
     def __init__(self) -> None:
         """Start knowing nothing: reports say it all again."""
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._ranks = 0
         self._nodes: dict[str, int] = {}
         """When each node's latest report was made, by its clock; the latest heard of last."""
@@ -172,9 +124,9 @@ class IntrospectorMachine:
         self._tried: dict[str, None] = {}
         """Their jobs."""
         self._due: Instant | None = None
-        self._lasting: dict[str, _Attempt] = {}
+        self._lasting: dict[str, Attempt] = {}
         """Attempts whose latest report lasts."""
-        self._restless: dict[str, _Attempt] = {}
+        self._restless: dict[str, Attempt] = {}
         """Those of them that are to be looked at."""
 
     def decide(self, event: Any, now: Instant) -> list[Effect]:
@@ -246,6 +198,8 @@ class IntrospectorMachine:
             if progress.lasts or progress.job in self._lasting:
                 self._lasts(attempt, progress, at, now)
             windows = attempt.ranks
+            if attempt.world != progress.world and attempt.watch is not None:
+                attempt.watch.steady.clear()
             attempt.world = min(max(0, progress.world), WORLD_MAX)
             if len(windows) > progress.world:
                 self._leave(attempt, progress.world)
@@ -265,7 +219,7 @@ class IntrospectorMachine:
         if len(attempts) > len(self._lasting) or self._restless:
             self._due = min(self._due or _next_second(now), _next_second(now))
 
-    def _lasts(self, attempt: _Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
+    def _lasts(self, attempt: Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
         """Bring an attempt up to date with what was said before, and note whether this lasts."""
         if attempt.job in self._lasting:
             for window in attempt.ranks.values():
@@ -282,7 +236,7 @@ class IntrospectorMachine:
             self._restless.pop(attempt.job, None)
             attempt.look_at = None
 
-    def _meet(self, progress: JobProgress, known: _Attempt | None) -> _Attempt | None:
+    def _meet(self, progress: JobProgress, known: Attempt | None) -> Attempt | None:
         """Begin to follow an attempt, in place of an earlier one; None if it is not to be."""
         job, number = progress.job, progress.attempt
         if not max(self._over.get(job, 0), known.attempt if known else 0) < number < ATTEMPT_MAX:
@@ -295,16 +249,16 @@ class IntrospectorMachine:
             or job_sequence(job) is None
         ):
             return None
-        attempt = self._attempts[job] = _Attempt(progress)
+        attempt = self._attempts[job] = Attempt(progress)
         return attempt
 
-    def _leave(self, attempt: _Attempt, world: int) -> None:
+    def _leave(self, attempt: Attempt, world: int) -> None:
         """Forget ranks that have left a gang: it goes at the pace of those that are there."""
         for rank in [rank for rank in attempt.ranks if rank >= world]:
             del attempt.ranks[rank]
             self._ranks -= 1
 
-    def _forget(self, attempt: _Attempt) -> None:
+    def _forget(self, attempt: Attempt) -> None:
         del self._attempts[attempt.job]
         self._lasting.pop(attempt.job, None)
         self._restless.pop(attempt.job, None)
@@ -416,7 +370,7 @@ class IntrospectorMachine:
         self._due = self._next_look(now)
         return effects + told + judged
 
-    def _looked_at(self, now: Instant) -> list[_Attempt]:
+    def _looked_at(self, now: Instant) -> list[Attempt]:
         """Return whom there is something to find about; who lasts is brought up to date."""
         if not self._lasting:
             return list(self._attempts.values())
@@ -455,7 +409,7 @@ class IntrospectorMachine:
             if attempt.job not in self._lasting:
                 self._forget(attempt)
 
-    def _look(self, attempt: _Attempt, told: list[Effect], now: Instant) -> JobRate:
+    def _look(self, attempt: Attempt, told: list[Effect], now: Instant) -> JobRate:
         """Return an attempt's rate; add what else there is to say about it to `told`."""
         slowest: RankWindow | None = None
         laggard: RankWindow | None = None
@@ -481,6 +435,7 @@ class IntrospectorMachine:
                                 step=attempt.values_step, values=attempt.values)  # fmt: skip
             told.append(Send(MEASURED, measured))
         rate = slowest.rate_milli if slowest is not None and attempt.stalled is None else 0
+        base = attempt.watch.steady.news() if attempt.watch is not None else NOT_YET
         return JobRate(
             job=attempt.job,
             attempt=attempt.attempt,
@@ -489,17 +444,20 @@ class IntrospectorMachine:
             utilisation=utilisation // len(attempt.ranks),
             memory=memory,
             workers=attempt.world,
+            mean_milli=base.mean // FINE_PER_MILLI,
+            spread_milli=base.spread // FINE_PER_MILLI,
+            samples=base.samples,
         )
 
 
-def _slowest(attempt: _Attempt) -> RankWindow | None:
+def _slowest(attempt: Attempt) -> RankWindow | None:
     """Return the rank at whose pace a gang goes."""
     known = [rank for rank in attempt.ranks.values() if rank.steps and rank.known]
     return min(known, key=lambda rank: rank.rate_milli, default=None)
 
 
 def _look_for_stall(
-    attempt: _Attempt, laggard: RankWindow, told: list[Effect], now: Instant
+    attempt: Attempt, laggard: RankWindow, told: list[Effect], now: Instant
 ) -> None:
     stalled = laggard.silent_ns > stall_limit(laggard.step_ns)
     if stalled is (attempt.stalled is not None):
@@ -518,7 +476,7 @@ def _look_for_stall(
 
 
 def _look_for_level(
-    attempt: _Attempt, slowest: RankWindow, told: list[Effect], now: Instant
+    attempt: Attempt, slowest: RankWindow, told: list[Effect], now: Instant
 ) -> None:
     if not attempt.learned and slowest.full():
         attempt.learned = True
@@ -542,7 +500,7 @@ def _look_for_level(
         told.append(Send(PHASE, changed))
 
 
-def _follow_level(attempt: _Attempt, until: Instant) -> None:
+def _follow_level(attempt: Attempt, until: Instant) -> None:
     """Have the watch over an attempt's level be where it were, had it been looked at till then."""
     watch = attempt.watch
     course = watch.rank.course if watch is not None else None
@@ -550,7 +508,7 @@ def _follow_level(attempt: _Attempt, until: Instant) -> None:
         watch.follow(course, until - attempt.behind)
 
 
-def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
+def _look_again(attempt: Attempt, soon: Instant) -> Instant | None:
     """Return when there may be something more to find, if the latest report still holds."""
     looks: list[int] = []
     pure = True
@@ -574,14 +532,17 @@ def _look_again(attempt: _Attempt, soon: Instant) -> Instant | None:
         return soon
     watch = attempt.watch
     course = watch.rank.course if watch is not None else None
-    if watch is not None and course is not None and course.goes and not watch.settled(course):
-        looks.append(watch.ends(course))
+    if watch is not None and course is not None and course.goes:
+        if not watch.settled(course):
+            looks.append(watch.ends(course))
+        elif watch.steady.missing:
+            looks.append(watch.gathered(course))
     if not looks:
         return None
     return max(soon, _next_second(Instant(min(looks) + attempt.behind)))
 
 
-def _take_values(attempt: _Attempt, rank: RankProgress, now: Instant) -> None:
+def _take_values(attempt: Attempt, rank: RankProgress, now: Instant) -> None:
     """Take what a rank tells of the training, unless a lower one still does.
 
     All ranks train the same model, so one is enough, and the next carries on if it leaves.

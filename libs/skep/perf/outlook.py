@@ -15,6 +15,7 @@ import msgspec
 from skep.perf import predict
 from skep.perf.progress import WINDOW
 from skep.perf.scaling import FAMILIES_MAX, POINTS_MAX, Key, Scaling
+from skep.perf.steady import APART_DIVISOR, NOT_YET, Steady
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.advice import FamilyScale, JobPace, Outlook
 from skep.wire.findings import JobRate
@@ -70,6 +71,8 @@ class Runner(msgspec.Struct):
     """When it was first measured where it is, with so many workers."""
     idle_since: Instant = Instant(0)
     """Since when its utilisation alone is another one; 0: it is not."""
+    base: Steady = NOT_YET
+    """What it makes in the long run, where it is and as large as it is."""
 
 
 class Outlooks:
@@ -111,7 +114,9 @@ class Outlooks:
         steady = abs(rate.rate_milli - runner.before) * STEADY_DIVISOR <= runner.before
         runner.before = rate.rate_milli
         if not runner.since or rate.workers != runner.size:
-            runner.since, runner.size = now, rate.workers
+            runner.since, runner.size, runner.base = now, rate.workers, NOT_YET
+        if rate.samples:
+            runner.base = Steady(rate.mean_milli, rate.spread_milli, rate.samples)
         if steady and (rate.rate_milli or runner.told is not None):
             if runner.seen is None or _told_otherwise(runner.seen, rate):
                 # What is as before is reckoned on from when it became so.
@@ -164,7 +169,8 @@ class Outlooks:
                               rate_milli=rate.rate_milli, utilisation=rate.utilisation,
                               memory=rate.memory,
                               remaining=predict.remaining(runner.total, steps, step_ns),
-                              )  # fmt: skip
+                              mean_milli=runner.base.mean, spread_milli=runner.base.spread,
+                              samples=runner.base.samples)  # fmt: skip
         runner.told_at, runner.idle_since = now, Instant(0)
         if step_ns and runner.key[0] and runner.nodes and rate.workers and not runner.shares:
             gpus = rate.workers * runner.each
@@ -203,7 +209,9 @@ def _due(runner: Runner, rate: JobRate, now: Instant) -> Instant | None:
     if told is None or rate.attempt != told.attempt:
         return max(now, settled)
     apart = abs(rate.rate_milli - told.rate_milli)
-    if apart * OTHER_DIVISOR > told.rate_milli:
+    base = runner.base
+    known = abs(base.mean - told.mean_milli) * APART_DIVISOR <= base.mean and told.samples
+    if apart * OTHER_DIVISOR > told.rate_milli or (base.samples and not known):
         return max(now, settled, after(runner.told_at, AT_MOST_EVERY))
     if abs(rate.utilisation - told.utilisation) >= OTHER_UTILISATION:
         # Whoever is changed, or stores its state, stands for a moment.

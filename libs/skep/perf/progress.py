@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from skep.perf.course import Course
+from skep.perf.steady import Gathering
 from skep.units import NS_PER_SECOND, Duration, seconds
 
 WINDOW = seconds(10.0)
@@ -317,10 +318,11 @@ class PhaseWatch:
     watched is the slowest at the time a window begins: the gang goes at its pace.
     """
 
-    __slots__ = ("_lives", "_since", "_steps", "level", "rank")
+    __slots__ = ("_lives", "_since", "_steps", "level", "rank", "steady")
 
     def __init__(self, rank: RankWindow) -> None:
         self.level = Level()
+        self.steady = Gathering()
         self._begin(rank)
 
     def watch(self, slowest: RankWindow) -> LevelChange | None:
@@ -334,7 +336,9 @@ class PhaseWatch:
         if span < WINDOW or made < PHASE_STEPS_MIN:
             return None
         self._begin(slowest)
-        change = self.level.add(_fine(made, span))
+        rate = _fine(made, span)
+        self.steady.add(rate)
+        change = self.level.add(rate)
         if change is None:
             return None
         return LevelChange(change.before // FINE_PER_MILLI, change.after // FINE_PER_MILLI)
@@ -357,7 +361,18 @@ class PhaseWatch:
             steps, ended = course.done(at)
             self._since, self._steps = ended, steps
             made, at = made + 1, self.ends(course)
-        self.level.repeat(_fine(1, course.step_ns), made)
+        rate = _fine(1, course.step_ns)
+        self.level.repeat(rate, made)
+        self.steady.repeat(rate, made)
+
+    def gathered(self, course: Course) -> int:
+        """Return when there will be enough windows to compare with, likewise."""
+        since, steps, at = self._since, self._steps, 0
+        for _ in range(self.steady.missing):
+            at = self.ends(course)
+            self._steps, self._since = course.done(at)
+        self._since, self._steps = since, steps
+        return at
 
     def _begin(self, rank: RankWindow) -> None:
         self.rank = rank

@@ -49,12 +49,13 @@ class Gandiva(Policy, frozen=True):
     A suspended job goes back to its own nodes. It moves to free GPUs, or away from nodes that are
     full of higher priorities, if it can migrate. The paper queues a job of a size that no
     over-subscribed node has; here it takes turns with others after a slice, so that it ends some
-    day. With `introspect` jobs are packed, too, on trial: see docs/introspection.md.
+    day. With `introspect` packs, moves and growth are tried beside the turns: docs/introspection.md
+    has that and its options.
     """
 
     name: ClassVar[str] = "gandiva"
     source: ClassVar[str] = (
-        "Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (time-slicing), 4.1 (time slices of 60 s)"
+        "Gandiva, section 4.2.1 (algorithm 1), 4.2.2 (turns, `introspect`), 4.1 (60 s slices)"
     )
     slice_s: float = 60
     weights: tuple[tuple[str, float], ...] = ()
@@ -140,7 +141,7 @@ class Gandiva(Policy, frozen=True):
             return 1.0
         value = job.spec.labels.get(self.label)
         told = next((weight for name, weight in self.weights if name == value), 1.0)
-        return told * weight(job) if self.introspect else told
+        return told * weight(job) if self.introspect and job.mate_milli else told
 
 
 class _Turns:

@@ -33,6 +33,7 @@ from skep.machines.allocator import (
     plans,
     resizing,
     returns,
+    trials,
     views,
 )
 from skep.machines.allocator.keep import NodeKept
@@ -269,6 +270,8 @@ PLANTS = (
     Plant("a policy's jobs are also served by their queue", views, "rules",
           lambda *_: False, ("I17",)),
     Plant("who is held by a policy is placed", plans, "_hold", _places_the_held, ("I17",)),
+    Plant("a trial without a verdict stays open", trials, "review", _does_nothing, ("I18",)),
+    Plant("a move that is undone stays", trials, "_goes_back", lambda *_: "", ("I18",)),
     Plant("processes are never stopped", AgentMachine, "_stop_ranks", _does_nothing, ("I10",)),
 )  # fmt: skip
 

@@ -33,7 +33,8 @@ class JobPace(Message, frozen=True):
     """How an attempt goes: mini-batches done, thousandths of one per second, and what is left.
 
     `utilisation` is thousandths of its GPUs' time, `memory` bytes of its largest rank, `remaining`
-    None if nobody knows.
+    None if nobody knows. `mean_milli` and `spread_milli`: the mean and the standard deviation of
+    `samples` windows in which it went like that (0: too few for that).
     """
 
     job: str
@@ -43,6 +44,9 @@ class JobPace(Message, frozen=True):
     utilisation: int = 0
     memory: int = 0
     remaining: Duration | None = None
+    mean_milli: int = 0
+    spread_milli: int = 0
+    samples: int = 0
 
 
 class ScalePoint(Message, frozen=True):

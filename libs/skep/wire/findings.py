@@ -14,7 +14,9 @@ class JobRate(Message, frozen=True):
     """One running job: mini-batches done and the rate over the window.
 
     `utilisation` is the mean of its ranks (thousandths), `memory` that of its largest (bytes),
-    `workers` the size of its gang (0: not told).
+    `workers` the size of its gang (0: not told). `mean_milli` and `spread_milli` are the mean of
+    `samples` adjacent windows in which nothing changed and their standard deviation, told whenever
+    a window has ended and there are enough of them (0 in between).
     """
 
     job: str
@@ -24,6 +26,9 @@ class JobRate(Message, frozen=True):
     utilisation: int = 0
     memory: int = 0
     workers: int = 0
+    mean_milli: int = 0
+    spread_milli: int = 0
+    samples: int = 0
 
 
 class Rates(Message, frozen=True, tag="rates"):

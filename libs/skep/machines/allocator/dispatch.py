@@ -79,7 +79,7 @@ the patience of whoever waits for its GPUs."""
 
 
 class Telling:
-    """What of open trials was told, and looked at."""
+    """What of open trials was told, and looked at; and whose rate nobody can be sure of."""
 
     def __init__(self) -> None:
         """Start with nothing told."""
@@ -93,6 +93,9 @@ class Telling:
         """Whether something was recorded that may matter to one, and was not looked at."""
         self.stale = True
         """Likewise, and was not told."""
+        self.unsure: dict[str, Instant] = {}
+        """Jobs that were just resized, or whose GPUs others came to or left: until when a rate told
+        may be of before; 0: as of this decision."""
 
 
 class Soft:

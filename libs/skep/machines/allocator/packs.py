@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from skep.cells.nodes import Attempt, NodeState
 from skep.machines.allocator import cellwork
 from skep.machines.allocator.jobs import JobState
+from skep.units import Instant
 from skep.wire.commands import Share
 from skep.wire.facts import Member
 from skep.wire.packs import GpusShared
@@ -91,6 +92,7 @@ def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:
         if job is not None and job.attempt == attempt:
             machine.note_borrowed(job)
             machine.soft.reshare[name] = None
+            machine.soft.telling.unsure[name] = Instant(0)
             if machine.soft.planned:
                 machine.soft.touched[name] = None
 

@@ -30,6 +30,7 @@ from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.view.plan import Migrate, Resize
 from skep.wire import subjects
+from skep.wire.advice import JobPace
 from skep.wire.changes import AskMigrate, Goal
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Judged, Kind, OpenTrial, TrialBegun, TrialOver, Trials, Verdict
@@ -51,10 +52,15 @@ guest some seconds, so this bounds what a policy can waste at about a per cent."
 JOB_MOVES_MAX = 3
 VC_MOVES_MAX = 30
 """Likewise of moves, each of which costs its job one pause, or two."""
+SETTLES = seconds(30.0)
+"""After so long a rate that is another one than before has been told: it is measured over ten
+seconds, and has to be steady."""
 OPEN_MAX = 500
 """Open trials: about 300 bytes each in one message."""
 DEFRAG_MILLI = 980
 """What a job that is moved for others must keep of its rate, in thousandths."""
+
+NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 
 Refusal = tuple[Reason, str]
 
@@ -90,11 +96,21 @@ def refusal(
             return Reason.TRIALS_ENOUGH, name
     if len(known.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
-    rate = solo if kind is Kind.PACK else _rate
-    for job in jobs:
-        if machine.trial_rules.measured and not rate(machine, job):
+    for job in jobs if machine.trial_rules.measured else ():
+        if not (solo if kind is Kind.PACK else _rate)(machine, job):
             return Reason.NOT_MEASURED, job.job
+        if kind is not Kind.PACK and _unsure(machine, job, now):
+            return Reason.NOT_MEASURED, f"{job.job}: something has just changed"
     return None
+
+
+def _unsure(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
+    """Return whether a job's rate may be of before something changed; its policy is asked again."""
+    until = machine.soft.telling.unsure.get(job.job, now)
+    planned = machine.soft.planned.get(job.spec.vc)
+    if until > now and planned is not None:
+        planned.look_at = min(planned.look_at or until, until)
+    return until != now
 
 
 def _limits(kind: Kind, jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
@@ -119,7 +135,7 @@ def pack(
         return None
     # A guest that was suspended goes on with its attempt; one in the queue begins its next.
     numbers = guest.attempt if guest.released else guest.following, host.attempt
-    befores = tuple(_before(machine, *pair) for pair in zip(jobs, numbers, strict=True))
+    befores = tuple(_before(machine, *pair, Kind.PACK) for pair in zip(jobs, numbers, strict=True))
     return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.PACK, vc=guest.spec.vc,
                       jobs=befores, families=families(jobs), at=now,
                       until=after(now, machine.trial_rules.lasts),
@@ -140,7 +156,7 @@ def move(
     needed = min(action.needed_milli, DEFRAG_MILLI) if action.defrag else action.needed_milli
     place = () if packs.shares(machine, job) else tuple(job.live)
     return TrialBegun(trial=machine.tries.latest + 1, kind=kind, vc=job.spec.vc,
-                      jobs=(_before(machine, job, job.following),), families=families((job,)),
+                      jobs=(_before(machine, job, job.following, kind),), families=families((job,)),
                       at=now, until=after(now, machine.trial_rules.lasts_made_ready),
                       needed_milli=needed,
                       why=Reason.BY_POLICY, nodes=place)  # fmt: skip
@@ -153,17 +169,22 @@ def grow(
     if job.state is not State.RUNNING or refusal(machine, Kind.GROW, (job,), now) is not None:
         return None
     return TrialBegun(trial=machine.tries.latest + 1, kind=Kind.GROW, vc=job.spec.vc,
-                      jobs=(_before(machine, job, job.attempt),), families=families((job,)),
+                      jobs=(_before(machine, job, job.attempt, Kind.GROW),),
+                      families=families((job,)),
                       at=now, until=after(now, machine.trial_rules.lasts_made_ready),
                       needed_milli=action.needed_milli, why=Reason.BY_POLICY, workers=job.size,
                       servers=job.servers, grown=action.workers)  # fmt: skip
 
 
-def _before(machine: AllocatorMachine, job: JobState, attempt: int) -> Before:
-    told = machine.soft.paces.get(job.job)
+def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) -> Before:
+    told, alone = machine.soft.paces.get(job.job), solo(machine, job)
+    rate = _pace(told[0]) if told is not None else 0
+    # What is compared is the rate alone of who is packed; of it no more may be known.
+    told_of = told is not None and (kind is not Kind.PACK or rate == alone)
+    pace = told[0] if told is not None and told_of else NO_PACE
     return Before(job=job.job, attempt=attempt, gpus=job.size * job.spec.resources.gpus,
-                  rate_milli=told[0].rate_milli if told is not None else 0,
-                  solo_milli=solo(machine, job))  # fmt: skip
+                  rate_milli=rate, solo_milli=alone, spread_milli=pace.spread_milli,
+                  samples=pace.samples)  # fmt: skip
 
 
 def solo(machine: AllocatorMachine, job: JobState) -> int:
@@ -176,7 +197,7 @@ def solo(machine: AllocatorMachine, job: JobState) -> int:
         return known
     told = machine.soft.paces.get(job.job)
     if told is not None and not job.mixed and told[0].attempt == job.attempt:
-        return told[0].rate_milli
+        return _pace(told[0])
     rates: tuple[tuple[int, int], ...] = paces.shown(machine, job).get("rates", ())
     return dict(rates).get(job.size, 0)
 
@@ -184,7 +205,12 @@ def solo(machine: AllocatorMachine, job: JobState) -> int:
 def _rate(machine: AllocatorMachine, job: JobState) -> int:
     """Return the rate that a running attempt was measured at, in thousandths; 0: it was not."""
     told = machine.soft.paces.get(job.job)
-    return told[0].rate_milli if told is not None and told[0].attempt == job.attempt else 0
+    return _pace(told[0]) if told is not None and told[0].attempt == job.attempt else 0
+
+
+def _pace(pace: JobPace) -> int:
+    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
+    return pace.mean_milli if pace.samples else pace.rate_milli
 
 
 # --- verdicts ------------------------------------------------------------------------------------
@@ -221,6 +247,11 @@ def _goes_back(machine: AllocatorMachine, trial: TrialBegun, now: Instant) -> st
 def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = machine.tries, machine.soft
+    if soft.telling.unsure:
+        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
+        soft.telling.unsure = {
+            name: at for name, at in told.items() if at > now and name in machine.jobs
+        }
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(known.open.values()) if looks else ():

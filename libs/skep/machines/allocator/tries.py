@@ -160,6 +160,7 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
         if undo is not None and fact.goal is Goal.RESIZE:
             undo.refused += 1
         return
+    machine.soft.telling.unsure[fact.job] = Instant(0)
     tries.solo.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
     opened = tries.of_job.get(fact.job, 0)
     trial = tries.open.get(opened)

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 
 from skep.perf.judge import pays
 from skep.policies.introspective.migrating import PAUSE, SURELY
-from skep.policies.introspective.rules import ACTIONS_MAX, MILLI, Rules, cools, movable, waits
+from skep.policies.introspective.rules import (
+    ACTIONS_MAX,
+    MILLI,
+    Rules,
+    cooling,
+    families,
+    movable,
+    waits,
+)
 from skep.units import Duration, Instant
 from skep.view.plan import Plan, Resize
 from skep.view.view import JobView, NodeView, Phase, VcView
@@ -60,7 +68,8 @@ def shrink(view: VcView) -> tuple[list[Resize], VcView]:
 
 def grow(view: VcView, plan: Plan, rules: Rules) -> tuple[list[Resize], Instant | None]:
     """Return who is to try more workers, and when to look again."""
-    able = [job for job in view.jobs if _may_grow(job) and not cools(view, "grow", job)]
+    cold = cooling(view, "grow")
+    able = [job for job in view.jobs if _may_grow(job) and families(job) not in cold]
     if not able or plan.turns or plan.actions or waits(view):
         return [], None
     nodes = {node.node: node for node in view.nodes}

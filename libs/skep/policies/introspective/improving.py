@@ -26,8 +26,10 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
     less, seen = growing.shrink(units.view)
     units.view = seen
     plan = react(units.turning(seen))
-    more: list[Action] = [*health.idle(seen, plan, rules)]
-    looks = [plan.look_at]
+    idle, look_at = health.idle(seen, plan, rules)
+    more: list[Action] = [*idle]
+    cools = (each.until for each in view.cooling if view.now < each.until)
+    looks = [plan.look_at, look_at, min(cools, default=None)]
     more = more or [*packing.pack(units, plan, rules)]
     if not (more or less):
         apart, look_at = packing.part(units, plan, rules)

@@ -15,7 +15,8 @@ from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     MILLI,
     Rules,
-    cools,
+    cooling,
+    families,
     movable,
     named,
     waits,
@@ -41,11 +42,11 @@ def gather(view: VcView, plan: Plan) -> list[Migrate]:
     if plan.turns or plan.actions:
         return []  # GPUs that are free are spoken for.
     room: Room | None = None
-    moves: list[Migrate] = []
+    moves, cold = list[Migrate](), cooling(view, "migrate")
     for job in _scattered(view):
         room = room or _room(view)
         place = room.fit(job) if len(moves) < ACTIONS_MAX else None
-        if place is None or cools(view, "migrate", job):
+        if place is None or families(job) in cold:
             continue
         needed = _needs(job, view)
         if _gain(job, len(place)) > needed * SURELY:
@@ -74,8 +75,9 @@ def _benefit(view: VcView, plan: Plan) -> Iterator[JobView]:
     line = [job for job in waits(view) if job.job not in gone and job.gpus > 1
             and not (job.phase is Phase.AWAY and "migrate" not in job.can)]  # fmt: skip
     yield from sorted(line, key=lambda job: (-job.spec.priority, job.sequence))
+    cold = cooling(view, "migrate")
     for job in _scattered(view):
-        if _gain(job, 1) > _needs(job, view) * SURELY and not cools(view, "migrate", job):
+        if families(job) not in cold and _gain(job, 1) > _needs(job, view) * SURELY:
             yield job
 
 
@@ -93,9 +95,10 @@ def _vacate(view: VcView, server: NodeView, job: JobView) -> list[Migrate]:
     there = [jobs[name] for name, _ in server.jobs if name in jobs]
     if any(each.trial for each in there) or server.free >= job.gpus or server.gpus < job.gpus:
         return []  # Others leave it already; or it is not GPUs that are missing.
+    cold = cooling(view, "defrag")
     leave = [each for each in there if movable(each) and len(each.nodes) == 1
              and each.job != job.job and each.pin == job.pin
-             and not cools(view, "defrag", each)]  # fmt: skip
+             and families(each) not in cold]  # fmt: skip
     if server.free + sum(each.gpus for each in leave) < job.gpus:
         return []
     fuller = [node.node for node in view.nodes

@@ -13,7 +13,8 @@ from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     MILLI,
     Rules,
-    cools,
+    cooling,
+    families,
     named,
     on_them,
     profiled,
@@ -21,8 +22,8 @@ from skep.policies.introspective.rules import (
     waits,
 )
 from skep.policies.introspective.units import Units
-from skep.policies.room import Room
-from skep.policies.turns import height
+from skep.policies.room import Place, Room
+from skep.policies.turns import loads
 from skep.units import Instant
 from skep.view.plan import Pack, Plan, Unpack
 from skep.view.view import HOLDING, JobView, Phase, VcView
@@ -34,25 +35,40 @@ to be better than they are to be kept, so it does not come and go."""
 
 
 def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
-    """Return whom to try beside whom, beyond a plan of turns. Only in overload."""
+    """Return whom to try beside whom, beyond a plan of turns. Only in overload.
+
+    That is where jobs want more GPUs than there are, or a server's height is above 1: those on it
+    may be unable to go elsewhere. Each pack makes up for as many GPUs as its guest has.
+    """
     view = units.view
-    over = _over(view)
-    if not any(gpus > 0 for gpus in over.values()) or height(view) <= 1:
-        return []
+    over, crowded = _over(view), dict[str, int]()
+    if all(gpus <= 0 for gpus in over.values()):
+        crowded = {node: taken - size for node, taken, size in loads(view) if taken > size}
+        if not crowded:
+            return []
     gone, sizes = named(plan), {node.node: node.gpu_memory for node in view.nodes}
-    guests = [job for job in view.jobs if job.phase is Phase.AWAY and _may(job, gone)]
-    hosts = [job for job in view.jobs if job.phase is Phase.RUNNING and _may(job, gone)]
+    guests, on = list[JobView](), dict[Place, list[JobView]]()
+    for job in view.jobs:
+        if job.phase is Phase.AWAY and _may(job, gone):
+            guests.append(job)
+        elif job.phase is Phase.RUNNING and _may(job, gone):
+            on.setdefault(job.nodes, []).append(job)
     guests.sort(key=_idlest)
-    hosts.sort(key=_idlest)
+    cold = cooling(view, "pack")
     tried: list[Pack] = []
     for guest in guests:
-        if len(tried) >= ACTIONS_MAX or over.get(guest.pin, 0) <= 0:
+        if len(tried) >= ACTIONS_MAX:
+            break
+        ((node, _),) = guest.nodes
+        if over.get(guest.pin, 0) <= 0 and crowded.get(node, 0) <= 0:
             continue
-        host = next((each for each in hosts if _goes(guest, each, sizes)
-                     and not cools(view, "pack", guest, each)), None)  # fmt: skip
+        hosts = [each for each in on.get(guest.nodes, ()) if _goes(guest, each, sizes)
+                 and families(guest, each) not in cold]  # fmt: skip
+        host = min(hosts, key=_idlest, default=None)
         if host is not None:
-            hosts.remove(host)
-            over[guest.pin] -= guest.gpus
+            on[host.nodes].remove(host)
+            over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
+            crowded[node] = crowded.get(node, 0) - guest.gpus
             tried.append(Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True,
                               needed_milli=turns_give(host, rules)))  # fmt: skip
     return tried

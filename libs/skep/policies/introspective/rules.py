@@ -40,11 +40,14 @@ def family(job: JobView) -> str:
     return job.spec.size.family or f"{job.spec.vc}/{job.spec.name}"
 
 
-def cools(view: VcView, kind: str, *jobs: JobView) -> bool:
-    """Return whether a kind of trial with such jobs was not worth it a while ago."""
-    named = tuple(sorted(family(job) for job in jobs))
-    return any((each.kind, each.families) == (kind, named) and view.now < each.until
-               for each in view.cooling)  # fmt: skip
+def families(*jobs: JobView) -> tuple[str, ...]:
+    """Return what a trial with these jobs is called by."""
+    return tuple(sorted(family(job) for job in jobs))
+
+
+def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
+    """Return between jobs of which families a kind of trial was not worth it a while ago."""
+    return {each.families for each in view.cooling if each.kind == kind and view.now < each.until}
 
 
 def turns_give(job: JobView, rules: Rules) -> int:

@@ -89,12 +89,12 @@ class Units:
 
 
 def weight(job: JobView) -> float:
-    """Return for how many times as long as one alone a job is to have its GPUs.
+    """Return for how many times as long as one alone a pack is to have its GPUs.
 
     Two that make 1.6 times what one makes alone have them for 1.25 times as long: each of them then
     makes as much as who takes turns alone.
     """
-    return 2 * MILLI / job.mate_milli if job.mate_milli else 1.0
+    return 2 * MILLI / job.mate_milli
 
 
 def _packs(view: VcView) -> dict[str, tuple[JobView, ...]]:
