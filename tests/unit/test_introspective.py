@@ -208,7 +208,11 @@ def test_who_shares_gets_gpus_of_its_own_once_some_are_free_and_it_is_quiet() ->
 def test_who_hurts_his_neighbour_leaves_him() -> None:
     """The rates of both alone are known: together they make less than turns would."""
     pair = [packed("j1", 0, "j2", rates=((1, 10_000),)), packed("j2", 0, "j1", rates=((1, 9_000),))]
+    pair = [replace(each, since=Instant(NOW - seconds(61))) for each in pair]
     assert tries(seen(pair, 1)) == [Unpack("j2", Reason.INTERFERES)]
+    # Who has just gone on was measured while he stood.
+    again = [pair[0], replace(pair[1], since=Instant(NOW - seconds(10)))]
+    assert tries(seen(again, 1)) == []
     fine = [replace(each, rates=((1, 6_000),)) for each in pair]
     assert tries(seen(fine, 1)) == []
 

@@ -136,6 +136,8 @@ class Books:
         self._bases: dict[Kind, float] = {}
         """Shares for which the bounds were found."""
         self._quiet = Times()
+        self._least: dict[str, tuple[Instant, float, float]] = {}
+        """By node: when it was found out, the least account there or less, how fast it falls."""
         self._views: dict[str, NodeView] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
@@ -159,6 +161,7 @@ class Books:
         self._owed = {}
         self._divide(view)
         for node in touched:
+            self._least.pop(node, None)
             self.wake(self.homes.get(node, ()))
         self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
         for times in (self.slices, self.stands):
@@ -205,6 +208,22 @@ class Books:
     def order(self, job: JobView) -> tuple[int, int, int]:
         """Return by what those come who may be suspended: the first first."""
         return job.spec.priority, self.due(job), job.sequence
+
+    def least(self, node: str) -> int:
+        """Return what nobody's account is below who may be suspended on a node."""
+        if node not in self._least:
+            self.look(node)
+        at, low, falls = self._least[node]
+        return max(-self._most, int(low - falls * (self.now - at)) - 1)
+
+    def look(self, node: str) -> None:
+        """Find out anew what nobody's account is below on a node."""
+        low, falls, drift = float(self._most), 0.0, 2 * SHARE_DRIFT
+        for job in self.on.get(node, {}).values():
+            if job.job in self.able:
+                low = min(low, self.due(job) - drift * (self.now - begun(job)) - SLACK_NS)
+                falls = max(falls, 1 - self.share(job) + 2 * drift)
+        self._least[node] = self.now, low, falls
 
     def load(self, node: str) -> int:
         """Return the GPUs that are allocated on a node, in thousandths of those it has."""
@@ -298,6 +317,7 @@ class Books:
             far = far or abs(share - self._bases[kind]) > SHARE_DRIFT
         if far:
             self._bases = dict(self._share)
+            self._least.clear()
             for there in self.homes.values():
                 self.wake(there)
 
@@ -334,7 +354,10 @@ class Books:
             lowest = now + max(down + self._most, 0) / falls
             at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
             soonest = min(soonest, at)
-        return max(job.waiting_since + self._slice, int(soonest) - 1)
+        until = max(job.waiting_since + self._slice, int(soonest) - 1)
+        if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
+            until = min(until, int(now + max(self._most - up, 0) / (share + 2 * drift)))
+        return until
 
 
 def is_home(job: JobView) -> bool:

@@ -163,6 +163,10 @@ class _Turns:
         self._turns: list[Turn] = []
         self._actions: list[Suspend] = []
         self._gone: set[str] = set()
+        self._cleared: dict[str, None] = {}
+        """Nodes that somebody is to leave by this plan."""
+        self._kept: dict[str, str] = {}
+        """By node: the gang on several nodes that starves, and is next there."""
         self.missed: dict[str, None] = {}
         """Who was let be, and has to be looked at after all: then the plan is to be made again."""
 
@@ -189,7 +193,7 @@ class _Turns:
         self._look_for_movers(priority)
         # Height: who is suspended goes to free GPUs elsewhere, if nobody of that server wants them.
         moving = [job for job in without if job.nodes and "migrate" in job.can]
-        moved = {job.job for job in moving if self._put(job, self._room.fit(job))}
+        moved = {job.job for job in moving if self._put(job, self._elsewhere(job))}
         return self._claim([job for job in without if job.job not in moved])
 
     def _look_for_movers(self, priority: int) -> None:
@@ -199,13 +203,28 @@ class _Turns:
             if level != priority or one.gpus > self._room.left(one.pin):
                 continue
             resting = [name for name in jobs if name not in self._books.awake]
-            if resting and self._room.fit(one) is not None:
+            if resting and self._elsewhere(one) is not None:
                 self.missed.update(dict.fromkeys(resting))
 
-    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int]:
+    def _elsewhere(self, job: JobView) -> Place | None:
+        """Return where a suspended job could go on now: nobody has to leave first.
+
+        Where somebody has, it could not yet, and would go home: to GPUs that are somebody else's.
+        """
+        if job.gpus > self._room.left(job.pin):
+            return None
+        there = self._room.open(job.pin)
+        return self._room.fit(job, [node for node in there if node not in self._leaving
+                                    and node not in self._cleared])  # fmt: skip
+
+    def _rank(self, job: JobView) -> tuple[int, bool, bool, int, int, int]:
         due = self._books.due(job)
-        starves = not _fresh(job) and due >= self._most
-        return -job.spec.priority, not starves, not _fresh(job), -due, job.sequence
+        # Accounts have an end: of those who starve the one comes first who has stood for longest.
+        return (-job.spec.priority, not self._starves(job), not _fresh(job), -due,
+                job.waiting_since, job.sequence)  # fmt: skip
+
+    def _starves(self, job: JobView) -> bool:
+        return not _fresh(job) and self._books.due(job) >= self._most
 
     def _put(self, job: JobView, place: Place | None) -> bool:
         """Have a job go to a place; return whether there is one."""
@@ -283,7 +302,22 @@ class _Turns:
             if key in failed or not self._claims(job):
                 failed.add(key)  # Who comes after is owed less, and would find no more.
                 without.append(job)
+                self._keep(job)
         return without
+
+    def _keep(self, job: JobView) -> None:
+        """Have nobody else of its priority take turns on the nodes of a gang that starves.
+
+        Else its nodes would never all be due at once: on each others would be, one after the other.
+        """
+        if is_home(job) and len(job.nodes) > 1 and self._starves(job):
+            for node, _ in job.nodes:
+                self._kept.setdefault(node, job.job)
+
+    def _keeps(self, job: JobView, to: JobView) -> bool:
+        """Return whether where a job runs it is somebody else's turn next."""
+        equal = job.spec.priority == to.spec.priority
+        return equal and any(self._kept.get(node, to.job) != to.job for node, _ in job.nodes)
 
     def _claims(self, job: JobView) -> bool:
         """Have a job get GPUs that others leave for it; return whether any can."""
@@ -299,7 +333,8 @@ class _Turns:
         if target is not job and _tied(job):
             return self._claims_own(job, there)
         lower = [each for each in there if each.spec.priority < job.spec.priority]
-        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor)
+        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor,
+                      self._books.look)  # fmt: skip
         for able in (_alike(lower, job), lower, _alike(there, job), there):
             leaving = make_room_at(target, self._room, able, price) if able else None
             if leaving is not None:
@@ -317,10 +352,12 @@ class _Turns:
             if _fresh(job) and not self._stood(job):
                 # The rest of `_yields`, for thousands.
                 gpus, last = job.gpus, self._now - self._slice
-                near = [each for each in near if (each.gpus == gpus and each.since <= last)
-                        or each.spec.priority < priority]  # fmt: skip
+                near = [each for each in near if ((each.gpus == gpus and each.since <= last
+                        and each.spec.priority == priority) or each.spec.priority < priority)
+                        and each.job not in self._gone]  # fmt: skip
+                return [each for each in near if not self._kept or not self._keeps(each, job)]
         return [each for each in near if each.job in able and each.job not in self._gone
-                and self._yields(each, job)]  # fmt: skip
+                and self._yields(each, job) and not self._keeps(each, job)]  # fmt: skip
 
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
         """Have a job get the very GPUs that it had, if all who have them now are to leave."""
@@ -349,6 +386,7 @@ class _Turns:
             why = Reason.OUTRANKED if lower else Reason.SLICE_OVER
             self._actions.append(Suspend(each.job, why, self._books.due(each)))
             self._gone.add(each.job)
+            self._cleared.update((node, None) for node, _ in each.nodes)
             self._room.release(each)
             for node, devices in each.devices:
                 self._busy_on(node).difference_update(devices)
@@ -379,12 +417,16 @@ class _Turns:
     def _cost(self, job: JobView, to: JobView) -> int:
         """Return what it counts to suspend a job: its size, its node's load, what it is owed."""
         load = max((self._books.load(node) for node, _ in job.nodes), default=0)
-        due = (self._books.due(job) + self._most) * 1000 // max(self._slice, 1)
-        return SIZE_COSTS * (job.gpus != to.gpus) + 4 * OWED_SLICES_MAX * load + due
+        size = SIZE_COSTS * (job.gpus != to.gpus)
+        return size + self._counts(load, self._books.due(job))
 
     def _floor(self, node: str, _: Sequence[JobView]) -> int:
         """Return what it counts at least to suspend somebody on a node."""
-        return 4 * OWED_SLICES_MAX * self._books.load(node)
+        return self._counts(self._books.load(node), self._books.least(node))
+
+    def _counts(self, load: int, owed: int) -> int:
+        due = (owed + self._most) * 1000 // max(self._slice, 1)
+        return 4 * OWED_SLICES_MAX * load + due
 
     # --- when to look again ----------------------------------------------------------------------
 

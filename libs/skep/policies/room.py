@@ -218,6 +218,8 @@ class Price(NamedTuple):
     """By what jobs leave, of each its own: the lowest first."""
     floor: Callable[[str, Sequence[JobView]], int]
     """What any of these jobs on a node costs at least."""
+    look: Callable[[str], None] = lambda _: None
+    """Told of each node that is cleared to see what that comes to."""
 
 
 def make_room_at(
@@ -243,6 +245,7 @@ def make_room_at(
         if best is not None and floor > least[0]:
             break
         there = sorted(nodes[node], key=price.order)
+        price.look(node)
         leaving = _clear(job, room, there, node, may_leave)
         if leaving is not None:
             place = [name for name, _ in there[0].nodes].index(node)

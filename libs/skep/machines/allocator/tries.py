@@ -175,8 +175,11 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
 def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
     rest: Duration = COOLS_VOID if fact.verdict is Verdict.VOID else COOLS
     known, named = tries.cooling.get(trial.vc, {}), key(trial.kind, trial.families)
+    until = after(fact.at, rest)
+    if named in known:  # Of several at a time one may be void: what another has shown stands.
+        until = max(until, known[named].until)
     cools = {name: each for name, each in known.items() if fact.at < each.until and name != named}
-    cools[named] = Cooling(trial.kind, trial.families, after(fact.at, rest))
+    cools[named] = Cooling(trial.kind, trial.families, until)
     while len(cools) > COOLING_MAX:
         del cools[next(iter(cools))]
     tries.cooling[trial.vc] = cools

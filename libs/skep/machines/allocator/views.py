@@ -194,7 +194,8 @@ def borrowing(machine: AllocatorMachine, job: JobState) -> bool:
         hold = machine.cells.holds[cellwork.holder(job.job, job.following)]
         return not hold.guaranteed and not job.spec.opportunistic
     runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
-    return runs and job.job in machine.borrowed and job.successor is None and not job.mixed
+    shares = job.mixed and packs.shares(machine, job)
+    return runs and job.job in machine.borrowed and job.successor is None and not shares
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:

@@ -86,7 +86,7 @@ def part(units: Units, plan: Plan, rules: Rules) -> tuple[list[Unpack], Instant 
              if all(each.phase is Phase.RUNNING and not each.trial for each in members)
              and leads not in named(plan)]  # fmt: skip
     for leads, members in packs:
-        if _hurts(members, rules):
+        if _hurts(members, rules, units.view.now):
             return [Unpack(_guest(leads, members).job, Reason.INTERFERES)], None
     if plan.actions or plan.turns or waits(units.view):
         return [], None
@@ -131,8 +131,14 @@ def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:
     return on_them(guest, host) and guest.memory + host.memory <= sizes.get(host.nodes[0][0], 0)
 
 
-def _hurts(members: tuple[JobView, ...], rules: Rules) -> bool:
-    """Return whether jobs on the same GPUs make less than they would in turns, as far as known."""
+def _hurts(members: tuple[JobView, ...], rules: Rules, now: Instant) -> bool:
+    """Return whether jobs on the same GPUs make less than they would in turns, as far as known.
+
+    Rates of who goes on are low at first, as they were measured while he stood: nobody is judged by
+    them before the slice is over.
+    """
+    if any(now - job.since < rules.slice_ns for job in members):
+        return False
     total = 0
     for job in members:
         alone = dict(job.rates).get(job.workers, 0)

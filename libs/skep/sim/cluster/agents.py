@@ -345,8 +345,17 @@ class Agents:
                 continue
             work.advance(now, self._store_every)
             work.where = where
-            speed = self._speeds.speed(work.job, where) * work.factor
+            speed = self._speeds.speed(work.job, where) * work.factor * work.phase
             self._reckon(run, work, speed, self._speeds.utilisation(work.job, where), now)
+
+    def vary(self, name: str, phase: float, now: Instant) -> None:
+        """Have a job go so many times as fast as its model says: it is at another phase."""
+        work = self.works[name]
+        work.phase = phase
+        run = self._runs.get((name, work.attempt))
+        if run is not None and run.trains:
+            work.where = None
+            self._stale[run] = None
 
     def _reckon(
         self, run: Run, work: Work, speed: float, utilisation: float, now: Instant

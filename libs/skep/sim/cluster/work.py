@@ -35,6 +35,8 @@ class Work(msgspec.Struct):
     """Counts what its end was reckoned with: an end reckoned otherwise does not come."""
     factor: float = 1.0
     """How this attempt differs from its model, by chance."""
+    phase: float = 1.0
+    """How it differs from its model now, whichever attempt it is."""
     where: Situation | None = None
     """Where it trains."""
     hundred: int = 0
