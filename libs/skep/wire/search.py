@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -177,7 +177,36 @@ def value_problem(parameter: Parameter, value: Value) -> str:
     return f"{'a whole number' if whole else 'a number'} of {low} to {high}"
 
 
-def free_problem(name: str, value: Value) -> str:
+def param_problems(spec: SearchSpec, params: Mapping[str, Value] | None) -> Iterator[Problem]:
+    """Yield what is wrong with a trial's parameters; None: they are to be drawn."""
+    space = spec.space
+    if params is None:
+        if spec.sampler == "client" and not space:
+            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
+                          text="the search has no `space` to draw parameters from",
+                          suggestion="give them as `params`")  # fmt: skip
+        return
+    if len(params) > PARAMETERS_MAX:
+        yield _bad("$.params", f"at most {PARAMETERS_MAX} parameters")
+        return
+    for name, value in params.items():
+        if space and name not in space:
+            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
+                          text=f"`{name}` is not in the search's space",
+                          suggestion=nearest(name, sorted(space)))  # fmt: skip
+        elif not space and (wrong := _free_problem(name, value)):
+            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
+                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
+    for name, each in space.items():
+        if name not in params:
+            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
+                          text=f"`{name}` is required")  # fmt: skip
+        elif wrong := value_problem(each, params[name]):
+            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be {wrong}")  # fmt: skip
+
+
+def _free_problem(name: str, value: Value) -> str:
     """Return what is wrong with a parameter of a search without a space, or nothing."""
     most = CHOICE_CHARS_MAX
     if len(name) > most:

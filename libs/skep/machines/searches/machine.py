@@ -31,7 +31,7 @@ from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
-from skep.wire.search import PARAMETERS_MAX, free_problem, search_id, value_problem
+from skep.wire.search import param_problems, search_id
 from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
@@ -286,7 +286,7 @@ class SearchesMachine:
             most, live = search.spec.budget.trials, len(search.live)
             text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
             return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
-        problems = list(_param_problems(search, asked))
+        problems = list(param_problems(search.spec, asked.params))
         if problems:
             return _refusal(search.search, problems)
         number = len(search.trials) + 1
@@ -558,35 +558,6 @@ def wish_of(search: Search, trial: Trial) -> str:
     if trial.run and trial.stand is Stand.SUSPENDED:
         return "resume"
     return "suspend" if trial.stand is Stand.RUNNING and not trial.run else ""
-
-
-def _param_problems(search: Search, asked: AskTrial) -> Iterator[Problem]:
-    if asked.params is None:
-        if search.spec.sampler == "client" and not search.spec.space:
-            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
-                          text="the search has no `space` to draw parameters from",
-                          suggestion="give them as `params`")  # fmt: skip
-        return
-    space = search.spec.space
-    if len(asked.params) > PARAMETERS_MAX:
-        yield Problem(path="$.params", reason=Reason.BAD_VALUE,
-                      text=f"a trial has at most {PARAMETERS_MAX} parameters")  # fmt: skip
-        return
-    for name in asked.params:
-        if space and name not in space:
-            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
-                          text=f"`{name}` is not in the search's space",
-                          suggestion=hearing.nearest_of(name, space))  # fmt: skip
-        elif not space and (wrong := free_problem(name, asked.params[name])):
-            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
-                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
-    for name, each in space.items():
-        if name not in asked.params:
-            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
-                          text=f"`{name}` is required")  # fmt: skip
-        elif wrong := value_problem(each, asked.params[name]):
-            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
-                          text=f"`{name}` must be {wrong}")  # fmt: skip
 
 
 def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict:
