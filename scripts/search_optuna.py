@@ -91,8 +91,8 @@ def cluster(options: argparse.Namespace, policy: str) -> Iterator[Embedded]:
     """Yield a fresh cluster of one node, whose virtual cluster has this policy."""
     with tempfile.TemporaryDirectory(prefix="skep-search-") as folder:
         made = Embedded(Path(folder), {"SKEP_PORTS": options.ports} if options.ports else None)
-        made.up("--nodes", "1", "--gpus", str(options.slots), "--vc", f"lab={options.slots}")
         try:
+            made.up("--nodes", "1", "--gpus", str(options.slots), "--vc", f"lab={options.slots}")
             vcs = {"vcs": {"lab": {"gpus": options.slots, "policy": policy}}}
             reply = made.ask("POST", "/v1/admin/vcs", json.dumps(vcs).encode())
             assert reply.status == 202, reply

@@ -11,13 +11,14 @@ from skep.experiments.multijob import Curves, Study
 from skep.experiments.report import Experiment, Line, Results
 
 BASE, TURNS, WHOLE = "first come, first served", "gandiva, reactive", "gandiva, introspective"
-THIRD = 1 / 3
+THIRD, NINTH = 1 / 3, 1 / 9
+"""Of servers and jobs alike, so as much is asked of every GPU."""
 DAYS_SLICE_S = 600
 """Ten minutes and not one: nine days of turns of a minute are a day of decisions."""
 LOADS = (0.9, 1.1, 1.3)
 LOADS_PART = 0.4
 """Of the cluster, where loads are compared."""
-CELLS_PART = 12 / 45
+CELLS_PART = 6 / 45
 SLACK_S = 60.0
 
 
@@ -92,6 +93,10 @@ def _days_of(label: str, part: float, load: float, *, local: bool = True) -> lis
 
 def _days(_: float | None) -> list[Scene]:
     return _days_of("", 1.0, 0.0)
+
+
+def _days_part(_: float | None) -> list[Scene]:
+    return _days_of("", LOADS_PART, 0.0)
 
 
 def _days_loads(_: float | None) -> list[Scene]:
@@ -309,11 +314,15 @@ EXPERIMENTS = (
                _mix(1.0), _lines_mix),
     Experiment("gandiva-mix-third", "333 small jobs on 60 GPUs", "Gandiva, section 6.3, Figure 15",
                _mix(THIRD), _lines_mix, "With the reactive mode by itself."),
-    Experiment("gandiva-cells", "267 small jobs of three tenants on 48 GPUs, by HiveD's cells",
+    Experiment("gandiva-mix-ninth", "111 small jobs on 20 GPUs", "Gandiva, section 6.3, Figure 15",
+               _mix(NINTH), _lines_mix, "With the reactive mode by itself."),
+    Experiment("gandiva-cells", "133 small jobs of three tenants on 24 GPUs, by HiveD's cells",
                "Gandiva, section 6.3; HiveD, section 5.1", _cells, _lines_cells,
                "Half, three and two tenths of the jobs, and a third of the GPUs each."),
     Experiment("gandiva-days", "Nine days on 100 GPUs", "Gandiva, section 6.4, Table 5", _days,
                _lines_days),
+    Experiment("gandiva-days-part", "Nine days on 40 GPUs", "Gandiva, section 6.4, Table 5",
+               _days_part, _lines_days),
     Experiment("gandiva-days-loads", "The same on 40 GPUs under other loads",
                "Gandiva, section 6.4, Table 5", _days_loads, _lines_days),
     Experiment("gandiva-multijob", "A search of 374 configurations",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -28,6 +28,13 @@ LIVE_MAX = 1024
 PARAMETERS_MAX = 64
 CHOICES_MAX = 256
 CHOICE_CHARS_MAX = 256
+WHOLE_MAX = 2**53
+"""Whole numbers in a space, and mini-batches: beyond it a number is drawn or compared wrongly."""
+STEP_MAX = 10**15
+"""Mini-batches of one trial, as many as a job may report."""
+VALUE_MAX = 1e100
+"""The largest value of a metric, either way: squares of it are numbers still."""
+GPU_TIME_S_MAX = 10**12
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """A parameter's name: it stands in a script's arguments as `{name}`."""
 SEARCH = re.compile(r"s([1-9][0-9]{0,19})")
@@ -170,6 +177,45 @@ def value_problem(parameter: Parameter, value: Value) -> str:
     return f"{'a whole number' if whole else 'a number'} of {low} to {high}"
 
 
+def param_problems(spec: SearchSpec, params: Mapping[str, Value] | None) -> Iterator[Problem]:
+    """Yield what is wrong with a trial's parameters; None: they are to be drawn."""
+    space = spec.space
+    if params is None:
+        if spec.sampler == "client" and not space:
+            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
+                          text="the search has no `space` to draw parameters from",
+                          suggestion="give them as `params`")  # fmt: skip
+        return
+    if len(params) > PARAMETERS_MAX:
+        yield _bad("$.params", f"at most {PARAMETERS_MAX} parameters")
+        return
+    for name, value in params.items():
+        if space and name not in space:
+            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
+                          text=f"`{name}` is not in the search's space",
+                          suggestion=nearest(name, sorted(space)))  # fmt: skip
+        elif not space and (wrong := _free_problem(name, value)):
+            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
+                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
+    for name, each in space.items():
+        if name not in params:
+            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
+                          text=f"`{name}` is required")  # fmt: skip
+        elif wrong := value_problem(each, params[name]):
+            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
+                          text=f"`{name}` must be {wrong}")  # fmt: skip
+
+
+def _free_problem(name: str, value: Value) -> str:
+    """Return what is wrong with a parameter of a search without a space, or nothing."""
+    most = CHOICE_CHARS_MAX
+    if len(name) > most:
+        return f"a name of at most {most} characters"
+    if isinstance(value, str):
+        return "" if len(value) <= most else f"a text of at most {most} characters"
+    return "" if -VALUE_MAX <= value <= VALUE_MAX else "a smaller number"
+
+
 class _Open(_Part, frozen=True):
     """The spec without its job, for finding what is wrong with keys and types."""
 
@@ -252,8 +298,8 @@ def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
                       suggestion=f"use 0 to {max(1, spec.parallel - 1)}")  # fmt: skip
     if not spec.parallel <= spec.live <= LIVE_MAX:
         yield _bad(f"{path}.live", f"{spec.parallel}, those that run at a time, to {LIVE_MAX}")
-    if spec.steps is not None and spec.steps < 1:
-        yield _bad(f"{path}.steps", "1 or more")
+    if spec.steps is not None and not 1 <= spec.steps <= WHOLE_MAX:
+        yield _bad(f"{path}.steps", f"1 to {WHOLE_MAX}")
     for name in ("target", "give_up"):
         value = getattr(spec, name)
         if value is not None and not math.isfinite(value):
@@ -268,7 +314,7 @@ def _times(spec: SearchSpec, path: str) -> Iterator[Problem]:
         yield _bad(f"{path}.turn", "seconds, or text such as `90s`, `15m`, `2h`, up to a year")
     if spec.budget.gpu_time is not None:
         length_s = time_s(spec.budget.gpu_time)
-        if length_s is None or length_s < 1:
+        if length_s is None or not 1 <= length_s <= GPU_TIME_S_MAX:
             yield _bad(f"{path}.budget.gpu_time", "seconds, or text such as `15m`, `2h`, `1d`")
 
 
@@ -329,6 +375,9 @@ def _space(spec: SearchSpec, path: str) -> Iterator[Problem]:
                            f"{CHOICE_CHARS_MAX} characters")  # fmt: skip
         else:
             low, high = _ends(each)
+            if each.integer is not None and not -WHOLE_MAX <= low <= high <= WHOLE_MAX:
+                yield _bad(f"{here}.integer", f"the least and the most, up to {WHOLE_MAX}")
+                continue
             finite = math.isfinite(low) and math.isfinite(high) and abs(high - low) < math.inf
             if not finite or low > high or (each.log is not None and low <= 0):
                 least = " above 0" if each.log is not None else ""

@@ -574,7 +574,7 @@ class AllocatorMachine:
             self.borrowed.pop(job.job, None)
             self.away.pop(job.job, None)
         self.soft.uncovered.pop(job.job, None)
-        tries.ended(self, fact.job)
+        tries.ended(self, job)
 
     # --- for decisions -----------------------------------------------------------------------
 

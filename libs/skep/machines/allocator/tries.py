@@ -206,11 +206,12 @@ def _owed(machine: AllocatorMachine, name: str, undo: Undo) -> bool:
     return job.attempt == undo.attempt and packs.shares(machine, job)
 
 
-def ended(machine: AllocatorMachine, name: str) -> None:
+def ended(machine: AllocatorMachine, job: JobState) -> None:
     """Take over that a job is over: of one in an open trial, its verdict forgets it."""
-    lately.ended(machine, name)
-    if name not in machine.tries.of_job:
-        _forget(machine.tries, name)
+    lately.ended(machine, job.job)
+    pairs.parted(machine, job)
+    if job.job not in machine.tries.of_job:
+        _forget(machine.tries, job.job)
 
 
 def _forget(tries: Tries, name: str) -> None:

@@ -26,7 +26,6 @@ from skep.wire.facts import (
     JobRequeued,
     Refused,
 )
-from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import (
     SearchFact,
@@ -184,8 +183,3 @@ def _end(search: Search, trial: Trial, fact: JobEnded) -> tuple[TrialEnd, Reason
             return TrialEnd.GIVEN_UP, Reason.NO_PROMISE
         case End.CANCELLED:
             return TrialEnd.CANCELLED, search.ending or fact.why
-
-
-def nearest_of(name: str, space: Mapping[str, Any]) -> str:
-    """Return the nearest name of a space as a suggestion, or nothing."""
-    return nearest(name, sorted(space))

@@ -31,7 +31,7 @@ from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
-from skep.wire.search import search_id, value_problem
+from skep.wire.search import param_problems, search_id
 from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
@@ -209,12 +209,15 @@ class SearchesMachine:
 
     def _request(self, event: SearchRequest, now: Instant) -> dict[str, None]:
         parsed = parse_request(event.raw)
+        verdict: SearchVerdict | None
         if isinstance(parsed, list):
             verdict = _refusal("", parsed)
         elif isinstance(parsed, BeginSearch):
             verdict = self._begin(event, parsed, now)
         else:
             verdict = self._of_search(event, parsed, now)
+        if verdict is None:
+            return {}
         if event.reply and subjects.reply_allowed(event.reply, event.vc):
             self._effects.append(Send(event.reply, verdict))
         return {verdict.search: None} if verdict.search in self.searches else {}
@@ -234,12 +237,17 @@ class SearchesMachine:
             case DemoteTrial() | PromoteTrial():
                 return self._demote(search, asked, now)
 
-    def _begin(self, event: SearchRequest, asked: BeginSearch, now: Instant) -> SearchVerdict:
+    def _begin(
+        self, event: SearchRequest, asked: BeginSearch, now: Instant
+    ) -> SearchVerdict | None:
         name, spec, key = search_id(event.number), asked.spec, event.key
         earlier = self.keys.get((event.vc, key)) if key else None
         if earlier is not None:
             return SearchVerdict(search=earlier, accepted=True, reason=Reason.REPEATED)
         if event.number <= self.last_begun:  # Read again after a restart: it is answered.
+            # One that was refused, or is over, is told by the facts alone.
+            if name not in self.searches:
+                return None
             return SearchVerdict(search=name, accepted=True, reason=Reason.REPEATED)
         problem = None
         if spec.vc != event.vc:
@@ -278,7 +286,7 @@ class SearchesMachine:
             most, live = search.spec.budget.trials, len(search.live)
             text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
             return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
-        problems = list(_param_problems(search, asked))
+        problems = list(param_problems(search.spec, asked.params))
         if problems:
             return _refusal(search.search, problems)
         number = len(search.trials) + 1
@@ -550,28 +558,6 @@ def wish_of(search: Search, trial: Trial) -> str:
     if trial.run and trial.stand is Stand.SUSPENDED:
         return "resume"
     return "suspend" if trial.stand is Stand.RUNNING and not trial.run else ""
-
-
-def _param_problems(search: Search, asked: AskTrial) -> Iterator[Problem]:
-    if asked.params is None:
-        if search.spec.sampler == "client" and not search.spec.space:
-            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
-                          text="the search has no `space` to draw parameters from",
-                          suggestion="give them as `params`")  # fmt: skip
-        return
-    space = search.spec.space
-    for name in asked.params:
-        if space and name not in space:
-            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
-                          text=f"`{name}` is not in the search's space",
-                          suggestion=hearing.nearest_of(name, space))  # fmt: skip
-    for name, each in space.items():
-        if name not in asked.params:
-            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
-                          text=f"`{name}` is required")  # fmt: skip
-        elif wrong := value_problem(each, asked.params[name]):
-            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
-                          text=f"`{name}` must be {wrong}")  # fmt: skip
 
 
 def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict:
