@@ -173,8 +173,7 @@ def _worse(alone: Played, cells: Played) -> int:
 # --- multi-jobs, section 6.2 ----------------------------------------------------------------------
 
 LENET = Study(trials=374, places=4, exclusive=2, position=93, target=0.84, final=0.842,
-              trial_s=38 * 60, added=2, turn_s=75,
-              curves=Curves(worst=0.4, hopeless=0.25))  # fmt: skip
+              trial_s=38 * 60, added=2, turn_s=75)  # fmt: skip
 GPUS = {"4 GPUs": LENET, "16 GPUs": replace(LENET, places=16, exclusive=8, added=8)}
 POSITIONS = (93, 187, 280, 365)
 TABLE_3 = {
