@@ -36,15 +36,7 @@ LIMIT_S = 150.0
 KILL_AT_SHARE = 0.35
 """The allocator dies once the longest job has done this share of its work."""
 REFRESH_S = 0.5
-SERVICES = {
-    "admission",
-    "allocator",
-    "agent",
-    "introspector",
-    "advisor",
-    "searches",
-    "gateway",
-}
+SERVICES = {"admission", "allocator", "agent", "introspector", "advisor", "gateway"}
 ENDS = {"succeeded", "failed", "cancelled", "refused"}
 BOLD, DIM, RED, GREEN, PLAIN = (
     ("\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if sys.stdout.isatty() else [""] * 5

@@ -2,8 +2,8 @@
 
 python -m scripts.introspect slices [--slice 6] [--alone 25] [--short 72] [--svg FILE]
     python -m scripts.introspect packs [--slice 25] [--svg FILE]
-    python -m scripts.introspect gathers [--mbit 100] [--megabytes 1] [--ask] [--svg FILE]
-    python -m scripts.introspect grows [--work 0.2] [--after 6] [--train 8] [--svg FILE]
+    python -m scripts.introspect gathers [--mbit 100] [--megabytes 2] [--ask] [--svg FILE]
+    python -m scripts.introspect grows [--work 0.4] [--after 6] [--train 8] [--svg FILE]
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def main(words: Sequence[str] | None = None) -> int:
     two.add_argument("--slice", type=float, default=25.0, help="seconds of a turn")
     three = figures.add_parser("gathers", help="figure 8: a scattered gang is brought together")
     three.add_argument("--mbit", type=float, default=100.0, help="speed of the links")
-    three.add_argument("--megabytes", type=float, default=1.0, help="gradients of a mini-batch")
-    three.add_argument("--train", type=float, default=30.0, help="seconds in each place")
+    three.add_argument("--megabytes", type=float, default=2.0, help="gradients of a mini-batch")
+    three.add_argument("--train", type=float, default=20.0, help="seconds in each place")
     three.add_argument("--within", type=float, default=90.0, help="seconds until it has moved")
     three.add_argument("--ask", action="store_true", help="move it by hand, not by the policy")
     four = figures.add_parser("grows", help="figure 11: a job grows as others leave, and shrinks")
-    four.add_argument("--work", type=float, default=0.2, help="seconds of a mini-batch alone")
+    four.add_argument("--work", type=float, default=0.4, help="seconds of a mini-batch alone")
     four.add_argument("--after", type=float, default=6.0, help="seconds without arrivals to grow")
     four.add_argument("--train", type=float, default=8.0, help="seconds at each size")
     for each in figures.choices.values():

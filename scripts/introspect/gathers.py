@@ -17,6 +17,7 @@ from typing import Any
 
 from scripts.embedded import until
 from scripts.introspect.live import VC, Job, Live, machine, running, say, under
+from scripts.introspect.packs import trials
 from scripts.introspect.picture import Line, Panel, draw
 from scripts.introspect.rates import Mark, Steps, seconds
 from scripts.introspect.wires import INSIDE, Wires
@@ -25,6 +26,9 @@ from skep.units import NS_PER_SECOND
 NODES = ("node-1", "node-2", "node-3", "node-4")
 CALM_S = 3.0
 WITHIN_S = 90.0
+VERDICT_S = 150.0
+WORK_S = 0.1
+"""What GPUs would do in a mini-batch: long, so that a busy machine matters little."""
 
 
 def run(
@@ -51,6 +55,9 @@ def run(
         until(lambda: moved(live, gang), "the gang is moved", within_s)
         say(f"the gang trains on {gang.row['place']}")
         time.sleep(train_s)
+        if not asks:
+            until(lambda: judged(live), "a verdict on the move", VERDICT_S)
+            time.sleep(CALM_S)
         facts, over = live.facts(), time.time_ns()
         for each in live.jobs.values():
             each.finish()
@@ -64,7 +71,8 @@ def run(
 
 def two(live: Live, name: str, megabytes: float) -> Job:
     """Hand in a gang of two; return it once it trains and can migrate."""
-    gang = live.gang(name, "--megabytes", megabytes, resources={"workers": 2, "gpus": 1},
+    gang = live.gang(name, "--megabytes", megabytes, "--work", WORK_S,
+                     resources={"workers": 2, "gpus": 1},
                      size={"family": "pair"}, env={"GLOO_SOCKET_IFNAME": INSIDE})  # fmt: skip
     until(lambda: "migrate" in gang.row["can"], f"{name} can migrate", WITHIN_S)
     gang.trains()
@@ -85,6 +93,11 @@ def fill(live: Live, megabytes: float) -> Job:
         each.finish()
         live.cluster.ended(each.job)
     return big
+
+
+def judged(live: Live) -> bool:
+    """Return whether every trial has its verdict."""
+    return all(over is not None for _, over in trials(live.facts()))
 
 
 def moved(live: Live, gang: Job) -> Any:

@@ -23,7 +23,7 @@ from skep.units import NS_PER_SECOND
 
 SLOTS = 4
 CALM_S = 2.0
-WITHIN_S = 120.0
+WITHIN_S = 150.0
 
 
 def run(work_s: float, after_s: float, train_s: float, svg: Path | None) -> dict[str, Any]:

@@ -110,6 +110,11 @@ def measure(
         "packed_until_verdict_s": round(seconds(begun.at, over.at), 1),
         "trials": sum(each.vc == vc for each, _ in trials(facts)),
     }  # fmt: skip
+    paces = [each.message.at for each in seen if type(each.message).__name__ == "Outlook"
+             and each.message.at <= begun.at
+             and {pace.job for pace in each.message.jobs} & set(jobs)]  # fmt: skip
+    if paces:
+        told["finding_to_order_s"] = round(seconds(max(paces), begun.at), 3)
     if judged:
         told["finding_to_verdict_s"] = round(seconds(judged[0].message.at, over.at), 3)
     if over.verdict == "undone":

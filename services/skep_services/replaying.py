@@ -16,10 +16,11 @@ import msgspec
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Machine
+from skep.machines.searches import SearchesMachine
 from skep.sim.again import Change, Log
 from skep.wire import codec, subjects
 from skep.wire.admin import SetVcs
-from skep.wire.changes import ChangeAsked
+from skep.wire.changes import AskOver, ChangeAsked, JobChanged
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import (
     AdmissionFact,
@@ -28,9 +29,14 @@ from skep.wire.facts import (
     CancelAsked,
     CellsSet,
     JobEnded,
+    JobQueued,
+    JobRan,
+    JobRequeued,
     NodeAdded,
+    Refused,
     VcsSet,
 )
+from skep.wire.search_facts import SearchFact
 from skep_services.adapters import exported
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
@@ -65,6 +71,11 @@ SERVICES = {
     "allocator": Service(
         subjects.ALLOC, AllocatorFact, AllocatorMachine,
         {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked)},
+    ),
+    "searches": Service(
+        subjects.SEARCH, SearchFact, SearchesMachine,
+        {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused),
+         subjects.ALLOC: (AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued)},
     ),
 }  # fmt: skip
 """`wants` as in the services' own `FOLLOW`."""

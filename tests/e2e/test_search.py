@@ -81,6 +81,8 @@ def test_trials_take_turns_and_a_killed_service_loses_none(cluster: Embedded, nl
     assert mine == jobs
     told = json.loads(cluster.skep("search", "show", search, "--json"))
     assert told["best"] == shown["best"]
+    again = json.loads(cluster.skep("replay", "--json"))["services"]["searches"]
+    assert again["equal"] == again["decisions"] > 20, again
 
 
 def test_all_trials_of_a_search_are_cancelled_at_once(cluster: Embedded, nlp: Tenant) -> None:

@@ -145,6 +145,12 @@ class Searches(RuleBasedStateMachine):
         for name in list(self.world.machine.searches):
             self.world.ask(do="tell", search=name, trial=number, step=5, value=value, over=over)
 
+    @rule(number=st.integers(1, 8), do=st.sampled_from(["demote", "promote"]))
+    def rank(self, number: int, do: str) -> None:
+        for name in list(self.world.machine.searches):
+            verdict = self.world.ask(do=do, search=name, trial=number)
+            assert verdict.accepted or verdict.reason is Reason.UNKNOWN_TRIAL
+
     @rule()
     def cancel(self) -> None:
         for name in list(self.world.machine.searches)[:1]:

@@ -98,7 +98,22 @@ async def test_a_wait_is_foreseen_from_what_is_measured(house: House) -> None:
     assert told["outcome"]["awaits"] == [first]
     assert told["outcome"]["at"] == at(70)
     assert told["outcome"]["ends_at"] == at(130)
-    assert told["options"][-1]["reason"] == "once-others-end"
+    last = told["options"][-1]
+    assert (last["reason"], last["value"]) == ("once-others-end", first)
+
+
+@pytest.mark.asyncio
+async def test_whose_end_a_job_waits_for_is_not_told_of_other_vcs(house: House) -> None:
+    first = await submitted(house, vc="vision", opportunistic=True, gpus=2, workers=2,
+                            size={"mini_batches": 100})  # fmt: skip
+    house.cluster.runs(first)
+    second = await submitted(house, opportunistic=True, gpus=2, workers=2)
+    rate = JobRate(job=first, attempt=1, rate_milli=1_000, steps=50)
+    house.gateway.indexer.live.apply(Rates(at=at(20), jobs=(rate,)), at(20))
+    for client, value in ((house.op, first), (house.nlp, "")):
+        told = (await client.get(f"/v1/jobs/{second}/why?what_if=1"))["what_if"]
+        last = told["options"][-1]
+        assert (last["reason"], last["value"]) == ("once-others-end", value)
 
 
 @pytest.mark.asyncio

@@ -91,6 +91,10 @@ async def test_a_search_is_begun_asked_told_and_cancelled(house: House) -> None:
     assert (again["search"], again["accepted"]) == (name, True)
     asked = {"params": {"lr": 0.1}, "outside": True}
     trial = await house.nlp.json("POST", f"/v1/searches/{name}/trials", 201, asked)
+    async with house.nobody.open("/metrics") as answer:
+        text = await answer.text()
+    assert 'skep_searches{vc="nlp"} 1.0' in text
+    assert 'skep_search_trials{stand="outside",vc="nlp"} 1.0' in text
     assert (trial["trial"], trial["params"]) == (1, {"lr": 0.1})
     path = f"/v1/searches/{name}/trials/1"
     for step, value in ((10, 0.5), (20, 0.6)):

@@ -1,12 +1,13 @@
 """Trials: begun with their change, ended by one verdict whatever happens, limited, put back."""
 
+import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, trials, tries
+from skep.machines.allocator import AllocatorMachine, Kept, trials, tries
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send
 from skep.policies.registry import POLICIES
-from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.units import KIB, NS_PER_SECOND, Duration, seconds
 from skep.view.plan import Pack
 from skep.wire import subjects
 from skep.wire.advice import FamilyScale, JobPace, Outlook, ScalePoint
@@ -140,6 +141,20 @@ def test_the_end_of_a_job_makes_its_trial_void(name: str) -> None:
     assert name not in decide.machine.tries.solo
 
 
+def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made() -> None:
+    decide = begun()
+    machine = decide.machine
+    decide(exited("j2"), 30)
+    decide(exited("j1", outcome=Outcome.PORT_BUSY), 31)
+    job = machine.jobs["j1"]
+    assert (job.attempt, job.mixed, machine.tries.solo["j1"]) == (2, False, PACE)
+    assert trials.solo(machine, job) == PACE
+    decide(started("j1", attempt=2), 40)
+    pace = JobPace(job="j1", attempt=2, steps=10, rate_milli=PACE // 2)
+    decide(Outlook(at=at(50), jobs=(pace,), families=(BERT,)), 50)
+    assert trials.solo(machine, job) == PACE // 2
+
+
 def test_a_failed_attempt_makes_its_trial_void() -> None:
     decide = begun()
     effects = decide(exited("j2", outcome=Outcome.EXITED), 30)
@@ -221,3 +236,19 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
 def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
     decide = running({"gpus": 4, "size": SizeHint(family="bert")}, {"gpus": 4, "name": "digits"})
     assert tries.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")
+
+
+def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
+    decide = begun()
+    machine = decide.machine
+    for number in range(1_000):
+        machine.tries.begun[f"x{number}"] = [at(number)] * trials.JOB_MAX
+        machine.lately.pauses[f"vc:x{number}"] = [number]
+    kept = [msgspec.json.encode(each) for each in machine.snapshot()]
+    assert max(map(len, kept)) < 64 * KIB
+    again = AllocatorMachine()
+    for piece in kept:
+        restored: Kept = msgspec.json.decode(piece, type=Kept)
+        again.apply(restored)
+    assert (again.tries, again.lately) == (machine.tries, machine.lately)
+    assert list(again.lately.pauses) == list(machine.lately.pauses)

@@ -177,3 +177,27 @@ def test_a_value_that_is_no_number_is_not_told() -> None:
            "points": [(10, math.nan), (20, 0.5)]}  # fmt: skip
     made.take({"state": "active", "rows": [row]})
     assert study.trials[0].intermediate_values == {20: 0.5}
+
+
+class Ending(Cluster):
+    """A cluster whose search is cancelled by somebody after so many trials were asked for."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def ask(self, search: str, params: Any = None, *, outside: bool = False, key: str = "") -> Any:
+        self.left -= 1
+        if self.left < 0:
+            self.world.ask(do="cancel", search=search)
+        return super().ask(search, params, outside=outside, key=key)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_search_that_ends_while_trials_are_asked_for_ends_the_study(after: int) -> None:
+    made = run(Ending(after), optuna.pruners.NopPruner(), space={"lr": SPACE["lr"]})
+    states = [trial.state for trial in made.study.trials]
+    assert len(made.trials) == after
+    assert len(states) == after + 1
+    assert states[-1] is optuna.trial.TrialState.FAIL
+    assert optuna.trial.TrialState.RUNNING not in states

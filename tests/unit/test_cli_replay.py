@@ -28,8 +28,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _as_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have services read every fact of others and be as impatient as they were in the history."""
+    roles = history(SEED).roles
     for name, service in replaying.SERVICES.items():
-        make = history(SEED).roles[name].machine
+        make = roles[name].machine if name in roles else service.make
         monkeypatch.setitem(replaying.SERVICES, name, service._replace(wants={}, make=make))
 
 

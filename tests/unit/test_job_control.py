@@ -2,11 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from skep_job import suspend
 from skep_job.control import ANSWERS_MAX, TEXT_CHARACTERS_MAX, Control, Message, describe
 from skep_job.suspend import Suspender
 from skep_job.tally import Tally, after_step
@@ -414,3 +416,16 @@ def test_a_signal_that_does_not_wake_the_training_thread_is_handled_all_the_same
     finally:
         signal.signal(signal.SIGUSR1, before)
         telling.join()
+
+
+def test_who_has_no_device_gives_nothing_back_and_no_other_is_known_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(suspend, "DRIVER", "/no such library.so")
+    store = suspend._release(None)
+    assert (store.moved, store.residue(), store.peek("storage")) == (0, 0, "storage")
+    store.take_back()
+    monkeypatch.setattr(suspend, "DRIVER", "libc.so")
+    with pytest.raises(RuntimeError, match="without PyTorch"):
+        suspend._release(None)

@@ -40,6 +40,10 @@ def test_times_are_seconds_and_trials_are_the_vcs_jobs() -> None:
         ({"turn": "soon"}, "$.turn", Reason.BAD_VALUE, ""),
         ({"method": "asha"}, "$.rungs", Reason.MISSING_KEY,
          "such as `{first: 100, last: 2700, eta: 3}`"),
+        ({"space": {"n": {"integer": [0, 10**400]}}}, "$.space.n.integer", Reason.BAD_VALUE, ""),
+        ({"steps": 10**400}, "$.steps", Reason.BAD_VALUE, ""),
+        ({"budget": {"trials": 1, "gpu_time": 10**400}}, "$.budget.gpu_time", Reason.BAD_VALUE,
+         ""),
         ({**ASHA, "rungs": {"first": 10, "last": 20}}, "$.rungs.last", Reason.BAD_VALUE, ""),
     ],
 )  # fmt: skip
@@ -78,8 +82,11 @@ def test_requests_are_read(request_: dict[str, Any], kind: type) -> None:
         (b'{"do":"cancel","search":"j1"}', "$.search", Reason.BAD_VALUE),
         (b'{"do":"cancel","search":"s1","now":1}', "$.now", Reason.UNKNOWN_KEY),
         (b'{"do":"tell","search":"s1","trial":1}', "$.value", Reason.MISSING_KEY),
+        (b'{"do":"tell","search":"s1","trial":1,"value":1e200}', "$.value", Reason.BAD_VALUE),
+        (b'{"do":"tell","search":"s1","trial":1,"value":1,"step":1%s}' % (b"0" * 80), "$.step",
+         Reason.BAD_VALUE),
     ],
-)
+)  # fmt: skip
 def test_wrong_requests_are_refused(raw: bytes, path: str, reason: Reason) -> None:
     problems = parse_request(raw)
     assert isinstance(problems, list)

@@ -20,6 +20,7 @@ from skep.wire.search_facts import (
     SearchBegan,
     SearchEnding,
     SearchOver,
+    SearchRequest,
     SearchTrialAdded,
     SearchTrialGivenUp,
     SearchTrialMeasured,
@@ -29,7 +30,7 @@ from skep.wire.search_facts import (
     TrialEnd,
 )
 from tests.kit import at, others
-from tests.search_kit import World, search
+from tests.search_kit import REPLY, World, search, tree
 
 TURN_S = 10.0
 
@@ -497,6 +498,25 @@ def test_no_more_trials_than_the_budget(world: World) -> None:
     assert verdict.reason is Reason.SEARCH_ENDS
 
 
+def test_parameters_of_a_search_without_a_space_are_bounded(world: World) -> None:
+    client(world, space={})
+    for params in ({f"p{each}": 1 for each in range(65)}, {"p": "x" * 257}, {"p": 10**101},
+                   {"p" * 257: 1}):  # fmt: skip
+        verdict = world.ask(do="ask", search="s1", params=params)
+        assert [(each.path, each.reason) for each in verdict.problems] == [
+            ("$.params", Reason.BAD_VALUE)]  # fmt: skip
+    assert world.ask(do="ask", search="s1", params={"p": "x" * 256, "q": True}).accepted
+
+
+def test_a_refusal_that_is_read_again_is_not_called_accepted(world: World) -> None:
+    raw = msgspec.json.encode({"do": "begin", "spec": tree(vc="cv")})
+    asked = SearchRequest(number=7, vc="nlp", raw=raw, reply=REPLY, at=at(1))
+    (refused,) = [each.message for each in world.event(asked) if isinstance(each, Send)]
+    assert not refused.accepted
+    world.restart()
+    assert not [each for each in world.event(asked) if isinstance(each, Send)]
+
+
 def test_requests_are_for_ones_own_searches(world: World) -> None:
     world.begin()
     for request in ({"do": "cancel"}, {"do": "ask"}, {"do": "tell", "trial": 1, "over": "done"}):
@@ -543,6 +563,7 @@ def test_old_and_foreign_numbers_are_passed_over(world: World) -> None:
     world.measure(job, 5, 0.6)
     world.measure(job, 20, 0.6, name="loss")
     world.measure(job, 20, float("nan"))
+    world.measure(job, 20, 1e200)
     job.job = "j99"
     world.measure(job, 20, 0.6)
     assert world.driver.facts == facts

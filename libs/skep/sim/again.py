@@ -21,6 +21,8 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
 from skep.machines.base import Machine, Record, Restarted, Tick
+from skep.machines.searches import SearchesMachine
+from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.codec import Facts
@@ -316,6 +318,7 @@ def _starts(records: Sequence[Recorded]) -> Iterator[tuple[int, int]]:
 _KEPT: dict[type[Any], msgspec.json.Decoder[Any]] = {
     AdmissionMachine: msgspec.json.Decoder(tuple[admission.Kept, ...]),
     AllocatorMachine: msgspec.json.Decoder(tuple[allocator.Kept, ...]),
+    SearchesMachine: msgspec.json.Decoder(tuple[SearchesKept, ...]),
 }
 
 

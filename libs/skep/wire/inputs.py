@@ -35,6 +35,7 @@ from skep.ids import job_id, job_sequence
 from skep.units import Duration, Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
+from skep.wire.findings import Measured
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
@@ -64,7 +65,7 @@ class Recovered(Message, frozen=True, tag="recovered"):
     record: int
 
 
-NotedMessage = Heartbeat | QueueAdvice | Outlook | Judged | Recovered
+NotedMessage = Heartbeat | QueueAdvice | Outlook | Judged | Measured | Recovered
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ class Input(msgspec.Struct, frozen=True):
     at: Instant
     stream: str = ""
     sequence: int = 0
-    message: Heartbeat | QueueAdvice | Outlook | Judged | None = None
+    message: Heartbeat | QueueAdvice | Outlook | Judged | Measured | None = None
     unknown: str = ""
     """A core message that this program does not know."""
     restarted: bool = False

@@ -28,6 +28,13 @@ LIVE_MAX = 1024
 PARAMETERS_MAX = 64
 CHOICES_MAX = 256
 CHOICE_CHARS_MAX = 256
+WHOLE_MAX = 2**53
+"""Whole numbers in a space, and mini-batches: beyond it a number is drawn or compared wrongly."""
+STEP_MAX = 10**15
+"""Mini-batches of one trial, as many as a job may report."""
+VALUE_MAX = 1e100
+"""The largest value of a metric, either way: squares of it are numbers still."""
+GPU_TIME_S_MAX = 10**12
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """A parameter's name: it stands in a script's arguments as `{name}`."""
 SEARCH = re.compile(r"s([1-9][0-9]{0,19})")
@@ -170,6 +177,16 @@ def value_problem(parameter: Parameter, value: Value) -> str:
     return f"{'a whole number' if whole else 'a number'} of {low} to {high}"
 
 
+def free_problem(name: str, value: Value) -> str:
+    """Return what is wrong with a parameter of a search without a space, or nothing."""
+    most = CHOICE_CHARS_MAX
+    if len(name) > most:
+        return f"a name of at most {most} characters"
+    if isinstance(value, str):
+        return "" if len(value) <= most else f"a text of at most {most} characters"
+    return "" if -VALUE_MAX <= value <= VALUE_MAX else "a smaller number"
+
+
 class _Open(_Part, frozen=True):
     """The spec without its job, for finding what is wrong with keys and types."""
 
@@ -252,8 +269,8 @@ def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
                       suggestion=f"use 0 to {max(1, spec.parallel - 1)}")  # fmt: skip
     if not spec.parallel <= spec.live <= LIVE_MAX:
         yield _bad(f"{path}.live", f"{spec.parallel}, those that run at a time, to {LIVE_MAX}")
-    if spec.steps is not None and spec.steps < 1:
-        yield _bad(f"{path}.steps", "1 or more")
+    if spec.steps is not None and not 1 <= spec.steps <= WHOLE_MAX:
+        yield _bad(f"{path}.steps", f"1 to {WHOLE_MAX}")
     for name in ("target", "give_up"):
         value = getattr(spec, name)
         if value is not None and not math.isfinite(value):
@@ -268,7 +285,7 @@ def _times(spec: SearchSpec, path: str) -> Iterator[Problem]:
         yield _bad(f"{path}.turn", "seconds, or text such as `90s`, `15m`, `2h`, up to a year")
     if spec.budget.gpu_time is not None:
         length_s = time_s(spec.budget.gpu_time)
-        if length_s is None or length_s < 1:
+        if length_s is None or not 1 <= length_s <= GPU_TIME_S_MAX:
             yield _bad(f"{path}.budget.gpu_time", "seconds, or text such as `15m`, `2h`, `1d`")
 
 
@@ -329,6 +346,9 @@ def _space(spec: SearchSpec, path: str) -> Iterator[Problem]:
                            f"{CHOICE_CHARS_MAX} characters")  # fmt: skip
         else:
             low, high = _ends(each)
+            if each.integer is not None and not -WHOLE_MAX <= low <= high <= WHOLE_MAX:
+                yield _bad(f"{here}.integer", f"the least and the most, up to {WHOLE_MAX}")
+                continue
             finite = math.isfinite(low) and math.isfinite(high) and abs(high - low) < math.inf
             if not finite or low > high or (each.log is not None and low <= 0):
                 least = " above 0" if each.log is not None else ""

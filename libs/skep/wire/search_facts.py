@@ -5,7 +5,6 @@ A request is published to `skep.v1.search.<vc>` as JSON: `{"do": "cancel", "sear
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -17,7 +16,14 @@ from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
 from skep.wire.parse import nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.search import SearchSpec, Value, is_search_id, parse_search_tree
+from skep.wire.search import (
+    STEP_MAX,
+    VALUE_MAX,
+    SearchSpec,
+    Value,
+    is_search_id,
+    parse_search_tree,
+)
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 
 REQUEST_BYTES_MAX = SPEC_BYTES_MAX + 1024
@@ -158,12 +164,13 @@ def _other(kind: type[Any], tree: dict[str, Any]) -> Request | list[Problem]:
         if made.value is None and not made.over:
             problems.append(Problem(path="$.value", reason=Reason.MISSING_KEY,
                                     text="`value` is required, or `over`"))  # fmt: skip
-        if made.step < 0:
+        if not 0 <= made.step <= STEP_MAX:
             problems.append(Problem(path="$.step", reason=Reason.BAD_VALUE,
-                                    text="`step` must be 0 or more"))  # fmt: skip
-        if made.value is not None and not math.isfinite(made.value):
+                                    text=f"`step` must be 0 to {STEP_MAX}"))  # fmt: skip
+        if made.value is not None and not abs(made.value) <= VALUE_MAX:
             problems.append(Problem(path="$.value", reason=Reason.BAD_VALUE,
-                                    text="`value` must be a finite number"))  # fmt: skip
+                                    text=f"`value` must be a number up to {VALUE_MAX:g}",
+                                    ))  # fmt: skip
     return problems or made
 
 

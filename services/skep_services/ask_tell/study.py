@@ -18,11 +18,16 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from skep.wire.reasons import Reason
 from skep_services.ask_tell.client import SearchClient
 from skep_services.ask_tell.space import suggest
+from skep_services.cli.exits import CommandError
 
 LOOK_EVERY_S = 0.5
 """Jobs report once a second."""
+
+ENDS = (Reason.SEARCH_ENDS, Reason.UNKNOWN_SEARCH)
+"""Refusals of a search that came to its end since it was looked at."""
 
 Suggest = Callable[[optuna.Trial], Mapping[str, Any]]
 Watch = Callable[[Any], None]
@@ -82,7 +87,13 @@ class SkepStudy:
         while len(self.trials) < most and len(self.trials) - len(self._over) < live:
             trial = self.study.ask()
             key = f"{self.search}/{self.study.study_name}/{trial.number}"
-            number, _ = self._client.ask(self.search, draw(trial), key=key[-256:])
+            try:
+                number, _ = self._client.ask(self.search, draw(trial), key=key[-256:])
+            except CommandError as error:
+                self.study.tell(trial, state=TrialState.FAIL)
+                if error.error["reason"] in ENDS:
+                    return
+                raise
             self.trials[number] = trial
 
     def take(self, shown: Any) -> None:
@@ -94,12 +105,15 @@ class SkepStudy:
             if number in self._over or number not in self._told:
                 continue
             pruned = trial.should_prune()
-            if pruned and number not in self._demoted:
-                self._client.demote(self.search, number)
-                self._demoted.add(number)
-            elif not pruned and number in self._demoted:
-                self._client.promote(self.search, number)
-                self._demoted.discard(number)
+            if pruned == (number in self._demoted):
+                continue
+            try:
+                (self._client.demote if pruned else self._client.promote)(self.search, number)
+            except CommandError as error:
+                if error.error["reason"] in ENDS:
+                    return
+                raise
+            self._demoted ^= {number}
 
     def _news(self, row: Any) -> bool:
         number = row["trial"]

@@ -11,7 +11,7 @@ WIDTH, LEFT, RIGHT = 980, 80, 700
 TOP, CURVES = 64, 360
 """Where the curves begin, and how high they are."""
 BAR, GAP = 11, 4
-BEST, OVER, STANDS, RUNS, LOST = "#e76f51", "#b9c4c9", "#8fb3d9", "#2a9d8f", "#e0cfc9"
+BEST, OVER, STANDS, RUNS, LOST = "#e76f51", "#90a4ac", "#6f9fd0", "#2a9d8f", "#d5b3aa"
 TRIALS_SHOWN = 200
 """Bars: of more trials those that came furthest are shown."""
 WORDS_MAX = 34

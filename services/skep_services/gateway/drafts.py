@@ -116,8 +116,11 @@ class Drafts:
     # --- showing ---------------------------------------------------------------------------------
 
     def _option(self, option: Option, caller: Caller) -> dict[str, Any]:
-        return {"reason": option.why, "text": TEXT[option.why], "value": option.value,
-                "spec": option.spec, "outcome": self._outcome(option.outcome, caller)}  # fmt: skip
+        outcome, value = self._outcome(option.outcome, caller), option.value
+        if option.why is Reason.ONCE_OTHERS_END:
+            value = " ".join(outcome["awaits"])  # Those of them that the caller may know of.
+        return {"reason": option.why, "text": TEXT[option.why], "value": value,
+                "spec": option.spec, "outcome": outcome}  # fmt: skip
 
     def _outcome(self, outcome: Outcome, caller: Caller) -> dict[str, Any]:
         return {

@@ -50,6 +50,10 @@ class Metrics:
         """Look these up whenever somebody reads the metrics."""
         self._registry.register(_Lookup(indexer, hub, clock))
 
+    def add(self, collector: Collector) -> None:
+        """Look up what somebody else knows, too."""
+        self._registry.register(collector)
+
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the pattern, so that the series are few."""
         self._requests.labels(method, route, str(status)).observe(seconds)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.state import Search, Trial
@@ -109,6 +113,35 @@ class SearchesView:
         return [
             (step, search.spec.signed(value)) for step, value in zip(steps, values, strict=True)
         ]
+
+
+class Gauges(Collector):
+    """What Prometheus reads of searches."""
+
+    def __init__(self, view: SearchesView) -> None:
+        """Look it up in `view`."""
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield how many searches and trials there are that are not over."""
+        searches: Counter[str] = Counter()
+        trials: Counter[tuple[str, str]] = Counter()
+        for search, _ in self._view.listed("", "active"):
+            searches[search.spec.vc] += 1
+            trials.update((search.spec.vc, str(trial.stand)) for trial in search.live)
+        active = GaugeMetricFamily("skep_searches", "Searches that are not over", labels=("vc",))
+        for vc, count in searches.items():
+            active.add_metric((vc,), count)
+        yield active
+        live = GaugeMetricFamily("skep_search_trials", "Trials of searches that are not over",
+                                 labels=("vc", "stand"))  # fmt: skip
+        for key, count in trials.items():
+            live.add_metric(key, count)
+        yield live
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: names are known once they are collected."""
+        return iter(())
 
 
 def summary(search: Search, end: SearchOver | None, now: Instant) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
-from skep_services.gateway.searches import Searches, SearchesView
+from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -164,6 +164,7 @@ class Gateway:
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
         searches = Searches(self.searches, watch, submitter, clock)
+        metrics.add(Gauges(self.searches))
         application = web.Application(
             middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
         )

@@ -6,8 +6,9 @@ it: whoever cannot read it replays the log. So its form may change with any vers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +20,8 @@ from skep.machines.allocator import watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.lately import Lately
 from skep.machines.allocator.suspects import Suspicion
-from skep.machines.allocator.tries import Tries
+from skep.machines.allocator.tries import Cooling, Tries
+from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.node import NodeJoined
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
 
+PIECE = 200
+"""Names in one piece of what is kept of trials: with the most of each 300 KB, within a message."""
+
+
 class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-kept"):
-    """Everything but nodes and jobs. Comes first."""
+    """Everything but nodes and jobs. Comes first. What grows with jobs and VCs is in pieces."""
 
     epoch: int
     order: int
@@ -42,6 +48,15 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     served: dict[str, list[int]] = {}
     tries: Tries = msgspec.field(default_factory=Tries)
     lately: Lately = msgspec.field(default_factory=Lately)
+
+
+class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
+    """A part of `Tries` and `Lately`, as there."""
+
+    begun: dict[str, list[Instant]] = {}
+    solo: dict[str, int] = {}
+    cooling: dict[str, dict[str, Cooling]] = {}
+    pauses: dict[str, list[int]] = {}
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -74,7 +89,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     away: tuple[str, ...] = ()
 
 
-Kept = AllocatorKept | CellsKept | NodeKept | JobKept | PlacedKept
+Kept = AllocatorKept | TriedKept | CellsKept | NodeKept | JobKept | PlacedKept
 
 
 def keep(machine: AllocatorMachine) -> Iterator[Kept]:
@@ -89,9 +104,10 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         suspicion=machine.suspicion,
         last_asked=machine.last_asked,
         served=machine.served,
-        tries=machine.tries,
-        lately=machine.lately,
+        tries=msgspec.structs.replace(machine.tries, begun={}, solo={}, cooling={}),
+        lately=msgspec.structs.replace(machine.lately, pauses={}),
     )
+    yield from _tried(machine)
     yield keep_cells(machine.cells)
     for node in machine.nodes.values():
         yield _node(node)
@@ -100,6 +116,24 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
     yield PlacedKept(jobs=tuple(machine.placed), parked=tuple(machine.parked),
                      reserved=tuple(machine.reserved),
                      borrowed=tuple(machine.borrowed), away=tuple(machine.away))  # fmt: skip
+
+
+def _tried(machine: AllocatorMachine) -> Iterator[TriedKept]:
+    tries = machine.tries
+    for each in _pieces(tries.begun, PIECE):
+        yield TriedKept(begun=each)
+    for each in _pieces(tries.solo, PIECE):
+        yield TriedKept(solo=each)
+    for each in _pieces(tries.cooling, 1):
+        yield TriedKept(cooling=each)
+    for each in _pieces(machine.lately.pauses, PIECE):
+        yield TriedKept(pauses=each)
+
+
+def _pieces(whole: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
+    rest = iter(whole.items())
+    while piece := dict(islice(rest, most)):
+        yield piece
 
 
 def _node(node: NodeState) -> NodeKept:
@@ -129,6 +163,11 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.suspicion = kept.suspicion
             for alarm in kept.alarms:
                 watch.apply(machine, alarm)
+        case TriedKept():
+            machine.tries.begun.update(kept.begun)
+            machine.tries.solo.update(kept.solo)
+            machine.tries.cooling.update(kept.cooling)
+            machine.lately.pauses.update(kept.pauses)
         case CellsKept():
             machine.cells = restore_cells(kept)
         case NodeKept():

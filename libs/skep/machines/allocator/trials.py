@@ -190,14 +190,16 @@ def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) 
 def solo(machine: AllocatorMachine, job: JobState) -> int:
     """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
 
-    It was measured where the attempt has shared none, or before it was first packed on trial.
+    It was measured where the attempt has shared none, or before it was first packed on trial: an
+    earlier attempt may have had other GPUs, so what this one makes alone comes first.
     """
+    told = machine.soft.paces.get(job.job)
+    alone = told is not None and not job.mixed and told[0].attempt == job.attempt
+    if told is not None and alone and _pace(told[0]):
+        return _pace(told[0])
     known = machine.tries.solo.get(job.job)
     if known:
         return known
-    told = machine.soft.paces.get(job.job)
-    if told is not None and not job.mixed and told[0].attempt == job.attempt:
-        return _pace(told[0])
     rates: tuple[tuple[int, int], ...] = paces.shown(machine, job).get("rates", ())
     return dict(rates).get(job.size, 0)
 

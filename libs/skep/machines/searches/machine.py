@@ -31,7 +31,7 @@ from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
-from skep.wire.search import search_id, value_problem
+from skep.wire.search import PARAMETERS_MAX, free_problem, search_id, value_problem
 from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
@@ -209,12 +209,15 @@ class SearchesMachine:
 
     def _request(self, event: SearchRequest, now: Instant) -> dict[str, None]:
         parsed = parse_request(event.raw)
+        verdict: SearchVerdict | None
         if isinstance(parsed, list):
             verdict = _refusal("", parsed)
         elif isinstance(parsed, BeginSearch):
             verdict = self._begin(event, parsed, now)
         else:
             verdict = self._of_search(event, parsed, now)
+        if verdict is None:
+            return {}
         if event.reply and subjects.reply_allowed(event.reply, event.vc):
             self._effects.append(Send(event.reply, verdict))
         return {verdict.search: None} if verdict.search in self.searches else {}
@@ -234,12 +237,17 @@ class SearchesMachine:
             case DemoteTrial() | PromoteTrial():
                 return self._demote(search, asked, now)
 
-    def _begin(self, event: SearchRequest, asked: BeginSearch, now: Instant) -> SearchVerdict:
+    def _begin(
+        self, event: SearchRequest, asked: BeginSearch, now: Instant
+    ) -> SearchVerdict | None:
         name, spec, key = search_id(event.number), asked.spec, event.key
         earlier = self.keys.get((event.vc, key)) if key else None
         if earlier is not None:
             return SearchVerdict(search=earlier, accepted=True, reason=Reason.REPEATED)
         if event.number <= self.last_begun:  # Read again after a restart: it is answered.
+            # One that was refused, or is over, is told by the facts alone.
+            if name not in self.searches:
+                return None
             return SearchVerdict(search=name, accepted=True, reason=Reason.REPEATED)
         problem = None
         if spec.vc != event.vc:
@@ -560,11 +568,18 @@ def _param_problems(search: Search, asked: AskTrial) -> Iterator[Problem]:
                           suggestion="give them as `params`")  # fmt: skip
         return
     space = search.spec.space
+    if len(asked.params) > PARAMETERS_MAX:
+        yield Problem(path="$.params", reason=Reason.BAD_VALUE,
+                      text=f"a trial has at most {PARAMETERS_MAX} parameters")  # fmt: skip
+        return
     for name in asked.params:
         if space and name not in space:
             yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
                           text=f"`{name}` is not in the search's space",
                           suggestion=hearing.nearest_of(name, space))  # fmt: skip
+        elif not space and (wrong := free_problem(name, asked.params[name])):
+            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
+                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
     for name, each in space.items():
         if name not in asked.params:
             yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,

@@ -250,17 +250,19 @@ def _leaves(trial: Trial) -> bool:
 
 def _asha(search: Search, mine: Sequence[Trial], now: Instant) -> Step | None:
     best = _promotable(search)
-    for trial in mine:
-        if trial.demoted:
-            if _leaves(trial):
+    others = [trial for trial in mine if not trial.demoted]
+    if others or _new(search):  # Where only demoted ones are left, they are as good as any.
+        for trial in mine:
+            if trial.demoted and _leaves(trial):
                 return _turn(search, trial, now, Reason.DEMOTED, run=False)
-        elif trial.run and len(trial.reached) > trial.rung:
+        mine = others
+    for trial in mine:
+        if trial.run and len(trial.reached) > trial.rung:
             if trial.number in best:
                 return _turn(search, trial, now, Reason.PROMOTED, run=True,
                              rung=len(trial.reached))  # fmt: skip
             if _leaves(trial):
                 return _turn(search, trial, now, Reason.RUNG_REACHED, run=False)
-    mine = [trial for trial in mine if not trial.demoted]
     if not has_place(search):
         return None
     waiting = [trial for trial in mine if not trial.holds and trial.number in best]

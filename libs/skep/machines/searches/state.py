@@ -12,7 +12,7 @@ import msgspec
 from skep.perf.learning import promise
 from skep.units import Duration, Instant, seconds
 from skep.wire.reasons import Reason
-from skep.wire.search import Parameter, SearchSpec, Value, levels
+from skep.wire.search import VALUE_MAX, Parameter, SearchSpec, Value, levels
 from skep.wire.search_facts import Stand, TrialEnd
 from skep.wire.spec import SEARCH_KEYS, JobSpec
 
@@ -177,7 +177,7 @@ class Search(msgspec.Struct, kw_only=True):
 
     def told(self, trial: Trial, step: int, value: float) -> bool:
         """Return whether a point of a trial's curve is one, and behind those there are."""
-        return not trial.over and step > trial.last_step and math.isfinite(value)
+        return not trial.over and step > trial.last_step and abs(value) <= VALUE_MAX
 
     def counts(self, trial: Trial, step: int, value: float) -> bool:
         """Return whether a point of a trial's curve is worth a fact: enough further on, or news."""
