@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
-from skep.machines.searches import hearing, plan
+from skep.machines.searches import answers, hearing, plan
 from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
@@ -31,7 +31,7 @@ from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
-from skep.wire.search import PARAMETERS_MAX, free_problem, search_id, value_problem
+from skep.wire.search import search_id
 from skep.wire.search_facts import (
     AskTrial,
     BeginSearch,
@@ -211,7 +211,7 @@ class SearchesMachine:
         parsed = parse_request(event.raw)
         verdict: SearchVerdict | None
         if isinstance(parsed, list):
-            verdict = _refusal("", parsed)
+            verdict = answers.refusal("", parsed)
         elif isinstance(parsed, BeginSearch):
             verdict = self._begin(event, parsed, now)
         else:
@@ -226,7 +226,7 @@ class SearchesMachine:
         search = self.searches.get(asked.search)
         if search is None or search.spec.vc != event.vc:
             text = f"`{event.vc}` has no search {asked.search}, or it is over"
-            return _refused(asked.search, "$.search", Reason.UNKNOWN_SEARCH, text)
+            return answers.refused(asked.search, "$.search", Reason.UNKNOWN_SEARCH, text)
         match asked:
             case CancelSearch():
                 return self._cancel(search, now)
@@ -263,7 +263,7 @@ class SearchesMachine:
                               )  # fmt: skip
         if problem is not None:
             self._record(SearchRefused(search=name, vc=event.vc, problems=(problem,), at=now))
-            return _refusal("", [problem])
+            return answers.refusal("", [problem])
         self._record(SearchBegan(search=name, spec=spec, at=now, key=key))
         return SearchVerdict(search=name, accepted=True)
 
@@ -280,15 +280,15 @@ class SearchesMachine:
                 return SearchVerdict(search=search.search, accepted=True, reason=Reason.REPEATED,
                                      trial=trial.number, params=trial.params)  # fmt: skip
         if len(key) > KEY_CHARACTERS_MAX:
-            return _refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
+            return answers.refused(search.search, f"header {subjects.KEY_HEADER}", Reason.BAD_VALUE,
                             f"a key has at most {KEY_CHARACTERS_MAX} characters")  # fmt: skip
         if not plan.may_add(search):
             most, live = search.spec.budget.trials, len(search.live)
             text = f"{search.search} has {len(search.trials)} trials of {most}, {live} unfinished"
-            return _refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
-        problems = list(_param_problems(search, asked))
+            return answers.refused(search.search, "$.search", Reason.SEARCH_ENDS, text)
+        problems = list(answers.param_problems(search, asked))
         if problems:
-            return _refusal(search.search, problems)
+            return answers.refusal(search.search, problems)
         number = len(search.trials) + 1
         params = drawn(search.spec, number) if asked.params is None else asked.params
         self._record(SearchTrialAdded(search=search.search, trial=number, params=params, at=now,
@@ -302,7 +302,7 @@ class SearchesMachine:
         trial = search.trials.get(told.trial)
         if trial is None or (trial.job or trial.stand not in (Stand.OUTSIDE, Stand.OVER)):
             text = f"{search.search} has no trial {told.trial} that runs outside"
-            return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
+            return answers.refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
         if told.value is not None and search.counts(trial, told.step, told.value):
             self._record(SearchTrialMeasured(search=search.search, trial=trial.number,
                                              step=told.step, value=told.value, at=now))  # fmt: skip
@@ -320,7 +320,7 @@ class SearchesMachine:
         trial = search.trials.get(asked.trial)
         if trial is None or trial.stand is Stand.OUTSIDE:
             text = f"{search.search} has no trial {asked.trial} that Skep runs"
-            return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
+            return answers.refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
         demoted = isinstance(asked, DemoteTrial)
         if trial.demoted != demoted and not trial.over:
             self._record(SearchTrialDemoted(search=search.search, trial=trial.number,
@@ -558,44 +558,6 @@ def wish_of(search: Search, trial: Trial) -> str:
     if trial.run and trial.stand is Stand.SUSPENDED:
         return "resume"
     return "suspend" if trial.stand is Stand.RUNNING and not trial.run else ""
-
-
-def _param_problems(search: Search, asked: AskTrial) -> Iterator[Problem]:
-    if asked.params is None:
-        if search.spec.sampler == "client" and not search.spec.space:
-            yield Problem(path="$.params", reason=Reason.MISSING_KEY,
-                          text="the search has no `space` to draw parameters from",
-                          suggestion="give them as `params`")  # fmt: skip
-        return
-    space = search.spec.space
-    if len(asked.params) > PARAMETERS_MAX:
-        yield Problem(path="$.params", reason=Reason.BAD_VALUE,
-                      text=f"a trial has at most {PARAMETERS_MAX} parameters")  # fmt: skip
-        return
-    for name in asked.params:
-        if space and name not in space:
-            yield Problem(path=f"$.params.{name}", reason=Reason.UNKNOWN_KEY,
-                          text=f"`{name}` is not in the search's space",
-                          suggestion=hearing.nearest_of(name, space))  # fmt: skip
-        elif not space and (wrong := free_problem(name, asked.params[name])):
-            yield Problem(path="$.params", reason=Reason.BAD_VALUE,
-                          text=f"`{name[:64]}` must be {wrong}")  # fmt: skip
-    for name, each in space.items():
-        if name not in asked.params:
-            yield Problem(path=f"$.params.{name}", reason=Reason.MISSING_KEY,
-                          text=f"`{name}` is required")  # fmt: skip
-        elif wrong := value_problem(each, asked.params[name]):
-            yield Problem(path=f"$.params.{name}", reason=Reason.BAD_VALUE,
-                          text=f"`{name}` must be {wrong}")  # fmt: skip
-
-
-def _refused(search: str, path: str, reason: Reason, text: str) -> SearchVerdict:
-    return _refusal(search, [Problem(path=path, reason=reason, text=text)])
-
-
-def _refusal(search: str, problems: list[Problem]) -> SearchVerdict:
-    return SearchVerdict(search=search, accepted=False, reason=problems[0].reason,
-                         problems=tuple(problems))  # fmt: skip
 
 
 def _pieces(rest: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:
