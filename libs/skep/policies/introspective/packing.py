@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     MILLI,
+    PACKS_NEED,
     Rules,
     cooling,
     families,
@@ -70,7 +71,7 @@ def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
             crowded[node] = crowded.get(node, 0) - guest.gpus
             tried.append(Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True,
-                              needed_milli=turns_give(host, rules)))  # fmt: skip
+                              needed_milli=PACKS_NEED))  # fmt: skip
     return tried
 
 
