@@ -238,6 +238,30 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
     assert of(do(decide, TRY, second=11), TrialBegun)
 
 
+def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() -> None:
+    decide = measured()
+    decide.thorough = False
+    machine = decide.machine
+    machine.tries.begun["pair nlp j1 j2"] = [at(7), at(8), at(9)]
+    assert not of(do(decide, TRY), TrialBegun)
+    (tired,) = tries.cooling(machine, "nlp", at(10))
+    assert (tired.jobs, tired.until) == (("j1", "j2"), at(7) + tries.HOUR)
+    assert of(do(decide, msgspec.structs.replace(TRY, job="j3"), second=11), TrialBegun)
+
+
+def test_of_a_pair_it_is_forgotten_after_an_hour_that_it_was_tried() -> None:
+    decide = measured()
+    decide.thorough = False
+    begun = decide.machine.tries.begun
+    earlier = [at(6 - 3600)] * tries.PAIR_MAX
+    begun["pair nlp j1 j2"], begun["pair nlp j8 j9"] = list(earlier), list(earlier)
+    assert tries.cooling(decide.machine, "nlp", at(5))
+    assert not tries.cooling(decide.machine, "nlp", at(6))
+    assert of(do(decide, TRY, second=10), TrialBegun)
+    assert begun["pair nlp j1 j2"] == [at(10)]
+    assert "pair nlp j8 j9" not in begun
+
+
 def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
     decide = running({"gpus": 4, "size": SizeHint(family="bert")}, {"gpus": 4, "name": "digits"})
     assert tries.families(list(decide.machine.jobs.values())) == ("bert", "nlp/digits")

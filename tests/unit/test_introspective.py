@@ -138,6 +138,13 @@ def test_what_cools_down_is_left_alone_and_the_next_is_tried() -> None:
     assert [each.job for each in tries(seen(jobs, 1, cooling=(over,)))] == ["j2"]
 
 
+def test_two_that_were_tried_often_enough_are_left_alone_and_others_like_them_are_not() -> None:
+    jobs = [runs("j1", 0, 100), stood("j2", 0, 100), stood("j3", 0, 200)]
+    often = TrialView("pack", (), SOON, ("j1", "j2"))
+    assert tries(seen(jobs, 1, cooling=(often,))) == [tried("j3", "j1")]
+    assert tries(seen(jobs[:2], 1, cooling=(often,))) == []
+
+
 def test_turns_come_before_packs() -> None:
     """Who is due has the GPU for itself."""
     due = replace(stood("j2", 0, 100), waiting_since=Instant(NOW - seconds(100)))

@@ -172,12 +172,13 @@ class TrialView(msgspec.Struct, frozen=True, omit_defaults=True):
     """A kind of trial (`skep.wire.trials.Kind`) with jobs of these families that cools down.
 
     `until` then nothing of the kind is tried between them again: a plan that proposes it has
-    nothing done.
+    nothing done. With `jobs` that is so only between these, of whatever families.
     """
 
     kind: str
     families: tuple[str, ...]
     until: Instant
+    jobs: tuple[str, ...] = ()
 
 
 class PinView(msgspec.Struct, frozen=True):

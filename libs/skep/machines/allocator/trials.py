@@ -25,7 +25,7 @@ import msgspec
 
 from skep.machines.allocator import changing, moving, paces, packs, resizing, tries
 from skep.machines.allocator.jobs import JobState, State
-from skep.machines.allocator.tries import HOUR, MOVES, Undo, counted, families, key
+from skep.machines.allocator.tries import HOUR, MOVES, PAIR, PAIR_MAX, Undo, counted, families, key
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.view.plan import Migrate, Resize
@@ -116,7 +116,9 @@ def _unsure(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
 def _limits(kind: Kind, jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
     for name in counted(kind, [job.job for job in jobs], jobs[0].spec.vc):
         of_vc, moves = "vc:" in name, name.startswith("moves ")
-        if moves:
+        if name.startswith(f"{PAIR} "):
+            yield name, PAIR_MAX
+        elif moves:
             yield name, VC_MOVES_MAX if of_vc else JOB_MOVES_MAX
         else:
             yield name, VC_MAX if of_vc else JOB_MAX

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,10 +30,14 @@ COOLS_VOID = seconds(600.0)
 """Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
 gives no samples, so the worst there is ends like that."""
 HOUR = seconds(3600.0)
+PAIR_MAX = 3
+"""Packs of the same two jobs that are tried within an hour: what goes well together comes apart
+when there are GPUs for both, and is not brought together anew for all who come for a while."""
 COOLING_MAX = 200
 """What is remembered of a VC's failures, the latest: more than it may have within an hour."""
 SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
+PAIR = "pair"
 GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 """States of a job of which nothing is left that a trial has changed."""
 
@@ -90,6 +94,8 @@ def key(kind: Kind, named: Sequence[str]) -> str:
 def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
     """Return under what names a trial is counted: all of a job and VC, and what moves."""
     whom = *jobs, f"vc:{vc}"
+    if kind is Kind.PACK:
+        return *whom, " ".join((PAIR, vc, *sorted(jobs)))
     return *whom, *((f"moves {name}" for name in whom) if kind in MOVES else ())
 
 
@@ -104,9 +110,19 @@ def number(machine: AllocatorMachine, job: JobState) -> int:
 
 def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:
     """Return what is not to be tried in a VC now."""
-    return tuple(TrialView(each.kind, each.families, each.until)
-                 for each in machine.tries.cooling.get(vc, {}).values()
-                 if now < each.until)  # fmt: skip
+    cools = tuple(TrialView(each.kind, each.families, each.until)
+                  for each in machine.tries.cooling.get(vc, {}).values()
+                  if now < each.until)  # fmt: skip
+    return cools + tuple(_tired(machine.tries, vc, now))
+
+
+def _tired(tries: Tries, vc: str, now: Instant) -> Iterator[TrialView]:
+    """Yield whose packs were tried often enough, for the rest of the hour."""
+    for name, begun in tries.begun.items():
+        if len(begun) >= PAIR_MAX and name.startswith(f"{PAIR} {vc} "):
+            until = after(begun[-PAIR_MAX], HOUR)
+            if now < until:
+                yield TrialView(Kind.PACK, (), until, tuple(name.split(" ")[2:]))
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -126,6 +142,7 @@ def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
             for name in counted(fact.kind, [each.job for each in fact.jobs], fact.vc):
                 recent = [at for at in tries.begun.get(name, ()) if fact.at - HOUR < at]
                 tries.begun[name] = [*recent, fact.at]
+            _prune(tries, fact.at)
         case TrialOver():
             trial = tries.open.pop(fact.trial)
             tries.done.pop(fact.trial, None)
@@ -220,6 +237,14 @@ def _forget(tries: Tries, name: str) -> None:
     tries.solo.pop(name, None)
     tries.begun.pop(name, None)
     tries.begun.pop(f"moves {name}", None)
+
+
+def _prune(tries: Tries, now: Instant) -> None:
+    """Forget pairs of which nothing was tried for an hour: they may both be over."""
+    old = [name for name, begun in tries.begun.items()
+           if name.startswith(f"{PAIR} ") and begun[-1] <= now - HOUR]  # fmt: skip
+    for name in old:
+        del tries.begun[name]
 
 
 def check(machine: AllocatorMachine) -> None:

@@ -19,6 +19,7 @@ from skep.policies.introspective.rules import (
     named,
     on_them,
     profiled,
+    tired,
     turns_give,
     waits,
 )
@@ -55,7 +56,7 @@ def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
         elif job.phase is Phase.RUNNING and _may(job, gone):
             on.setdefault(job.nodes, []).append(job)
     guests.sort(key=_idlest)
-    cold = cooling(view, "pack")
+    cold, often = cooling(view, "pack"), tired(view)
     tried: list[Pack] = []
     for guest in guests:
         if len(tried) >= ACTIONS_MAX:
@@ -64,7 +65,8 @@ def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
         if over.get(guest.pin, 0) <= 0 and crowded.get(node, 0) <= 0:
             continue
         hosts = [each for each in on.get(guest.nodes, ()) if _goes(guest, each, sizes)
-                 and families(guest, each) not in cold]  # fmt: skip
+                 and families(guest, each) not in cold
+                 and frozenset((guest.job, each.job)) not in often]  # fmt: skip
         host = min(hosts, key=_idlest, default=None)
         if host is not None:
             on[host.nodes].remove(host)

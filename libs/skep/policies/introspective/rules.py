@@ -53,7 +53,13 @@ def families(*jobs: JobView) -> tuple[str, ...]:
 
 def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
     """Return between jobs of which families a kind of trial was not worth it a while ago."""
-    return {each.families for each in view.cooling if each.kind == kind and view.now < each.until}
+    return {each.families for each in view.cooling
+            if each.kind == kind and view.now < each.until and not each.jobs}  # fmt: skip
+
+
+def tired(view: VcView) -> set[frozenset[str]]:
+    """Return which two jobs were tried beside one another often enough for now."""
+    return {frozenset(each.jobs) for each in view.cooling if each.jobs and view.now < each.until}
 
 
 def turns_give(job: JobView, rules: Rules) -> int:
