@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, acting
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
 from skep.policies.policy import Policy
@@ -276,3 +276,19 @@ def test_a_view_tells_free_cells_by_level_to_whom_asks_for_them() -> None:
     sizes = next(iter(decide.machine.cells.chains.values())).topology.size[1:]
     assert sum(count * size for count, size in zip(levels, sizes, strict=True)) == 7
     assert levels[-1] == 1
+
+
+def test_who_goes_home_has_its_vcs_cells_there_whatever_that_breaks_up() -> None:
+    """Else it borrowed what others who are at home there take back, and they and it took turns."""
+    decide = running({"gpus": 3}, {"gpus": 1}, {"gpus": 3}, nodes=2)
+    machine = decide.machine
+    assert [job.live for job in machine.jobs.values()] == [["node-1"], ["node-1"], ["node-2"]]
+    (command,) = told(do(decide, Suspend("j2", WHY)))
+    decide(changed(command, released=True), 11)
+    decide(exited("j1", outcome=Outcome.SUCCEEDED), 12)
+    decide.thorough = False
+    job = machine.jobs["j2"]
+    assert acting.go_on(machine, job, (), at(13))
+    assert not job.released
+    assert job.job not in machine.borrowed
+    machine.check()

@@ -7,6 +7,7 @@ on. Who is next is `schedule`'s, or (where a VC has a policy) `plans`'.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from skep.cells.alike import used_up
@@ -315,13 +316,19 @@ def stop_victim(
     return False
 
 
-def promote(machine: AllocatorMachine, job: JobState) -> bool:
-    """Let a job that borrows GPUs have its VC's cells, if they can cover them."""
+def promote(machine: AllocatorMachine, job: JobState, *, home: bool = False) -> bool:
+    """Let a job that borrows GPUs have its VC's cells, if they can cover them.
+
+    One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
+    them, whoever is at home there too would take them back, and it from him, again and again.
+    """
     changes = machine.soft.changes
-    if job.job not in machine.borrowed or machine.soft.uncovered.get(job.job) == changes:
+    known = machine.soft.uncovered.get(job.job) == changes and not home
+    if job.job not in machine.borrowed or known:
         return False
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
-    spots = _cover(machine, job, hold) if hold is not None else None
+    cover = machine.cells.cover if home else partial(_cover, machine, job)
+    spots = cover(hold) if hold is not None else None
     if spots is None:
         machine.soft.uncovered[job.job] = changes
         return False
