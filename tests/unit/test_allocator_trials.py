@@ -81,6 +81,7 @@ def test_a_pack_on_trial_is_recorded_with_the_pack() -> None:
     assert of(effects, GpusShared)
     assert of(effects, JobBound)
     (fact,) = of(effects, TrialBegun)
+    assert all(job.measured for job in Does.seen[-1].jobs)
     assert (fact.trial, fact.kind, fact.vc, fact.why) == (1, Kind.PACK, "nlp", Reason.BY_POLICY)
     assert [(each.job, each.attempt, each.gpus, each.solo_milli) for each in fact.jobs] == [
         ("j2", 1, 4, PACE), ("j1", 1, 4, PACE)]  # fmt: skip
@@ -201,6 +202,7 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
     assert not of(effects, GpusShared)
     assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.jobs["j1"]], at(1)) == (
         Reason.NOT_MEASURED, "j1")  # fmt: skip
+    assert not any(job.measured for job in Does.seen[-1].jobs)
 
 
 def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
