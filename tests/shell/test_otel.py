@@ -100,9 +100,9 @@ async def test_copies_of_the_process_export_nothing(monkeypatch: Any) -> None:
         tracer.span("allocator JobBound", TRACE, 10, 30, {})
         pid, pipe = fork(threads)
         try:
-            with open(pipe, "rb") as answer:
-                told = await asyncio.to_thread(answer.read)
+            told = await asyncio.to_thread(os.read, pipe, 10_000)
         finally:
+            os.close(pipe)
             end(pid)
         assert json.loads(told) == [pid, ["MainThread"]]
         tracer.span("allocator JobRan", TRACE, 40, 50, {})

@@ -45,7 +45,7 @@ class _ExporterHere(trace_exporter.OTLPSpanExporter):
 
     def shutdown(self) -> None:
         if os.getpid() == self._made_in:
-            super().shutdown()
+            super().shutdown()  # type: ignore[no-untyped-call]
 
 
 class OtlpExport:
