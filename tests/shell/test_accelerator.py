@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -116,6 +118,17 @@ def test_the_agent_sees_who_is_on_a_device_and_how_busy_it_is(tmp_path: Path) ->
     assert [each.trouble for each in devices.look()] == [(), ("XID 79",)]
     (tmp_path / "gpus" / "gpu0").write_bytes(b"x" * 4096)
     assert "no fake GPU" in devices.look()[0].trouble[0]
+
+
+def test_a_job_that_was_away_begins_its_mini_batch_anew(folder: str) -> None:
+    device = Accelerator(folder, 0, FakeLoad(STEP_S, memory=GIB))
+    device.away()
+    Event().wait(2 * STEP_S)
+    device.back()
+    began = time.monotonic()
+    device.mini_batch()
+    assert time.monotonic() - began > STEP_S / 2, "the time it was away is none of its work"
+    device.close()
 
 
 def test_every_slot_taken_is_no_memory(folder: str) -> None:

@@ -11,15 +11,15 @@ from skep.sim.planted import NO_FENCE, PLANTS, Finding, Plant, find
 from skep.sim.world import Settings
 
 SHOWED = {
-    "GPUs of a lost node count as free": 8,
+    "GPUs of a lost node count as free": 1,
     "a move that is undone stays": 10,
     "a stop for an unknown attempt is not kept": 5,
     "a change is told once and never again": 54,
     "who goes on with other GPUs is not told with which": 48,
     "a job that was suspended goes on when its move fails": 27,
     "a gang is smaller while those who leave are still there": 6,
-    "position acknowledged before the effect": 11,
-    "no floor at the agent": 12,
+    "position acknowledged before the effect": 1,
+    "no floor at the agent": 9,
     "a suspended job goes on with GPUs that others use": 15,
     "a gang on several nodes moves without standing first": 73,
     "a gang that could not change its size has changed it": 44,

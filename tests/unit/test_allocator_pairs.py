@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skep.machines.allocator import lately, pairs
 from skep.policies.registry import POLICIES
 from skep.view.plan import Unpack
 from skep.wire.changes import AskSuspend, GpusRegained, JobChanging, Result
@@ -64,3 +65,15 @@ def test_a_verdict_says_who_goes_well_beside_whom_until_one_of_them_leaves(*, ke
         assert of(do(decide, Unpack("j2", WHY), second=21), JobChanging)
         assert {job.mate for job in decide.machine.jobs.values()} == {""}
     decide.machine.check()
+
+
+@pytest.mark.usefixtures("_does")
+def test_where_no_policy_plans_nobody_is_noted_to_be_seen_anew() -> None:
+    decide = begun()
+    decide(judged(kept=True), 20)
+    machine = decide.machine
+    machine.soft.planned, machine.soft.touched = {}, {}
+    lately._show(machine, "j1")
+    pairs.parted(machine, machine.jobs["j1"])
+    assert {job.mate for job in machine.jobs.values()} == {""}
+    assert machine.soft.touched == {}

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.dispatch import YIELDS_WITHIN
 from skep.machines.allocator.jobs import State
+from skep.machines.base import Tick
+from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskResume, AskSuspend, Goal, GpusRegained, Result
-from skep.wire.commands import ChangeJob, RankPlan, Resume
+from skep.wire.commands import ChangeJob, RankPlan, Resume, Suspend
 from skep.wire.facts import JobBound, JobPromoted, JobRequeued, JobStopping
 from skep.wire.node import Manner, Outcome
 from skep.wire.reasons import Reason
@@ -111,6 +114,40 @@ def test_it_never_takes_what_a_guaranteed_job_has_claimed_or_has_a_right_to() ->
         decide(changed(command))
     again = told(decide(admitted(5, vc="vision", gpus=2)))
     assert sorted(command.job for command in again) == ["j1", "j2"]
+
+
+def test_who_is_about_to_go_on_yields_once_it_does_and_loses_nothing() -> None:
+    decide = allocator(joined(), nlp=2, vision=2)
+    decide(admitted(1, vc="vision", gpus=1, opportunistic=True))
+    decide(started("j1"))
+    decide(known("j1", can=ABLE))
+    effects = decide(admitted(2, vc="nlp", gpus=2)) + decide(admitted(3, vc="vision", gpus=2))
+    for command in told(effects):
+        decide(changed(command))
+    (resume,) = told(decide(exited("j3")))
+    assert resume.change == Resume()
+
+    effects = decide(admitted(4, vc="vision", gpus=2))
+    assert not of(effects, JobStopping)
+    assert not told(effects)
+    (suspend,) = [each for each in told(decide(changed(resume))) if each.job == "j1"]
+    assert suspend.change == Suspend(release=True)
+    assert [fact.job for fact in of(decide(changed(suspend)), JobBound)] == ["j4"]
+    assert decide.machine.jobs["j1"].attempt == 1
+
+
+def test_who_never_goes_on_yields_by_its_end() -> None:
+    decide = allocator(joined(), nlp=2, vision=2)
+    decide(admitted(1, vc="vision", gpus=1, opportunistic=True))
+    decide(started("j1"))
+    decide(known("j1", can=ABLE))
+    effects = decide(admitted(2, vc="nlp", gpus=2)) + decide(admitted(3, vc="vision", gpus=2))
+    for command in told(effects):
+        decide(changed(command))
+    decide(exited("j3"))
+    decide(admitted(4, vc="vision", gpus=2))
+    decide(Tick(), YIELDS_WITHIN / NS_PER_SECOND + 10)
+    assert decide.machine.jobs["j1"].state is State.STOPPING
 
 
 def test_a_gang_stays_on_its_nodes_and_each_rank_has_as_many_as_before() -> None:

@@ -127,6 +127,9 @@ def test_without_a_verdict_in_time_it_is_void_and_undone(monkeypatch: pytest.Mon
     assert [(fact.verdict, fact.why) for fact in of(effects, TrialOver)] == [
         (Verdict.VOID, Reason.NO_VERDICT)]  # fmt: skip
     leaves(decide, effects, 41)
+    # Who makes nothing any more gives nothing to be judged by: that is no lesser failure.
+    (cools,) = tries.cooling(decide.machine, "nlp", at(41))
+    assert cools.until == at(40) + tries.COOLS
 
 
 @pytest.mark.parametrize("name", ["j1", "j2"])
@@ -222,6 +225,8 @@ def test_whoever_joins_without_a_trial_makes_it_void() -> None:
     decide = begun()
     effects = do(decide, Pack("j3", "j1", WHY), second=20)
     assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_DISTURBED]
+    (cools,) = tries.cooling(decide.machine, "nlp", at(21))
+    assert cools.until == at(20) + tries.COOLS_VOID
 
 
 def test_a_job_is_tried_so_often_within_an_hour() -> None:

@@ -222,3 +222,25 @@ def test_an_equal_leaves_only_where_no_lower_one_can() -> None:
     waits = job("j4", 2, priority=5)
     assert told(plan(view([equal, lower, blocked, waits]))) == "-j2 +j4@n2"
     assert told(plan(view([equal, blocked, waits], nodes=1))) == "-j1 +j4@n1"
+
+
+def test_nobody_goes_elsewhere_to_gpus_that_others_have_yet_to_leave() -> None:
+    """It could not yet, and would take the GPUs at home that are a gang's turn."""
+    gang = away("j1", 4, workers=4, on=[("n1", 1), ("n2", 3)], waiting_since=Instant(NOW - 10))
+    small = away("j2", on=[("n1", 1)])
+    leaves = job("j3", 4, workers=4, phase=Phase.STOPPING, on=[("n2", 4)])
+    stays = runs("j4", 3, since=10, on=[("n1", 3)], can=MOVES)
+    gone = view([gang, small, leaves, stays], nodes=2, size=4)
+    first = replace(small, owed_at=Instant(NOW - 1), owed=-int(SLICE))
+    told_ = told(plan(replace(gone, jobs=(gang, first, leaves, stays))))
+    assert told_ == "+j1@n1,n2"
+
+
+def test_of_those_who_starve_the_one_that_has_stood_for_longest_comes_first() -> None:
+    """Accounts end at two slices: who came first would be next every time."""
+    since = Instant(NOW - seconds(1000))
+    first = away("j1", on=[("n1", 1)])
+    last = replace(away("j2", on=[("n1", 1)]), waiting_since=since, since=since)
+    first = replace(first, owed=int(2 * SLICE), owed_at=first.since, owed_ran=first.served)
+    last = replace(last, owed=int(2 * SLICE), owed_at=since, owed_ran=last.served)
+    assert told(plan(view([first, last], nodes=1, size=1))).split()[0] == "+j2@n1"

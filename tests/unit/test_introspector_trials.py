@@ -141,6 +141,15 @@ def test_who_was_moved_for_others_stays_unless_it_lost(kind: Kind, said: bool) -
     assert [found.kept for _, found in cluster.said[:1]] == [True] * said
 
 
+@pytest.mark.parametrize("kind", [Kind.DEFRAG, Kind.MIGRATE])
+def test_of_what_there_is_nothing_to_compare_with_nothing_is_said(kind: Kind) -> None:
+    cluster = Cluster(lasting=True)
+    cluster.go(1, j1=125)
+    cluster.hear(change(kind, 0, 980))
+    cluster.go(400, j1=125)
+    assert cluster.said == []
+
+
 @pytest.mark.parametrize("attempt, since", [(2, 1), (1, 0)])
 def test_another_attempt_is_not_measured_and_nothing_before_it_is_on(
     attempt: int, since: int

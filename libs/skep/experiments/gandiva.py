@@ -66,8 +66,8 @@ class Scene(NamedTuple):
     local: bool = True
     """Whether it matters on how many nodes a gang is."""
     cells: str = ""
-    """The jobs are those of TENANTS: `own`, each has cells in the cluster; `alone`, each a cluster
-    of its own; empty, there are no tenants."""
+    """The jobs are those of TENANTS: `own`, each has cells in the cluster, and borrows; `wait`, and
+    does not; `alone`, each has a cluster of its own; empty, there are no tenants."""
     study: Study | None = None
     ours: bool = True
 
@@ -157,7 +157,7 @@ def _tenants(scene: Scene, seed: int) -> Played:
     ))  # fmt: skip
     each = max(1, nodes // (2 * len(TENANTS)))
     own = {"p100": each, "p40": each}
-    if scene.cells == "own":
+    if scene.cells != "alone":
         whole = {kind: count * len(TENANTS) for kind, count in own.items()}
         cluster = of_types(whole, NODE_GPUS, vcs=dict.fromkeys(TENANTS, own))
         runs = [(trace, cluster)]

@@ -8,6 +8,8 @@ that are late or lost change nothing.
 
 from __future__ import annotations
 
+from math import isfinite
+
 from skep.perf.judge import SAMPLE, SAMPLES_MAX, Baseline, Judgement, Tried, judge
 from skep.perf.progress import RankWindow, rate_milli
 from skep.units import Instant, after, seconds
@@ -72,7 +74,7 @@ class Window:
                 self._found = judge(jobs, self.trial.needed_milli / 1000)
         found = self._found
         spares = self.trial.kind is Kind.DEFRAG and self._tried >= SAMPLES_MAX
-        if found is not None and found.kept is None and spares:
+        if found is not None and found.kept is None and spares and isfinite(found.high):
             return found._replace(kept=True)  # It lost no more than it may, as far as can be told.
         return found if found is not None and found.kept is not None else None
 

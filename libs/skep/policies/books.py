@@ -137,7 +137,7 @@ class Books:
         """Shares for which the bounds were found."""
         self._quiet = Times()
         self._least: dict[str, tuple[Instant, float, float]] = {}
-        """By node: when it was found out, the least account there or less, how fast it falls."""
+        """By node: when it was found out, what no account was below, and how fast that falls."""
         self._views: dict[str, NodeView] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}

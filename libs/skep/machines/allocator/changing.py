@@ -264,11 +264,13 @@ def after_change(machine: AllocatorMachine, job: JobState, now: Instant) -> None
 
 
 def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
-    """Have a job make room that was waited for, as it changed its size."""
+    """Have a job make room that was waited for, as it changed its size or was about to go on."""
+    if ("", job.job, -job.attempt) not in machine.soft.due or job.change is not None:
+        return
     claimers = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
-    waited = ("", job.job, -job.attempt) in machine.soft.due
-    if waited and claimers and job.change is None:
-        give_way(machine, job, now, f"for {cellwork.job_of(claimers[0])}", memory=False)
+    other = cellwork.job_of(claimers[0]) if claimers else returns.waits_for(machine, job)
+    if other:
+        give_way(machine, job, now, f"for {other}", memory=False)
 
 
 def _refusals(told: dict[str, MemberAnswered]) -> dict[str, str]:
@@ -449,7 +451,7 @@ def give_way(
     change, can = job.change, job.can
     if change is not None and change.why in MAKES_ROOM and not memory:
         return False  # It is under way.
-    if not memory and awaits_size(job):
+    if not memory and (awaits_size(job) or _goes_on(job)):
         return _yield_later(machine, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
     if free and "release" in can:
@@ -471,8 +473,13 @@ def awaits_size(job: JobState) -> bool:
     return job.change.goal is Goal.RESIZE and can
 
 
+def _goes_on(job: JobState) -> bool:
+    """Return whether an attempt is about to go on, and can make room alive once it does."""
+    return job.change is not None and job.change.goal is Goal.RESUME and "release" in job.can
+
+
 def _yield_later(machine: AllocatorMachine, job: JobState, now: Instant, detail: str) -> bool:
-    """Have a victim make room once its change of size is over or undone, within YIELDS_WITHIN."""
+    """Have a victim make room once what it changes is over or undone, within YIELDS_WITHIN."""
     soft, late = machine.soft, ("", job.job, -job.attempt)
     begins = late not in soft.due
     if begins:

@@ -263,10 +263,11 @@ def tick(machine: AllocatorMachine, now: Instant) -> None:
 
 
 def _hurry(machine: AllocatorMachine, job: JobState, attempt: int, now: Instant) -> None:
-    """Stop a gang that was to make room once it had changed its size, and has not."""
+    """Stop who was to make room once it had changed its size, or went on, and has not."""
     claimers = machine.cells.claimers(cellwork.holder(job.job, attempt))
-    open_still = job.change is None or job.change.goal is Goal.RESIZE
-    if job.attempt == attempt and job.state is State.RUNNING and claimers and open_still:
+    open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
+    alive = job.state in (State.RUNNING, State.SUSPENDED)
+    if job.attempt == attempt and alive and claimers and open_still:
         stop(machine, job, Reason.PREEMPTED, now, f"for {cellwork.job_of(claimers[0])}")
 
 

@@ -81,7 +81,7 @@ def _names(job: JobState) -> tuple[str, ...]:
 
 def _show(machine: AllocatorMachine, name: str) -> None:
     """Have jobs be seen anew for which something else is known of what moving them takes."""
-    if name in machine.jobs:
+    if name in machine.jobs and machine.soft.planned:
         machine.soft.touched[name] = None
     for planned in machine.soft.planned.values():
         for other in planned.views if name.startswith((f"vc:{planned.vc}", planned.vc)) else ():

@@ -36,7 +36,8 @@ def parted(machine: AllocatorMachine, job: JobState) -> None:
     other = machine.jobs.get(job.mate)
     if other is not None and other.mate == job.job:
         other.mate, other.mate_milli = "", 0
-        machine.soft.touched[other.job] = None
+        if machine.soft.planned:
+            machine.soft.touched[other.job] = None
     job.mate, job.mate_milli = "", 0
 
 

@@ -66,6 +66,20 @@ def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
     return machine.cells.users(name, spots)
 
 
+def waits_for(machine: AllocatorMachine, job: JobState) -> str:
+    """Return a suspended job of a VC with a policy that is to return to what this one has lent.
+
+    Empty if there is none.
+    """
+    holder = cellwork.holder(job.job, job.attempt)
+    for planned in machine.soft.planned.values():
+        for name in planned.returning:
+            other = machine.jobs.get(name)
+            if other is not None and other.away and holder in lent(machine, other):
+                return name
+    return ""
+
+
 def kept(machine: AllocatorMachine) -> dict[str, None]:
     """Return the nodes that opportunistic jobs leave for suspended jobs of a VC with a policy.
 

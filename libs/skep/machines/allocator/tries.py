@@ -27,6 +27,8 @@ MOVES = (Kind.MIGRATE, Kind.DEFRAG)
 COOLS = seconds(3600.0)
 """How long what was not worth it is not tried again between jobs of the same families of a VC."""
 COOLS_VOID = seconds(600.0)
+"""Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
+gives no samples, so the worst there is ends like that."""
 HOUR = seconds(3600.0)
 COOLING_MAX = 200
 """What is remembered of a VC's failures, the latest: more than it may have within an hour."""
@@ -173,7 +175,7 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
 
 
 def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
-    rest: Duration = COOLS_VOID if fact.verdict is Verdict.VOID else COOLS
+    rest: Duration = COOLS_VOID if fact.why is Reason.TRIAL_DISTURBED else COOLS
     known, named = tries.cooling.get(trial.vc, {}), key(trial.kind, trial.families)
     until = after(fact.at, rest)
     if named in known:  # Of several at a time one may be void: what another has shown stands.
