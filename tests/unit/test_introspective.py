@@ -145,6 +145,27 @@ def test_two_that_were_tried_often_enough_are_left_alone_and_others_like_them_ar
     assert tries(seen(jobs[:2], 1, cooling=(often,))) == []
 
 
+@pytest.mark.parametrize("more", [{"measured": False}, {"trial_after": SOON}])
+def test_what_would_not_be_begun_is_not_proposed_and_the_next_is_tried(
+    more: dict[str, Any],
+) -> None:
+    jobs = [runs("j1", 0, 100), stood("j2", 0, 100, **more), stood("j3", 0, 200)]
+    assert tries(seen(jobs, 1)) == [tried("j3", "j1")]
+    moved = replace(jobs[1], measured=True, trial_after=Instant(0), move_after=SOON)
+    assert tries(seen([jobs[0], moved, jobs[2]], 1)) == [tried("j2", "j1")]
+    shown = plan(seen(jobs, 1, trial_after=SOON))
+    assert (shown.actions, shown.look_at) == ((), SOON)
+
+
+def test_who_hurts_his_neighbour_leaves_him_before_others_are_packed() -> None:
+    pair = [packed("j1", 0, "j2", since=61, rates=((1, 10_000),)),
+            packed("j2", 0, "j1", since=61, rates=((1, 9_000),))]  # fmt: skip
+    more = [runs("j3", 1, 100), stood("j4", 1, 100)]
+    assert tries(seen([*pair, *more], 2)) == [Unpack("j2", Reason.INTERFERES)]
+    calm = [replace(each, rates=()) for each in pair]
+    assert tries(seen([*calm, *more], 2)) == [tried("j4", "j3")]
+
+
 def test_turns_come_before_packs() -> None:
     """Who is due has the GPU for itself."""
     due = replace(stood("j2", 0, 100), waiting_since=Instant(NOW - seconds(100)))
@@ -253,6 +274,16 @@ def test_a_scattered_gang_goes_where_it_is_together_once_there_is_room() -> None
     assert tries(view([apart], nodes=3, cooling=(TrialView("migrate", ("a/j1",), SOON),))) == []
 
 
+def test_who_may_not_be_moved_keeps_nobody_from_it() -> None:
+    apart = [gang("j1", ("n1", 2), ("n2", 2)), gang("j2", ("n1", 2), ("n2", 2))]
+    assert [each.job for each in tries(view(apart, nodes=3))] == ["j1"]
+    mores: list[dict[str, Any]] = [{"move_after": SOON}, {"trial_after": SOON}, {"rate_milli": 0}]
+    for more in mores:
+        shown = view([replace(apart[0], **more), apart[1]], nodes=3)
+        assert [each.job for each in tries(shown)] == ["j2"]
+    assert tries(view(apart, nodes=3, move_after=SOON)) == []
+
+
 @pytest.mark.parametrize("more", [
     {"slowdown": ()}, {"slowdown": ((1, 1000), (2, 1010))}, {"trial": 1}, {"partners": ("j9",)},
     {"can": ("suspend",)}, {"pause": seconds(2000)}, {"slowdown": ((2, 1000), (3, 1500))},
@@ -339,6 +370,8 @@ def test_nobody_grows_who_would_not_gain_or_cannot(more: dict[str, Any]) -> None
     assert tries(view([elastic("j1", "n1", **more)], nodes=1)) == []
     cools = (TrialView("grow", ("a/j1",), SOON),)
     assert tries(view([elastic("j1", "n1")], nodes=1, cooling=cools)) == []
+    assert tries(view([elastic("j1", "n1", trial_after=SOON)], nodes=1)) == []
+    assert tries(view([elastic("j1", "n1", move_after=SOON)], nodes=1)) != []
 
 
 def test_where_nobody_knows_twice_as_many_are_tried() -> None:

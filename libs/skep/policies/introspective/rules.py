@@ -62,6 +62,17 @@ def tired(view: VcView) -> set[frozenset[str]]:
     return {frozenset(each.jobs) for each in view.cooling if each.jobs and view.now < each.until}
 
 
+def spent(view: VcView, job: JobView, kind: str) -> bool:
+    """Return whether no trial of a kind is begun with a job now, as there were many lately.
+
+    To propose it again and again would keep all that comes after it from being tried.
+    """
+    until = max(view.trial_after, job.trial_after)
+    if kind in ("migrate", "defrag"):
+        until = max(until, view.move_after, job.move_after)
+    return view.now < until
+
+
 def turns_give(job: JobView, rules: Rules) -> int:
     """Return what turns give jobs on the same GPUs together, in thousandths of one alone.
 
