@@ -6,6 +6,7 @@ would not fit afterwards: a gang of eight on one node has no use for eight free 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class Room:
         room = copy(self)
         room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
         room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        room._open = {**self._open}
         return room
 
     def _begin(self, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> None:
@@ -59,6 +61,8 @@ class Room:
             self._gpus[""][node.node] = node.free
             for pin, free in node.pins:
                 self._gpus.setdefault(pin, {})[node.node] = free
+        self._open = dict[str, list[str]]()
+        """By pin: what `open` found, until some node gets its first free GPU or loses its last."""
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
         for job in leaving:
@@ -77,10 +81,13 @@ class Room:
         """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
         return self._gpus.get(pin, {}).get(node, 0)
 
-    def open(self, pin: str) -> list[str]:
+    def open(self, pin: str) -> Sequence[str]:
         """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
-        there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
-        return sorted(there, key=self._order.__getitem__)
+        found = self._open.get(pin)
+        if found is None:
+            there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
+            found = self._open[pin] = sorted(there, key=self._order.__getitem__)
+        return found
 
     def release(self, job: JobView) -> None:
         """Count a job's GPUs as free."""
@@ -174,10 +181,20 @@ class Room:
     def _change(self, node: str, job: JobView, gpus: int) -> None:
         workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
         free = self._gpus.setdefault(job.pin, {})
-        free[node] = free.get(node, 0) + gpus
+        before = free.get(node, 0)
+        free[node] = before + gpus
+        if (before > 0) is not (before + gpus > 0) and job.pin in self._open:
+            self._open[job.pin] = self._opened(job.pin, node, before <= 0)
         self._cpus[node] += workers * job.spec.resources.cpus
         if isinstance(job.spec.resources.memory, int):
             self._memory[node] += workers * job.spec.resources.memory
+
+    def _opened(self, pin: str, node: str, come: bool) -> list[str]:
+        """Return the open nodes with one more, or one less; others keep the list that they got."""
+        there = [*self._open[pin]]
+        at = bisect_left(there, self._order[node], key=self._order.__getitem__)
+        there[at : at + (not come)] = [node] if come else []
+        return there
 
 
 MayLeave = Callable[[Sequence[JobView]], bool]
