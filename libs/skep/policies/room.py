@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from heapq import heapify, heappop
 from typing import NamedTuple
 
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
@@ -235,8 +236,10 @@ class Price(NamedTuple):
     """By what jobs leave, of each its own: the lowest first."""
     floor: Callable[[str, Sequence[JobView]], int]
     """What any of these jobs on a node costs at least."""
-    look: Callable[[str], None] = lambda _: None
-    """Told of each node that is cleared to see what that comes to."""
+
+
+Bound = tuple[int, int, tuple[int, ...]]
+"""What it comes to at least to clear a node: what that costs, GPUs, and who leaves first."""
 
 
 def make_room_at(
@@ -252,25 +255,44 @@ def make_room_at(
     for each in lower:
         for name, _ in each.nodes:
             nodes.setdefault(name, []).append(each)
-    floors = []
+    bounds: list[tuple[Bound, str]] = []
     for node, there in nodes.items():
         full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
-        floors.append((price.floor(node, there) if full else 0, node))
-    best: list[JobView] | None = None
+        bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
+    return clear_cheapest(job, room, bounds, nodes.__getitem__, lambda: lower, price, may_leave)
+
+
+def clear_cheapest(
+    job: JobView,
+    room: Room,
+    bounds: list[tuple[Bound, str]],
+    on: Callable[[str], Sequence[JobView]],
+    everywhere: Callable[[], Sequence[JobView]],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does, where who may leave is asked for by node: the cheapest first.
+
+    `bounds` are of all nodes on which anybody may leave; `everywhere` tells all who may, and is
+    asked where no single node is enough.
+    """
+    heapify(bounds)
+    any_there, best = False, None
     least: tuple[int, int, tuple[int, ...], int] = (0, 0, (), 0)
-    for floor, node in sorted(floors):
-        if best is not None and floor > least[0]:
+    while bounds:
+        bound, node = heappop(bounds)
+        if best is not None and bound > least[:3]:
             break
-        there = sorted(nodes[node], key=price.order)
-        price.look(node)
-        leaving = _clear(job, room, there, node, may_leave)
+        there = sorted(on(node), key=price.order)
+        any_there = any_there or bool(there)
+        leaving = _clear(job, room, there, node, may_leave) if there else None
         if leaving is not None:
             place = [name for name, _ in there[0].nodes].index(node)
             found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
             if best is None or found < least:
                 best, least = leaving, found
-    if best is None:
-        best = _clear(job, room, sorted(lower, key=price.order), None, may_leave)
+    if best is None and any_there:
+        best = _clear(job, room, sorted(everywhere(), key=price.order), None, may_leave)
     return best
 
 
