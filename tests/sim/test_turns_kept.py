@@ -10,6 +10,7 @@ import pytest
 from skep.policies import gandiva
 from skep.policies.gandiva import Gandiva
 from skep.policies.policy import Planner
+from skep.policies.room import Bound
 from skep.sim.cluster.build import ALL, uniform
 from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
 from skep.sim.cluster.world import World
@@ -44,6 +45,10 @@ def world(seed: int) -> World:
     return World(Trace(name="turns", jobs=tuple(jobs)), uniform(nodes, size), settings, Steady())
 
 
+def no_bounds(turns: gandiva._Turns, *_: object) -> list[tuple[Bound, str]]:
+    return [((0, 0, ()), node) for node in turns._books.on]
+
+
 def test_kept_books_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = 0
     keep = Gandiva.planner
@@ -56,7 +61,7 @@ def test_kept_books_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             plans += 1
             found = kept(seen)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(gandiva._Turns, "_floor", lambda *_: 0)
+                patch.setattr(gandiva._Turns, "_bounds", no_bounds)
                 assert found == policy.plan(seen), f"seed {seed}"
             return found
 

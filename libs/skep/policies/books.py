@@ -13,8 +13,8 @@ Nothing here decides anything: with everybody awake the plan is the same, and ta
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from skep.policies.preempt import QUEUED
 from skep.policies.room import Room
@@ -44,6 +44,31 @@ NEVER = Instant(2**62)
 
 _Part = TypeVar("_Part", JobView, NodeView)
 _Key = TypeVar("_Key", str, int, Kind)
+
+
+class Alike(NamedTuple):
+    """What those have in common whose accounts go on alike, and who are as good to suspend."""
+
+    pin: str
+    gpus: int
+    kind: Kind
+
+
+class Rank(NamedTuple):
+    """What is known of jobs that are alike, and have GPUs on one node."""
+
+    at: Instant
+    """When it was found out."""
+    low: int
+    """What nobody's account was below."""
+    share: float
+    rest: int
+    """For how long each has run at least: so much a share that is higher has given it since."""
+    age: int
+    """For how long any account had counted at most."""
+    since: Instant
+    """Since when the first has run."""
+    load: int
 
 
 class Times:
@@ -136,8 +161,10 @@ class Books:
         self._bases: dict[Kind, float] = {}
         """Shares for which the bounds were found."""
         self._quiet = Times()
-        self._least: dict[str, tuple[Instant, float, float]] = {}
-        """By node: when it was found out, what no account was below, and how fast that falls."""
+        self._ranks: dict[Alike, dict[str, Rank]] = {}
+        self._ranked: dict[str, tuple[Alike, ...]] = {}
+        self._unranked: dict[str, None] = {}
+        """Nodes whose ranks have to be found out anew."""
         self._views: dict[str, NodeView] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
@@ -160,8 +187,8 @@ class Books:
         self._empty = Room.after(view, self.stopping.values(), self._stays)
         self._owed = {}
         self._divide(view)
+        self._unranked.update(touched)
         for node in touched:
-            self._least.pop(node, None)
             self.wake(self.homes.get(node, ()))
         self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
         for times in (self.slices, self.stands):
@@ -209,21 +236,42 @@ class Books:
         """Return by what those come who may be suspended: the first first."""
         return job.spec.priority, self.due(job), job.sequence
 
-    def least(self, node: str) -> int:
-        """Return what nobody's account is below who may be suspended on a node."""
-        if node not in self._least:
-            self.look(node)
-        at, low, falls = self._least[node]
-        return max(-self._most, int(low - falls * (self.now - at)) - 1)
+    def ranks(self) -> Mapping[Alike, Mapping[str, Rank]]:
+        """Return by likeness and node who may be suspended."""
+        for node in self._unranked:
+            for alike in self._ranked.pop(node, ()):
+                del self._ranks[alike][node]
+                if not self._ranks[alike]:
+                    del self._ranks[alike]
+            found: dict[Alike, list[JobView]] = {}
+            for job in self.on.get(node, {}).values():
+                if job.job in self.able:
+                    alike = Alike(job.pin, job.gpus, kind_of(job, self._weigh))
+                    found.setdefault(alike, []).append(job)
+            for alike, jobs in found.items():
+                self._ranks.setdefault(alike, {})[node] = self._rank(node, jobs)
+            if found:
+                self._ranked[node] = tuple(found)
+        self._unranked = {}
+        return self._ranks
 
-    def look(self, node: str) -> None:
-        """Find out anew what nobody's account is below on a node."""
-        low, falls, drift = float(self._most), 0.0, 2 * SHARE_DRIFT
-        for job in self.on.get(node, {}).values():
-            if job.job in self.able:
-                low = min(low, self.due(job) - drift * (self.now - begun(job)) - SLACK_NS)
-                falls = max(falls, 1 - self.share(job) + 2 * drift)
-        self._least[node] = self.now, low, falls
+    def _rank(self, node: str, jobs: Sequence[JobView]) -> Rank:
+        now, low = self.now, min(map(self.due, jobs))
+        age = max(max(now, job.since) - begun(job) for job in jobs)
+        # Who has no less than the least now may have still less: that does not rise at once.
+        rest = 0 if low <= -self._most else min(max(now - job.since, 0) for job in jobs)
+        first = min(job.since for job in jobs)
+        return Rank(now, low, self.share(jobs[0]), min(rest, age), age, first, self.load(node))
+
+    def lows(
+        self, alike: Alike, ranks: Mapping[str, Rank], since: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield nodes with somebody who has run since then, what no account is below, the load."""
+        now, share, most = self.now, self._share.get(alike.kind, 1.0), -self._most
+        for node, (at, low, then, rest, age, first, load) in ranks.items():
+            if first <= since:
+                gone = (share - 1) * (now - at) + (share - then) * (rest if share > then else age)
+                yield node, max(int(low + gone) - SLACK_NS, most), load
 
     def load(self, node: str) -> int:
         """Return the GPUs that are allocated on a node, in thousandths of those it has."""
@@ -317,7 +365,6 @@ class Books:
             far = far or abs(share - self._bases[kind]) > SHARE_DRIFT
         if far:
             self._bases = dict(self._share)
-            self._least.clear()
             for there in self.homes.values():
                 self.wake(there)
 

@@ -18,7 +18,7 @@ from skep.policies.introspective.rules import Rules
 from skep.policies.introspective.units import weight
 from skep.policies.parts import once, span
 from skep.policies.policy import Planner, Policy
-from skep.policies.room import Place, Price, make_room_at
+from skep.policies.room import Bound, Place, Price, clear_cheapest, make_room_at
 from skep.policies.turns import OWED_SLICES_MAX
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.view.plan import Plan, Suspend, Turn
@@ -329,14 +329,15 @@ class _Turns:
             each.spec.priority <= job.spec.priority for each in beside.values()
         )
         target = _at_home(job) if homes and not strays else job
-        there = self._yielding(job, None if target is job else beside.values())
-        if target is not job and _tied(job):
+        there = self._yielding(job, beside.values()) if target is not job else None
+        if there is not None and _tied(job):
             return self._claims_own(job, there)
-        lower = [each for each in there if each.spec.priority < job.spec.priority]
-        price = Price(lambda each: self._cost(each, job), self._books.order, self._floor,
-                      self._books.look)  # fmt: skip
-        for able in (_alike(lower, job), lower, _alike(there, job), there):
-            leaving = make_room_at(target, self._room, able, price) if able else None
+        for below, alike in ((True, True), (True, False), (False, True), (False, False)):
+            if there is None:
+                leaving = self._anywhere(job, below, alike)
+            else:
+                able = [each for each in there if _such(each, job, below, alike)]
+                leaving = make_room_at(target, self._room, able, self._price(job)) if able else None
             if leaving is not None:
                 self._take(leaving, job)
                 found = self._put(job, self._room.fit(target))
@@ -344,19 +345,50 @@ class _Turns:
                 return found
         return False
 
-    def _yielding(self, job: JobView, near: Iterable[JobView] | None) -> list[JobView]:
-        """Return who may be suspended for a job, of those `near` or of all."""
-        able, priority = self._books.able, job.spec.priority
-        if near is None:
-            near = able.values()
-            if _fresh(job) and not self._stood(job):
-                # The rest of `_yields`, for thousands.
-                gpus, last = job.gpus, self._now - self._slice
-                near = [each for each in near if ((each.gpus == gpus and each.since <= last
-                        and each.spec.priority == priority) or each.spec.priority < priority)
-                        and each.job not in self._gone]  # fmt: skip
-                return [each for each in near if not self._kept or not self._keeps(each, job)]
-        return [each for each in near if each.job in able and each.job not in self._gone
+    def _anywhere(self, job: JobView, below: bool, alike: bool) -> list[JobView] | None:
+        """Return who would have to leave, of all who may be suspended."""
+
+        def on(node: str) -> list[JobView]:
+            near = [each for each in self._on(node) if _such(each, job, below, alike)]
+            return self._yielding(job, (each for each in near if each.pin == job.pin))
+
+        def everywhere() -> list[JobView]:
+            near = self._books.able.values()
+            such = [each for each in near if _such(each, job, below, alike)]
+            return self._yielding(job, (each for each in such if each.pin == job.pin))
+
+        bounds = self._bounds(job, below, alike)
+        return clear_cheapest(job, self._room, bounds, on, everywhere, self._price(job))
+
+    def _bounds(self, job: JobView, below: bool, alike: bool) -> list[tuple[Bound, str]]:
+        """Return what it comes to at least to clear each node where somebody may leave."""
+        books, found, priority = self._books, dict[str, Bound](), job.spec.priority
+        soon = self._stood(job) and not (_fresh(job) and alike)
+        for like, ranks in books.ranks().items():
+            level, same = like.kind[1], like.gpus == job.gpus
+            if like.pin != job.pin or level + below > priority or (alike and not same):
+                continue
+            if level == priority and not (self._stood(job) or (same and _fresh(job))):
+                continue
+            since = self._now - (self._slice // LOOK_PARTS if soon else self._slice)
+            size = SIZE_COSTS * (not same)
+            for node, low, load in books.lows(like, ranks, since if level == priority else NEVER):
+                bound = size + self._counts(load, low), 1, (level, low)
+                other = found.get(node)
+                found[node] = bound if other is None else (
+                    min(bound[0], other[0]), 1, min(bound[2], other[2]))  # fmt: skip
+        for node in self._room.open(job.pin):
+            if node in found and self._room.free(node, job.pin) >= job.gpus:
+                found[node] = 0, 0, ()  # Perhaps nobody has to leave.
+        return [(bound, node) for node, bound in found.items()]
+
+    def _price(self, job: JobView) -> Price:
+        return Price(lambda each: self._cost(each, job), self._books.order, lambda *_: 0)
+
+    def _yielding(self, job: JobView, near: Iterable[JobView]) -> list[JobView]:
+        """Return who of those `near` may be suspended for a job."""
+        return [each for each in near if each.job in self._books.able
+                and each.job not in self._gone
                 and self._yields(each, job) and not self._keeps(each, job)]  # fmt: skip
 
     def _claims_own(self, job: JobView, there: Sequence[JobView]) -> bool:
@@ -419,10 +451,6 @@ class _Turns:
         load = max((self._books.load(node) for node, _ in job.nodes), default=0)
         size = SIZE_COSTS * (job.gpus != to.gpus)
         return size + self._counts(load, self._books.due(job))
-
-    def _floor(self, node: str, _: Sequence[JobView]) -> int:
-        """Return what it counts at least to suspend somebody on a node."""
-        return self._counts(self._books.load(node), self._books.least(node))
 
     def _counts(self, load: int, owed: int) -> int:
         due = (owed + self._most) * 1000 // max(self._slice, 1)
@@ -488,8 +516,10 @@ def _fresh(job: JobView) -> bool:
     return not job.began_at
 
 
-def _alike(jobs: Sequence[JobView], job: JobView) -> list[JobView]:
-    return [each for each in jobs if each.gpus == job.gpus]
+def _such(job: JobView, to: JobView, below: bool, alike: bool) -> bool:
+    """Return whether a job is of a lower priority if it is to be so, and of the same size."""
+    lower = job.spec.priority < to.spec.priority
+    return (lower or not below) and (job.gpus == to.gpus or not alike)
 
 
 def _at_home(job: JobView) -> JobView:

@@ -6,8 +6,10 @@ would not fit afterwards: a gang of eight on one node has no use for eight free 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from heapq import heapify, heappop
 from typing import NamedTuple
 
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
@@ -45,6 +47,7 @@ class Room:
         room = copy(self)
         room._left, room._cpus, room._memory = {**self._left}, {**self._cpus}, {**self._memory}
         room._gpus = {pin: {**there} for pin, there in self._gpus.items()}
+        room._open = {**self._open}
         return room
 
     def _begin(self, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> None:
@@ -59,6 +62,8 @@ class Room:
             self._gpus[""][node.node] = node.free
             for pin, free in node.pins:
                 self._gpus.setdefault(pin, {})[node.node] = free
+        self._open = dict[str, list[str]]()
+        """By pin: what `open` found, until some node gets its first free GPU or loses its last."""
         self._cpus = {node.node: node.cpus_free for node in view.nodes}
         self._memory = {node.node: node.memory_free for node in view.nodes}
         for job in leaving:
@@ -77,10 +82,13 @@ class Room:
         """Return the GPUs that are left on a node for jobs with this pin (empty: without one)."""
         return self._gpus.get(pin, {}).get(node, 0)
 
-    def open(self, pin: str) -> list[str]:
+    def open(self, pin: str) -> Sequence[str]:
         """Return the nodes with any GPUs left for jobs with this pin, in the order of the view."""
-        there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
-        return sorted(there, key=self._order.__getitem__)
+        found = self._open.get(pin)
+        if found is None:
+            there = [node for node, free in self._gpus.get(pin, {}).items() if free > 0]
+            found = self._open[pin] = sorted(there, key=self._order.__getitem__)
+        return found
 
     def release(self, job: JobView) -> None:
         """Count a job's GPUs as free."""
@@ -174,10 +182,20 @@ class Room:
     def _change(self, node: str, job: JobView, gpus: int) -> None:
         workers = gpus * max(job.workers, 1) // max(job.gpus, 1)
         free = self._gpus.setdefault(job.pin, {})
-        free[node] = free.get(node, 0) + gpus
+        before = free.get(node, 0)
+        free[node] = before + gpus
+        if (before > 0) is not (before + gpus > 0) and job.pin in self._open:
+            self._open[job.pin] = self._opened(job.pin, node, before <= 0)
         self._cpus[node] += workers * job.spec.resources.cpus
         if isinstance(job.spec.resources.memory, int):
             self._memory[node] += workers * job.spec.resources.memory
+
+    def _opened(self, pin: str, node: str, come: bool) -> list[str]:
+        """Return the open nodes with one more, or one less; others keep the list that they got."""
+        there = [*self._open[pin]]
+        at = bisect_left(there, self._order[node], key=self._order.__getitem__)
+        there[at : at + (not come)] = [node] if come else []
+        return there
 
 
 MayLeave = Callable[[Sequence[JobView]], bool]
@@ -218,8 +236,10 @@ class Price(NamedTuple):
     """By what jobs leave, of each its own: the lowest first."""
     floor: Callable[[str, Sequence[JobView]], int]
     """What any of these jobs on a node costs at least."""
-    look: Callable[[str], None] = lambda _: None
-    """Told of each node that is cleared to see what that comes to."""
+
+
+Bound = tuple[int, int, tuple[int, ...]]
+"""What it comes to at least to clear a node: what that costs, GPUs, and who leaves first."""
 
 
 def make_room_at(
@@ -235,25 +255,44 @@ def make_room_at(
     for each in lower:
         for name, _ in each.nodes:
             nodes.setdefault(name, []).append(each)
-    floors = []
+    bounds: list[tuple[Bound, str]] = []
     for node, there in nodes.items():
         full = room.free(node, job.pin) < job.gpus  # Else perhaps nobody has to leave.
-        floors.append((price.floor(node, there) if full else 0, node))
-    best: list[JobView] | None = None
+        bounds.append(((price.floor(node, there) if full else 0, 0, ()), node))
+    return clear_cheapest(job, room, bounds, nodes.__getitem__, lambda: lower, price, may_leave)
+
+
+def clear_cheapest(
+    job: JobView,
+    room: Room,
+    bounds: list[tuple[Bound, str]],
+    on: Callable[[str], Sequence[JobView]],
+    everywhere: Callable[[], Sequence[JobView]],
+    price: Price,
+    may_leave: MayLeave | None = None,
+) -> list[JobView] | None:
+    """Return what `make_room` does, where who may leave is asked for by node: the cheapest first.
+
+    `bounds` are of all nodes on which anybody may leave; `everywhere` tells all who may, and is
+    asked where no single node is enough.
+    """
+    heapify(bounds)
+    any_there, best = False, None
     least: tuple[int, int, tuple[int, ...], int] = (0, 0, (), 0)
-    for floor, node in sorted(floors):
-        if best is not None and floor > least[0]:
+    while bounds:
+        bound, node = heappop(bounds)
+        if best is not None and bound > least[:3]:
             break
-        there = sorted(nodes[node], key=price.order)
-        price.look(node)
-        leaving = _clear(job, room, there, node, may_leave)
+        there = sorted(on(node), key=price.order)
+        any_there = any_there or bool(there)
+        leaving = _clear(job, room, there, node, may_leave) if there else None
         if leaving is not None:
             place = [name for name, _ in there[0].nodes].index(node)
             found = (sum(map(price.cost, leaving)), _gpus(leaving), price.order(there[0]), place)
             if best is None or found < least:
                 best, least = leaving, found
-    if best is None:
-        best = _clear(job, room, sorted(lower, key=price.order), None, may_leave)
+    if best is None and any_there:
+        best = _clear(job, room, sorted(everywhere(), key=price.order), None, may_leave)
     return best
 
 
