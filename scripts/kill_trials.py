@@ -6,7 +6,8 @@ On an embedded cluster each lane is a virtual cluster with one fake GPU, policy 
 `introspect: true`. In each case two jobs of PyTorch come to a lane, take turns, and are packed on
 trial; a service is killed in one phase of that, and the supervisor starts it again:
 
-    order     both jobs are measured: the outlook that the pack follows from is on the bus
+    order     some seconds before both jobs are measured; the allocator, as it is told that they
+              are, which is what the pack follows from
     begun     `TrialBegun` is recorded, and the guest has yet to go on beside its host
     measured  both run together for some seconds
     verdict   the introspector says what it found
@@ -28,7 +29,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +43,7 @@ from skep.wire import codec, subjects
 from skep.wire.advice import Outlook
 from skep.wire.changes import JobChanged, JobChanging
 from skep.wire.facts import JobBound, JobEnded
+from skep.wire.findings import Rates
 from skep.wire.trials import Judged, TrialBegun, TrialOver, Trials
 from skep_services.ports import Delivery
 
@@ -55,7 +57,9 @@ HELPS = {"utilisation": 0.2, "demand": 0.2}
 LOADS = {"order": HELPS, "begun": HURTS, "measured": HELPS, "verdict": HURTS, "undone": HURTS}
 INTO_S = 15.0
 """How long a pack has been measured when somebody is killed: the first look is after 32 s."""
-APART_S = 7.0
+SOON_S = 12.0
+"""A rate has to be told for so long, and some seconds more, before a plan goes by it."""
+APART_S = 4.0
 """Lanes begin one after another, so that their phases do not coincide."""
 BEGUN_S, OVER_S, TRAINS_S, ENDS_S = 200.0, 240.0, 150.0, 120.0
 MORE = 3
@@ -159,6 +163,29 @@ def _late(what: str, within_s: float) -> TimeoutError:
     return TimeoutError(f"not within {within_s:.0f} s: {what}")
 
 
+class Measured:
+    """Whether jobs are measured, by what is heard; or `early` seconds of rates after the last."""
+
+    def __init__(self, jobs: Collection[str], early: float | None) -> None:
+        """Start with nothing known."""
+        self._jobs, self._early = set(jobs), early
+        self._told: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    def look(self, told: Any) -> bool:
+        """Take over what was heard; return whether it is so."""
+        if isinstance(told, Outlook):
+            self._told.update(each.job for each in told.jobs if each.rate_milli and each.memory)
+        elif isinstance(told, Rates):
+            for each in told.jobs:
+                self._since.setdefault(each.job, time.monotonic())
+        left = self._jobs - self._told
+        if len(left) != 1 or self._early is None:
+            return not left
+        (last,) = left
+        return time.monotonic() >= self._since.get(last, float("inf")) + self._early
+
+
 class KillTrials:
     """One run on a cluster that is up."""
 
@@ -218,14 +245,8 @@ class KillTrials:
         """Return at the moment at which somebody is to be killed."""
         ids, heard = {job.job for job in jobs}, self.heard
         if case.phase == "order":
-            known: set[str] = set()
-
-            def measured(told: Any) -> bool:
-                paces = told.jobs if isinstance(told, Outlook) else ()
-                known.update(pace.job for pace in paces if pace.rate_milli and pace.memory)
-                return ids <= known
-
-            await heard.when(measured, "both are measured", BEGUN_S)
+            early = SOON_S if case.service != "allocator" else None
+            await heard.when(Measured(ids, early).look, "both are measured", BEGUN_S)
             return
 
         def begun(told: Any) -> TrialBegun | None:
@@ -377,7 +398,7 @@ async def _run(cluster: Embedded, live: Live, wanted: Sequence[Case], lanes: int
                                 password=about["nats"]["users"]["operator"],
                                 inbox_prefix=b"_INBOX.operator")  # fmt: skip
     try:
-        for subject in (subjects.JUDGED, subjects.TRIALS_OPEN, subjects.ADVICE_OUTLOOK):
+        for subject in (subjects.FINDINGS, subjects.TRIALS_OPEN, subjects.ADVICE_OUTLOOK):
             await client.subscribe(subject, cb=heard.hear)
         await bus.follow(subjects.ALLOC, 0, heard.take)
         run = KillTrials(live, heard)
