@@ -56,7 +56,7 @@ SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
     facts.SearchTrialAdmitted(search=ONE, trial=3, job="j19", at=AT),
     facts.SearchTrialPutOff(search=ONE, trial=4, why=Reason.OVER_QUOTA, at=AT),
     facts.SearchTrialTurned(search=ONE, trial=3, run=False, why=Reason.RUNG_REACHED, at=AT),
-    facts.SearchTrialDemoted(search=ONE, trial=6, demoted=True, at=AT),
+    facts.SearchTrialDemoted(search=ONE, trial=6, demoted=True, at=AT, number=7),
     facts.SearchTrialGivenUp(search=ONE, trial=5, score=0.4, at=AT),
     facts.SearchTrialHeard(search=ONE, trial=3, what="suspend", number=23),
     facts.SearchTrialStood(search=ONE, trial=3, stand=facts.Stand.SUSPENDED, at=LATER),

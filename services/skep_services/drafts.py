@@ -7,7 +7,7 @@ A fork copies everything, also what is soft (rates, advice, views), and costs th
 decides only its page tables: a few milliseconds, however long the copies then think. They run at a
 lower priority and own no connection: what they inherited they close at once, so that the bus sees
 it when the process that decides dies. They end with it, and leave by `_exit`. One question is
-answered at a time.
+answered at a time, and none that nobody waits for any more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
 from skep.units import KIB
 from skep.wire import codec
-from skep.wire.drafts import Answer, Judge, Judgement, Outcome, Question
+from skep.wire.drafts import ASKED_FOR_S, Answer, Judge, Judgement, Outcome, Question
 from skep.wire.parse import parse_spec
 from skep.wire.spec import JobSpec
 from skep_services.ports import Bus, Clock, Delivery
@@ -71,19 +71,24 @@ class Drafter:
             await self._say(asked.reply, self._problem("too many questions at once: ask again"))
             return
         self._waiting += 1
-        task = asyncio.ensure_future(self._in_turn(asked))
+        until = asyncio.get_running_loop().time() + ASKED_FOR_S
+        task = asyncio.ensure_future(self._in_turn(asked, until))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _in_turn(self, asked: Delivery) -> None:
+    async def _in_turn(self, asked: Delivery, until: float) -> None:
+        """Answer a question that is waited for until a time of the loop."""
         try:
             async with self._turn:
-                answer = await self.look(asked.payload)
+                left_s = until - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    return
+                answer = await self.look(asked.payload, min(left_s, ANSWER_WITHIN_S))
             await self._say(asked.reply, answer)
         finally:
             self._waiting -= 1
 
-    async def look(self, payload: bytes) -> bytes:
+    async def look(self, payload: bytes, within_s: float = ANSWER_WITHIN_S) -> bytes:
         """Return the answer to a question, both encoded."""
         try:
             question = _QUESTIONS.decode(payload)
@@ -98,7 +103,7 @@ class Drafter:
         pid, pipe = fork(think)
         self.held_ns = time.perf_counter_ns() - began
         try:
-            data = await _read(pipe)
+            data = await _read(pipe, within_s)
             _ANSWERS.decode(data)
         except (CopyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._problem(f"the question could not be answered: {error!r}")
@@ -227,7 +232,7 @@ def _write(into: int, data: bytes) -> None:
         view = view[os.write(into, view) :]
 
 
-async def _read(pipe: int) -> bytes:
+async def _read(pipe: int, within_s: float) -> bytes:
     """Return all that comes out of a pipe. Raises CopyError for nothing, TimeoutError in time."""
     os.set_blocking(pipe, False)
     loop, pieces = asyncio.get_running_loop(), list[bytes]()
@@ -244,7 +249,7 @@ async def _read(pipe: int) -> bytes:
 
     loop.add_reader(pipe, ready)
     try:
-        async with asyncio.timeout(ANSWER_WITHIN_S):
+        async with asyncio.timeout(within_s):
             await over
     finally:
         loop.remove_reader(pipe)

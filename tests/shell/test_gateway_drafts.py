@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from skep.wire.findings import JobRate, Rates
 from skep.wire.reasons import Reason
 from skep_services.cli.main import main
 from skep_services.drafts import Drafter, JudgeOnly
+from skep_services.gateway.drafts import Drafts
 from skep_services.ports import Delivery
 from tests.cli_kit import FakeGateway, fake_gateway
 from tests.gateway_kit import House, error, opened, submitted
@@ -233,6 +235,53 @@ async def test_a_copy_that_fails_is_an_answer(
     told_now = await house.bus.request(subjects.draft("busy"), b"", {}, 5.0)
     assert told_now is not None
     assert b"too many questions" in told_now.payload
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_waits_for_any_more_is_not_thought_about(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Drafter(house.cluster.allocator.machine, house.bus, house.cluster.clock)
+    looked: list[float] = []
+
+    async def look(_: bytes, within_s: float) -> bytes:
+        looked.append(within_s)
+        return b"told"
+
+    monkeypatch.setattr(drafter, "look", look)
+    for for_s in (5.0, 0.0, 0.0):
+        monkeypatch.setattr("skep_services.drafts.ASKED_FOR_S", for_s)
+        await drafter.answer(Delivery(subject="x", payload=b"{}", reply="_INBOX.x"))
+    await asyncio.gather(*drafter._tasks)
+    assert len(looked) == 1
+    assert 0 < looked[0] <= 5.0, "nobody waits longer for this one either"
+    assert drafter._waiting == 0
+
+
+@pytest.mark.asyncio
+async def test_one_vc_asks_one_question_at_a_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await submitted(house)
+    held, asked = asyncio.Event(), asyncio.Event()
+    ask = Drafts._ask
+
+    async def slowly(*args: Any) -> Any:
+        asked.set()
+        await held.wait()
+        return await ask(*args)
+
+    monkeypatch.setattr(Drafts, "_ask", slowly)
+    path = f"/v1/jobs/{first}/why?what_if=1"
+    mine = asyncio.ensure_future(house.nlp.get(path))
+    await asked.wait()
+    told = await house.nlp.get(path, 429)
+    assert error(told)[0] == "too-many-questions"
+    others = asyncio.ensure_future(house.op.get(path))
+    held.set()
+    assert "is bound" in (await mine)["what_if"]["problem"]
+    assert "is bound" in (await others)["what_if"]["problem"]
+    await house.nlp.get(path)
 
 
 # --- on the terminal ------------------------------------------------------------------------------

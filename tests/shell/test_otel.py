@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from typing import Any
 
 import pytest
 
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.otel import FLUSH_MAX, GATHERED_MAX, OtelTracer
+from skep_services.drafts import end, fork
 from skep_services.ports import Delivery
 from tests.collector import collecting
 
@@ -78,3 +81,30 @@ async def test_otlp_where_the_variables_say_so(monkeypatch: Any) -> None:
     assert (got.trace_id, got.parent_id, got.span_id) == ("a" * 32, "b" * 16, span["span_id"])
     assert (got.start_ns, got.end_ns, got.attributes) == (10, 30, {"job": "j9"})
     assert not collector.refused
+
+
+@pytest.mark.asyncio
+async def test_copies_of_the_process_export_nothing(monkeypatch: Any) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+
+    def threads() -> bytes:
+        tracer.span("of the copy", TRACE, 10, 30, {})
+        names = [thread.name for thread in threading.enumerate()]
+        tracer.close()
+        return json.dumps([os.getpid(), names]).encode()
+
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        bus = MemoryBus(MemoryBroker(ManualClock()), "allocator", _fail)
+        tracer = OtelTracer("allocator", "allocator", bus)
+        tracer.span("allocator JobBound", TRACE, 10, 30, {})
+        pid, pipe = fork(threads)
+        try:
+            told = await asyncio.to_thread(os.read, pipe, 10_000)
+        finally:
+            os.close(pipe)
+            end(pid)
+        assert json.loads(told) == [pid, ["MainThread"]]
+        tracer.span("allocator JobRan", TRACE, 40, 50, {})
+        await asyncio.to_thread(tracer.close)
+    assert [span.name for span in collector.spans] == ["allocator JobBound", "allocator JobRan"]

@@ -15,8 +15,9 @@ import pytest
 
 from skep.wire import subjects
 from skep_services import service
+from skep_services.adapters import wiring
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
-from skep_services.ports import CorruptLogError, SupersededError
+from skep_services.ports import CorruptLogError, Delivery, RefusedError, SupersededError
 from skep_services.shell import Shell
 from tests.shell.test_shell import Counter, Seen
 
@@ -155,4 +156,34 @@ async def test_health_is_answered(tmp_path: Path) -> None:
     assert (told["service"], told["identity"], told["pid"]) == ("admission", "admission",
                                                                 os.getpid())  # fmt: skip
     await bus.send("skep.v1.health.admission", b"", {})
+    await bus.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [RefusedError("not yours"), ConnectionError("gone")])
+async def test_what_if_that_cannot_be_answered_is_said(error: Exception, tmp_path: Path) -> None:
+    class Deaf(MemoryBus):
+        async def listen(self, *_: Any) -> Any:
+            raise error
+
+    class Log:
+        def error(self, event: str, **more: Any) -> None:
+            said.append((event, more["error"]))
+
+    async def answer(_: Delivery) -> None:
+        pass
+
+    said: list[tuple[str, str]] = []
+    ended: list[Exception] = []
+    clock = ManualClock()
+    bus = Deaf(MemoryBroker(clock), "allocator", ended.append)
+    shell = Shell(Counter(), bus=bus, clock=clock, observer=Seen(), owner="x")
+    shell.active.set()
+    chosen = service.settings("allocator", {**NEEDED, "SKEP_STATE": str(tmp_path)})
+    fatal: Any = ended.append
+    await wiring._answer(chosen, Log(), shell, bus, lambda _: answer, fatal)
+    if isinstance(error, RefusedError):
+        assert (said, ended) == ([("what-if and plans are not answered", "not yours")], [])
+    else:
+        assert (said, ended) == ([], [error])
     await bus.close()

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, Kept, trials, tries
+from skep.machines.allocator import AllocatorMachine, Kept, paces, trials, tries
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Restarted, Send
 from skep.policies.registry import POLICIES
@@ -81,6 +81,7 @@ def test_a_pack_on_trial_is_recorded_with_the_pack() -> None:
     assert of(effects, GpusShared)
     assert of(effects, JobBound)
     (fact,) = of(effects, TrialBegun)
+    assert all(job.measured for job in Does.seen[-1].jobs)
     assert (fact.trial, fact.kind, fact.vc, fact.why) == (1, Kind.PACK, "nlp", Reason.BY_POLICY)
     assert [(each.job, each.attempt, each.gpus, each.solo_milli) for each in fact.jobs] == [
         ("j2", 1, 4, PACE), ("j1", 1, 4, PACE)]  # fmt: skip
@@ -151,11 +152,11 @@ def test_what_an_attempt_makes_alone_counts_more_than_what_an_earlier_one_made()
     decide(exited("j1", outcome=Outcome.PORT_BUSY), 31)
     job = machine.jobs["j1"]
     assert (job.attempt, job.mixed, machine.tries.solo["j1"]) == (2, False, PACE)
-    assert trials.solo(machine, job) == PACE
+    assert paces.solo(machine, job) == PACE
     decide(started("j1", attempt=2), 40)
     pace = JobPace(job="j1", attempt=2, steps=10, rate_milli=PACE // 2)
     decide(Outlook(at=at(50), jobs=(pace,), families=(BERT,)), 50)
-    assert trials.solo(machine, job) == PACE // 2
+    assert paces.solo(machine, job) == PACE // 2
 
 
 def test_a_failed_attempt_makes_its_trial_void() -> None:
@@ -201,6 +202,7 @@ def test_a_job_whose_rate_alone_nobody_knows_is_not_tried() -> None:
     assert not of(effects, GpusShared)
     assert trials.refusal(decide.machine, Kind.PACK, [decide.machine.jobs["j1"]], at(1)) == (
         Reason.NOT_MEASURED, "j1")  # fmt: skip
+    assert not any(job.measured for job in Does.seen[-1].jobs)
 
 
 def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
@@ -232,10 +234,17 @@ def test_whoever_joins_without_a_trial_makes_it_void() -> None:
 def test_a_job_is_tried_so_often_within_an_hour() -> None:
     decide = measured()
     decide.thorough = False
-    begun = decide.machine.tries.begun["j1"] = [at(9)] * trials.JOB_MAX
+    begun = decide.machine.tries.begun["j1"] = [at(9)] * tries.JOB_MAX
+    decide.machine.soft.touched["j1"] = None
     assert not of(do(decide, TRY), TrialBegun)
+    hour = tries.HOUR / NS_PER_SECOND
+    assert [each.trial_after for each in Does.seen[-1].jobs] == [at(9 + hour), 0, 0]
     begun.pop()
+    decide.machine.soft.touched["j1"] = None
     assert of(do(decide, TRY, second=11), TrialBegun)
+    assert [each.trial_after for each in Does.seen[-1].jobs] == [0, 0, 0]
+    decide.machine.tries.begun["vc:nlp"] = [at(9)] * tries.VC_MAX
+    assert tries.limits(decide.machine, "vc:nlp") == {"trial_after": at(9 + hour), "move_after": 0}
 
 
 def test_alike_are_jobs_of_one_family_else_of_one_name() -> None:
@@ -247,7 +256,7 @@ def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
     decide = begun()
     machine = decide.machine
     for number in range(1_000):
-        machine.tries.begun[f"x{number}"] = [at(number)] * trials.JOB_MAX
+        machine.tries.begun[f"x{number}"] = [at(number)] * tries.JOB_MAX
         machine.lately.pauses[f"vc:x{number}"] = [number]
     kept = [msgspec.json.encode(each) for each in machine.snapshot()]
     assert max(map(len, kept)) < 64 * KIB

@@ -205,7 +205,8 @@ def test_who_is_suspended_while_it_is_tried_leaves_at_once() -> None:
 def test_moves_of_a_job_are_few_within_an_hour() -> None:
     decide = runs(gpus=4)
     decide.thorough = False
-    decide.machine.tries.begun["moves j1"] = [at(1)] * trials.JOB_MOVES_MAX
+    decide.machine.tries.begun["moves j1"] = [at(1)] * tries.JOB_MOVES_MAX
+    decide.machine.soft.touched["j1"] = None
     assert not of(do(decide, MOVE), SuccessorBound)
     refused = trials.refusal(decide.machine, Kind.DEFRAG, [decide.machine.jobs["j1"]], at(20))
     assert refused == (Reason.TRIALS_ENOUGH, "moves j1")

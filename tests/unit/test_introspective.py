@@ -66,6 +66,11 @@ def plan(shown: VcView, **options: Any) -> Plan:
     return make("gandiva", {"introspect": True, **options}).plan(shown)
 
 
+def tried(guest: str, host: str) -> Pack:
+    """Return a pack that is kept if it makes at least 5 % more than one alone."""
+    return Pack(guest, host, Reason.BEST_PACKING, trial=True, needed_milli=1050)
+
+
 def tries(shown: VcView, **options: Any) -> list[Action]:
     return list(plan(shown, **options).actions)
 
@@ -81,13 +86,13 @@ def test_the_idlest_who_waits_goes_beside_the_idlest_who_runs() -> None:
     assert [
         (each.job, each.beside) for each in tries(seen(jobs, 2)) if isinstance(each, Pack)
     ] == both
-    assert plan(seen(jobs, 2)).actions[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True)
+    assert plan(seen(jobs, 2)).actions[0] == tried("j4", "j2")
     tied = [replace(each, can=TIED) for each in jobs]
     assert [each.job for each in tries(seen(tied, 2))] == ["j4"]
     assert make("gandiva", {}).plan(seen(jobs, 2)).actions == ()
-    paused = [replace(each, pause=seconds(1.2)) for each in jobs]
-    assert tries(seen(paused, 2))[0] == Pack("j4", "j2", Reason.BEST_PACKING, trial=True,
-                                             needed_milli=980)  # fmt: skip
+    # What a move takes is no price of a turn.
+    paused = [replace(each, pause=seconds(40)) for each in jobs]
+    assert tries(seen(paused, 2))[0] == tried("j4", "j2")
 
 
 def test_as_many_are_packed_as_there_are_too_many() -> None:
@@ -114,7 +119,7 @@ def test_nobody_is_packed_who_was_not_measured_does_not_fit_or_is_tried(
     guest: dict[str, Any], host: dict[str, Any]
 ) -> None:
     waits, there = stood("j2", 0, 100), runs("j1", 0, 100)
-    assert tries(seen([there, waits], 1)) == [Pack("j2", "j1", Reason.BEST_PACKING, trial=True)]
+    assert tries(seen([there, waits], 1)) == [tried("j2", "j1")]
     assert tries(seen([replace(there, **host), replace(waits, **guest)], 1)) == []
 
 
@@ -131,6 +136,27 @@ def test_what_cools_down_is_left_alone_and_the_next_is_tried() -> None:
     assert [each.job for each in tries(seen(jobs, 1, cooling=(cools,)))] == ["j3"]
     over = replace(cools, until=NOW)
     assert [each.job for each in tries(seen(jobs, 1, cooling=(over,)))] == ["j2"]
+
+
+@pytest.mark.parametrize("more", [{"measured": False}, {"trial_after": SOON}])
+def test_what_would_not_be_begun_is_not_proposed_and_the_next_is_tried(
+    more: dict[str, Any],
+) -> None:
+    jobs = [runs("j1", 0, 100), stood("j2", 0, 100, **more), stood("j3", 0, 200)]
+    assert tries(seen(jobs, 1)) == [tried("j3", "j1")]
+    moved = replace(jobs[1], measured=True, trial_after=Instant(0), move_after=SOON)
+    assert tries(seen([jobs[0], moved, jobs[2]], 1)) == [tried("j2", "j1")]
+    shown = plan(seen(jobs, 1, trial_after=SOON))
+    assert (shown.actions, shown.look_at) == ((), SOON)
+
+
+def test_who_hurts_his_neighbour_leaves_him_before_others_are_packed() -> None:
+    pair = [packed("j1", 0, "j2", since=61, rates=((1, 10_000),)),
+            packed("j2", 0, "j1", since=61, rates=((1, 9_000),))]  # fmt: skip
+    more = [runs("j3", 1, 100), stood("j4", 1, 100)]
+    assert tries(seen([*pair, *more], 2)) == [Unpack("j2", Reason.INTERFERES)]
+    calm = [replace(each, rates=()) for each in pair]
+    assert tries(seen([*calm, *more], 2)) == [tried("j4", "j3")]
 
 
 def test_turns_come_before_packs() -> None:
@@ -168,9 +194,7 @@ def test_who_goes_well_together_stands_and_goes_on_together() -> None:
     assert tries(shown) == [Pack("j2", "j1", Reason.BEST_PACKING)]
     # What keeps it from that for long is not waited for: it has a turn of its own.
     late = replace(leads, since=Instant(NOW - seconds(40)))
-    assert tries(seen([late, away[1], due], 1))[0] == Pack(
-        "j2", "j1", Reason.BEST_PACKING, trial=True
-    )
+    assert tries(seen([late, away[1], due], 1))[0] == tried("j2", "j1")
 
 
 def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
@@ -215,6 +239,9 @@ def test_who_hurts_his_neighbour_leaves_him() -> None:
     assert tries(seen(again, 1)) == []
     fine = [replace(each, rates=((1, 6_000),)) for each in pair]
     assert tries(seen(fine, 1)) == []
+    # Turns lose little, whatever it takes to move one of them.
+    paused = [replace(each, pause=seconds(40)) for each in pair]
+    assert tries(seen(paused, 1)) == [Unpack("j2", Reason.INTERFERES)]
 
 
 # --- migration -----------------------------------------------------------------------------------
@@ -238,6 +265,16 @@ def test_a_scattered_gang_goes_where_it_is_together_once_there_is_room() -> None
     assert tries(view([apart], nodes=3)) == [tried]
     assert tries(view([apart, gang("j2", ("n3", 1), can=TIED)], nodes=3)) == []
     assert tries(view([apart], nodes=3, cooling=(TrialView("migrate", ("a/j1",), SOON),))) == []
+
+
+def test_who_may_not_be_moved_keeps_nobody_from_it() -> None:
+    apart = [gang("j1", ("n1", 2), ("n2", 2)), gang("j2", ("n1", 2), ("n2", 2))]
+    assert [each.job for each in tries(view(apart, nodes=3))] == ["j1"]
+    mores: list[dict[str, Any]] = [{"move_after": SOON}, {"trial_after": SOON}, {"rate_milli": 0}]
+    for more in mores:
+        shown = view([replace(apart[0], **more), apart[1]], nodes=3)
+        assert [each.job for each in tries(shown)] == ["j2"]
+    assert tries(view(apart, nodes=3, move_after=SOON)) == []
 
 
 @pytest.mark.parametrize("more", [
@@ -326,6 +363,8 @@ def test_nobody_grows_who_would_not_gain_or_cannot(more: dict[str, Any]) -> None
     assert tries(view([elastic("j1", "n1", **more)], nodes=1)) == []
     cools = (TrialView("grow", ("a/j1",), SOON),)
     assert tries(view([elastic("j1", "n1")], nodes=1, cooling=cools)) == []
+    assert tries(view([elastic("j1", "n1", trial_after=SOON)], nodes=1)) == []
+    assert tries(view([elastic("j1", "n1", move_after=SOON)], nodes=1)) != []
 
 
 def test_where_nobody_knows_twice_as_many_are_tried() -> None:

@@ -87,6 +87,23 @@ def test_demotions_are_facts_told_once(world: World) -> None:
     assert [(fact.trial, fact.demoted) for fact in told] == [(1, True)]
 
 
+def test_requests_that_are_read_again_change_nothing(world: World) -> None:
+    name = begun(world, 3)
+    first = world.number + 1
+    for do in ("demote", "promote", "demote", "promote"):
+        assert world.ask(do=do, search=name, trial=1).accepted
+    world.restart()
+    facts, latest = list(world.driver.facts), world.number
+    for number, do in enumerate(("demote", "promote", "demote", "promote"), first):
+        world.number = number - 1
+        assert world.ask(do=do, search=name, trial=1).accepted
+    assert world.number == latest
+    assert world.driver.facts == facts
+    assert not world.trial(1).demoted
+    assert world.ask(do="demote", search=name, trial=1).accepted
+    assert world.trial(1).demoted
+
+
 def test_who_runs_outside_or_is_unknown_cannot_be_demoted(world: World) -> None:
     name = world.begin(sampler="client")
     world.ask(do="ask", search=name, params=PARAMS, outside=True)

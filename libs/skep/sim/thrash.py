@@ -30,8 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from skep.machines.allocator.trials import JOB_MAX, JOB_MOVES_MAX
-from skep.machines.allocator.tries import COOLS, HOUR
+from skep.machines.allocator.tries import COOLS, HOUR, JOB_MAX, JOB_MOVES_MAX
 from skep.sim.adversary import GPU_BYTES, SLICE_S, Drawn, Pairs, named, trace_of
 from skep.sim.cluster.build import ALL, uniform
 from skep.sim.cluster.ledger import BEGIN

@@ -109,6 +109,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     jobs; 0: nobody knows."""
     trial: int = 0
     """The open trial that it is part of, or stands back from; 0: none."""
+    measured: bool = True
+    """Whether it is known how it goes on GPUs of its own: else no pack with it is tried."""
+    trial_after: Instant = Instant(0)
+    """Until then no trial with it is begun: it had as many as it may within an hour."""
+    move_after: Instant = Instant(0)
+    """Likewise no trial of a move."""
     held: int = 0
     """How often a plan has held it back, each time after something had come free."""
 
@@ -209,6 +215,10 @@ class VcView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Only for a policy that asks for them (`Policy.sees_nodes`)."""
     cooling: tuple[TrialView, ...] = ()
     """What was tried and not worth it; only for a policy with `Policy.sees_rates`."""
+    trial_after: Instant = Instant(0)
+    """Until then no trial is begun: the VC had as many as it may within an hour."""
+    move_after: Instant = Instant(0)
+    """Likewise no trial of a move."""
     quiet_since: Instant = Instant(0)
     """Since when no job has come to the VC."""
     changed: int = 0

@@ -15,6 +15,9 @@ from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
 
+ASKED_FOR_S = 15.0
+"""How long the answer to a question is waited for: longer than the allocator gives itself."""
+
 
 class Start(StrEnum):
     """When a job would get its GPUs."""

@@ -270,11 +270,15 @@ class SearchTrialTurned(SearchMessage, frozen=True, tag="search-trial-turned"):
 
 
 class SearchTrialDemoted(SearchMessage, frozen=True, tag="search-trial-demoted"):
-    """A client wants a trial to stand behind all others, or (`demoted` false) among them."""
+    """A client wants a trial to stand behind all others, or (`demoted` false) among them.
+
+    `number` is that of its request: an earlier one, read again, changes nothing.
+    """
 
     trial: int
     demoted: bool
     at: Instant
+    number: int = 0
 
 
 class SearchTrialGivenUp(SearchMessage, frozen=True, tag="search-trial-given-up"):

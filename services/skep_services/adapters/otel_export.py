@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Sequence
+
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
@@ -27,16 +31,47 @@ class _SameIds(IdGenerator):
         return self.trace_id
 
 
+class _ExporterHere(trace_exporter.OTLPSpanExporter):
+    """Exports from the process that made it alone: a copy has neither its sockets nor its locks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made_in = os.getpid()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if os.getpid() != self._made_in:
+            return SpanExportResult.FAILURE
+        return super().export(spans)
+
+    def shutdown(self) -> None:
+        if os.getpid() == self._made_in:
+            super().shutdown()  # type: ignore[no-untyped-call]
+
+
 class OtlpExport:
-    """Repeats finished spans to the SDK, which samples and exports them."""
+    """Repeats finished spans to the SDK, which samples and exports them.
+
+    The SDK starts its thread anew in every copy of this process (`skep_services.drafts`): there
+    it is stopped at once.
+    """
 
     def __init__(self, service: str) -> None:
         """Start the exporter's thread."""
         self._ids = _SameIds()
         resource = Resource.create({"service.name": f"skep-{service}"})
         self._provider = TracerProvider(resource=resource, id_generator=self._ids)
-        self._provider.add_span_processor(BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
+        self._provider.add_span_processor(BatchSpanProcessor(_ExporterHere()))
         self._tracer = self._provider.get_tracer("skep")
+        # Behind the SDK's own, which starts the thread: they are called in the order of their
+        # registration, and stay registered.
+        this = weakref.ref(self._provider)
+
+        def stop_in_copy() -> None:
+            provider = this()
+            if provider is not None:
+                provider.shutdown()
+
+        os.register_at_fork(after_in_child=stop_in_copy)
 
     def export(self, span: StoredSpan) -> None:
         """Hand a finished span to the SDK, which sends it in its own time."""

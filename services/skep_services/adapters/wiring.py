@@ -126,7 +126,7 @@ async def drive(
         await prepare(shell)
     ready = asyncio.ensure_future(say_ready(shell, log))
     leading = asyncio.ensure_future(_lead(chosen, log, shell, bus, peers, fatal))
-    answering = asyncio.ensure_future(_answer(chosen, shell, bus, answers))
+    answering = asyncio.ensure_future(_answer(chosen, log, shell, bus, answers, fatal))
     try:
         await fatal.guard(shell.run())
     finally:
@@ -137,11 +137,22 @@ async def drive(
         tracer.close()
 
 
-async def _answer(chosen: Settings, shell: Shell, bus: NatsBus, answers: Answers | None) -> None:
-    """Once it decides: answer what the machine would decide."""
-    if answers is not None:
-        await shell.active.wait()
+async def _answer(
+    chosen: Settings, log: Any, shell: Shell, bus: Bus, answers: Answers | None, fatal: Fatal
+) -> None:
+    """Once it decides: answer what the machine would decide.
+
+    For want of permission alone nothing stops: deciding is worth more than telling what if.
+    """
+    if answers is None:
+        return
+    await shell.active.wait()
+    try:
         await bus.listen(subjects.draft(chosen.service), answers(bus))
+    except RefusedError as error:
+        log.error("what-if and plans are not answered", error=str(error))
+    except Exception as error:
+        fatal(error)
 
 
 async def _lead(

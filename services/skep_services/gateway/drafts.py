@@ -14,7 +14,17 @@ import msgspec
 
 from skep.units import NS_PER_SECOND, Duration
 from skep.wire import codec, subjects
-from skep.wire.drafts import Answer, Asked, Judge, Judgement, Option, Outcome, Question, Touched
+from skep.wire.drafts import (
+    ASKED_FOR_S,
+    Answer,
+    Asked,
+    Judge,
+    Judgement,
+    Option,
+    Outcome,
+    Question,
+    Touched,
+)
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep_services.gateway.api import ApiError, Caller
@@ -24,8 +34,7 @@ from skep_services.gateway.submit import refused, too_large, vc_of
 from skep_services.gateway.texts import place_of
 from skep_services.ports import Bus, Clock
 
-TIMEOUT_S = 15.0
-"""Longer than the allocator gives itself for an answer."""
+TIMEOUT_S = ASKED_FOR_S
 JUDGED_WITHIN_S = 5.0
 REMAINING_MAX = 10_000
 """Jobs whose ends are told, the soonest: a third of what one message may hold."""
@@ -38,12 +47,14 @@ class Drafts:
 
     def __init__(self, bus: Bus, indexer: Indexer, clock: Clock) -> None:
         self._bus, self._indexer, self._clock = bus, indexer, clock
+        self._asking: set[str] = set()
+        """Virtual clusters (empty: operators) whose question the allocator has."""
 
     async def what_if(self, caller: Caller, job: Job) -> dict[str, Any]:
         """Return what would start a job that waits. Raises ApiError."""
         name = job.row.job
         question = Question(job=name, remaining=self._remaining(), others=not caller.vc)
-        answer = await self._answer(question)
+        answer = await self._answer(question, caller)
         if answer.problem or answer.outcome is None:
             return {"problem": answer.problem, "outcome": None, "options": [], "in_vain": []}
         options: list[dict[str, Any]] = []
@@ -75,7 +86,7 @@ class Drafts:
         if judged.spec is None:
             raise refused(422, judged.problems[0].reason, judged.problems, None)
         question = Question(spec=judged.spec, remaining=self._remaining())
-        answer = await self._answer(question)
+        answer = await self._answer(question, caller)
         if answer.problem or answer.outcome is None:
             raise ApiError(503, "allocator-away", answer.problem)
         spec: JobSpec = judged.spec
@@ -84,8 +95,16 @@ class Drafts:
 
     # --- asking ----------------------------------------------------------------------------------
 
-    async def _answer(self, question: Question) -> Answer:
-        return await self._ask("allocator", question, Answer, TIMEOUT_S)
+    async def _answer(self, question: Question, caller: Caller) -> Answer:
+        """Have the allocator answer: one question of a VC at a time, or others never come to it."""
+        if caller.vc in self._asking:
+            text = f"another what-if or plan of {caller.name} is being answered: ask again"
+            raise ApiError(429, "too-many-questions", text)
+        self._asking.add(caller.vc)
+        try:
+            return await self._ask("allocator", question, Answer, TIMEOUT_S)
+        finally:
+            self._asking.remove(caller.vc)
 
     async def _judge(self, vc: str, spec: bytes, instead: str = "") -> Judgement:
         text = spec.decode("utf-8", "replace")

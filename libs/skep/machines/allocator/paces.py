@@ -76,6 +76,30 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
     return found
 
 
+def solo(machine: AllocatorMachine, job: JobState, view: dict[str, Any] | None = None) -> int:
+    """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
+
+    It was measured where the attempt has shared none, or before it was first packed on trial: an
+    earlier attempt may have had other GPUs, so what this one makes alone comes first. `view` is
+    what is shown of its pace, if that is known.
+    """
+    told = machine.soft.paces.get(job.job)
+    alone = told is not None and not job.mixed and told[0].attempt == job.attempt
+    if told is not None and alone and best(told[0]):
+        return best(told[0])
+    known = machine.tries.solo.get(job.job)
+    if known:
+        return known
+    view = shown(machine, job) if view is None else view
+    rates: tuple[tuple[int, int], ...] = view.get("rates", ())
+    return dict(rates).get(job.size, 0)
+
+
+def best(pace: JobPace) -> int:
+    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
+    return pace.mean_milli if pace.samples else pace.rate_milli
+
+
 def _sizes(job: JobState) -> range:
     elastic = job.spec.elastic
     if elastic is None:

@@ -18,14 +18,14 @@ each job, a cool-down for what was not worth it, and so many begun within an hou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from skep.machines.allocator import changing, moving, paces, packs, resizing, tries
 from skep.machines.allocator.jobs import JobState, State
-from skep.machines.allocator.tries import HOUR, MOVES, Undo, counted, families, key
+from skep.machines.allocator.tries import MOVES, Undo, counted, families, key
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.view.plan import Migrate, Resize
@@ -45,13 +45,6 @@ LASTS_MADE_READY = seconds(1200.0)
 """Likewise where a successor or newcomers make ready first: that may take as long again."""
 REPEAT = seconds(2.0)
 """As often as any command is repeated."""
-JOB_MAX = 6
-VC_MAX = 60
-"""Trials begun within an hour that touch one job, or are of one VC: a pack that is undone costs its
-guest some seconds, so this bounds what a policy can waste at about a per cent."""
-JOB_MOVES_MAX = 3
-VC_MOVES_MAX = 30
-"""Likewise of moves, each of which costs its job one pause, or two."""
 SETTLES = seconds(30.0)
 """After so long a rate that is another one than before has been told: it is measured over ten
 seconds, and has to be steady."""
@@ -91,13 +84,13 @@ def refusal(
     cools = known.cooling.get(vc, {}).get(key(kind, named))
     if cools is not None and now < cools.until:
         return Reason.TRIAL_COOLS, " ".join(named)
-    for name, most in _limits(kind, jobs):
-        if sum(now - HOUR < at for at in known.begun.get(name, ())) >= most:
+    for name in counted(kind, [job.job for job in jobs], vc):
+        if now < tries.full(machine, name):
             return Reason.TRIALS_ENOUGH, name
     if len(known.open) >= OPEN_MAX:
         return Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open"
     for job in jobs if machine.trial_rules.measured else ():
-        if not (solo if kind is Kind.PACK else _rate)(machine, job):
+        if not (paces.solo if kind is Kind.PACK else _rate)(machine, job):
             return Reason.NOT_MEASURED, job.job
         if kind is not Kind.PACK and _unsure(machine, job, now):
             return Reason.NOT_MEASURED, f"{job.job}: something has just changed"
@@ -111,15 +104,6 @@ def _unsure(machine: AllocatorMachine, job: JobState, now: Instant) -> bool:
     if until > now and planned is not None:
         planned.look_at = min(planned.look_at or until, until)
     return until != now
-
-
-def _limits(kind: Kind, jobs: Sequence[JobState]) -> Iterator[tuple[str, int]]:
-    for name in counted(kind, [job.job for job in jobs], jobs[0].spec.vc):
-        of_vc, moves = "vc:" in name, name.startswith("moves ")
-        if moves:
-            yield name, VC_MOVES_MAX if of_vc else JOB_MOVES_MAX
-        else:
-            yield name, VC_MAX if of_vc else JOB_MAX
 
 
 def pack(
@@ -177,8 +161,8 @@ def grow(
 
 
 def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) -> Before:
-    told, alone = machine.soft.paces.get(job.job), solo(machine, job)
-    rate = _pace(told[0]) if told is not None else 0
+    told, alone = machine.soft.paces.get(job.job), paces.solo(machine, job)
+    rate = paces.best(told[0]) if told is not None else 0
     # What is compared is the rate alone of who is packed; of it no more may be known.
     told_of = told is not None and (kind is not Kind.PACK or rate == alone)
     pace = told[0] if told is not None and told_of else NO_PACE
@@ -187,32 +171,10 @@ def _before(machine: AllocatorMachine, job: JobState, attempt: int, kind: Kind) 
                   samples=pace.samples)  # fmt: skip
 
 
-def solo(machine: AllocatorMachine, job: JobState) -> int:
-    """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
-
-    It was measured where the attempt has shared none, or before it was first packed on trial: an
-    earlier attempt may have had other GPUs, so what this one makes alone comes first.
-    """
-    told = machine.soft.paces.get(job.job)
-    alone = told is not None and not job.mixed and told[0].attempt == job.attempt
-    if told is not None and alone and _pace(told[0]):
-        return _pace(told[0])
-    known = machine.tries.solo.get(job.job)
-    if known:
-        return known
-    rates: tuple[tuple[int, int], ...] = paces.shown(machine, job).get("rates", ())
-    return dict(rates).get(job.size, 0)
-
-
 def _rate(machine: AllocatorMachine, job: JobState) -> int:
     """Return the rate that a running attempt was measured at, in thousandths; 0: it was not."""
     told = machine.soft.paces.get(job.job)
-    return _pace(told[0]) if told is not None and told[0].attempt == job.attempt else 0
-
-
-def _pace(pace: JobPace) -> int:
-    """Return the best there is of a rate: the mean of many windows, else that of the latest."""
-    return pace.mean_milli if pace.samples else pace.rate_milli
+    return paces.best(told[0]) if told is not None and told[0].attempt == job.attempt else 0
 
 
 # --- verdicts ------------------------------------------------------------------------------------

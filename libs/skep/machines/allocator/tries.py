@@ -30,6 +30,13 @@ COOLS_VOID = seconds(600.0)
 """Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
 gives no samples, so the worst there is ends like that."""
 HOUR = seconds(3600.0)
+JOB_MAX = 6
+VC_MAX = 60
+"""Trials begun within an hour that touch one job, or are of one VC: a pack that is undone costs its
+guest some seconds, so this bounds what a policy can waste at about a per cent."""
+JOB_MOVES_MAX = 3
+VC_MOVES_MAX = 30
+"""Likewise of moves, each of which costs its job one pause, or two."""
 COOLING_MAX = 200
 """What is remembered of a VC's failures, the latest: more than it may have within an hour."""
 SHRINKS_MAX = 3
@@ -93,6 +100,16 @@ def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
     return *whom, *((f"moves {name}" for name in whom) if kind in MOVES else ())
 
 
+def full(machine: AllocatorMachine, name: str) -> Instant:
+    """Return until when nothing is begun that is counted under a name; not after now: it may be."""
+    of_job, of_vc = (
+        (JOB_MOVES_MAX, VC_MOVES_MAX) if name.startswith("moves ") else (JOB_MAX, VC_MAX)
+    )
+    most = of_vc if "vc:" in name else of_job
+    begun = machine.tries.begun.get(name, ())
+    return after(begun[-most], HOUR) if len(begun) >= most else Instant(0)
+
+
 # --- for policies --------------------------------------------------------------------------------
 
 
@@ -100,6 +117,11 @@ def number(machine: AllocatorMachine, job: JobState) -> int:
     """Return the open trial of a job, or the one whose change is being put back; 0: none."""
     undo = machine.tries.undoing.get(job.job)
     return machine.tries.of_job.get(job.job, undo.trial if undo is not None else 0)
+
+
+def limits(machine: AllocatorMachine, name: str) -> dict[str, Any]:
+    """Return until when no trial of a job, or of `vc:` and a VC, is begun, as views tell it."""
+    return {"trial_after": full(machine, name), "move_after": full(machine, f"moves {name}")}
 
 
 def cooling(machine: AllocatorMachine, vc: str, now: Instant) -> tuple[TrialView, ...]:

@@ -308,7 +308,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
     expected = spec.size.run_time
     attempt = job.job, job.attempt
     partners = packs.partners(machine, job.live, attempt) if job.mixed else ()
-    since, served = job.since, job.served
+    since, served, pace = job.since, job.served, paces.shown(machine, job)
     if job.state is State.RUNNING and phase is not Phase.RUNNING and not waits:
         # It runs until its change is done; what it had when that began counts.
         assert job.change is not None, job.job
@@ -341,8 +341,10 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
         pause=lately.pause(machine, job),
         trial=tries.number(machine, job),
+        measured=paces.solo(machine, job, pace) > 0,
+        **tries.limits(machine, job.job),
         **pairs.shown(machine, job),
-        **paces.shown(machine, job),
+        **pace,
     )
 
 
@@ -442,6 +444,7 @@ def of_vc(machine: AllocatorMachine, planned: Planned, now: Instant) -> VcView:
         changed=freed(machine, planned.vc),
         ended=tuple(machine.served.get(planned.vc, ())),
         cooling=tries.cooling(machine, planned.vc, now) if planned.policy.sees_rates else (),
+        **tries.limits(machine, f"vc:{planned.vc}"),
         quiet_since=machine.lately.came.get(planned.vc, Instant(0)),
     )
 

@@ -235,7 +235,7 @@ class SearchesMachine:
             case TellTrial():
                 return self._tell(search, asked, now)
             case DemoteTrial() | PromoteTrial():
-                return self._demote(search, asked, now)
+                return self._demote(search, asked, event.number, now)
 
     def _begin(
         self, event: SearchRequest, asked: BeginSearch, now: Instant
@@ -315,15 +315,16 @@ class SearchesMachine:
         return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
 
     def _demote(
-        self, search: Search, asked: DemoteTrial | PromoteTrial, now: Instant
+        self, search: Search, asked: DemoteTrial | PromoteTrial, number: int, now: Instant
     ) -> SearchVerdict:
         trial = search.trials.get(asked.trial)
         if trial is None or trial.stand is Stand.OUTSIDE:
             text = f"{search.search} has no trial {asked.trial} that Skep runs"
             return _refused(search.search, "$.trial", Reason.UNKNOWN_TRIAL, text)
         demoted = isinstance(asked, DemoteTrial)
-        if trial.demoted != demoted and not trial.over:
-            self._record(SearchTrialDemoted(search=search.search, trial=trial.number,
+        # One that is read again after a restart is answered; what came after it stands.
+        if trial.demoted != demoted and not trial.over and number > trial.demoted_number:
+            self._record(SearchTrialDemoted(search=search.search, trial=trial.number, number=number,
                                             demoted=demoted, at=now))  # fmt: skip
         return SearchVerdict(search=search.search, accepted=True, trial=trial.number)
 
@@ -469,7 +470,7 @@ class SearchesMachine:
                 trial.order += 1
                 trial.unheard()
             case SearchTrialDemoted():
-                trial.demoted = fact.demoted
+                trial.demoted, trial.demoted_number = fact.demoted, fact.number
             case SearchTrialGivenUp():
                 trial.given_up, trial.run, trial.why = True, False, Reason.NO_PROMISE
                 trial.order += 1

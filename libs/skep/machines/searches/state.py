@@ -51,6 +51,8 @@ class Trial(msgspec.Struct, kw_only=True):
     given_up: bool = False
     demoted: bool = False
     """A client's pruner would have stopped it: it runs where no other wants the place."""
+    demoted_number: int = 0
+    """The latest request that demoted or promoted it."""
     ran_ns: int = 0
     """How long it ran before the time that it runs now."""
     rung: int = 0

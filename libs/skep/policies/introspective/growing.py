@@ -21,6 +21,7 @@ from skep.policies.introspective.rules import (
     cooling,
     families,
     movable,
+    spent,
     waits,
 )
 from skep.units import Duration, Instant
@@ -69,7 +70,8 @@ def shrink(view: VcView) -> tuple[list[Resize], VcView]:
 def grow(view: VcView, plan: Plan, rules: Rules) -> tuple[list[Resize], Instant | None]:
     """Return who is to try more workers, and when to look again."""
     cold = cooling(view, "grow")
-    able = [job for job in view.jobs if _may_grow(job) and families(job) not in cold]
+    able = [job for job in view.jobs if _may_grow(job) and families(job) not in cold
+            and not spent(view, job, "grow")]  # fmt: skip
     if not able or plan.turns or plan.actions or waits(view):
         return [], None
     nodes = {node.node: node for node in view.nodes}

@@ -20,7 +20,8 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
 
     Turns come first: nothing is tried with a job that they place, or take GPUs from. Before them
     comes only what spares somebody from being suspended: what others have grown by. Of the rest one
-    kind of change is begun at a time, so that what it frees is not promised twice.
+    kind of change is begun at a time, so that what it frees is not promised twice. What is no trial
+    comes first, and what would not be begun is not proposed: it would keep the others from it.
     """
     units = Units(view, rules)
     less, seen = growing.shrink(units.view)
@@ -28,11 +29,13 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
     plan = react(units.turning(seen))
     idle, look_at = health.idle(seen, plan, rules)
     more: list[Action] = [*idle]
-    cools = (each.until for each in view.cooling if view.now < each.until)
-    looks = [plan.look_at, look_at, min(cools, default=None)]
-    more = more or [*packing.pack(units, plan, rules)]
+    rests = [each.until for each in view.cooling]
+    rests += [view.trial_after, view.move_after]
+    rests += [at for job in view.jobs for at in (job.trial_after, job.move_after)]
+    looks = [plan.look_at, look_at, min((at for at in rests if view.now < at), default=None)]
+    more = more or [*packing.part(units, plan, rules)] or [*packing.pack(units, plan, rules)]
     if not (more or less):
-        apart, look_at = packing.part(units, plan, rules)
+        apart, look_at = packing.spread(units, plan, rules)
         looks.append(look_at)
         more = [*apart] or [*migrating.gather(seen, plan)] or [*migrating.defrag(seen, plan, rules)]
     if not (more or less):

@@ -19,6 +19,7 @@ from skep.policies.introspective.rules import (
     families,
     movable,
     named,
+    spent,
     waits,
 )
 from skep.policies.room import Place, Room
@@ -46,7 +47,7 @@ def gather(view: VcView, plan: Plan) -> list[Migrate]:
     for job in _scattered(view):
         room = room or _room(view)
         place = room.fit(job) if len(moves) < ACTIONS_MAX else None
-        if place is None or families(job) in cold:
+        if place is None or families(job) in cold or spent(view, job, "migrate"):
             continue
         needed = _needs(job, view)
         if _gain(job, len(place)) > needed * SURELY:
@@ -77,7 +78,8 @@ def _benefit(view: VcView, plan: Plan) -> Iterator[JobView]:
     yield from sorted(line, key=lambda job: (-job.spec.priority, job.sequence))
     cold = cooling(view, "migrate")
     for job in _scattered(view):
-        if families(job) not in cold and _gain(job, 1) > _needs(job, view) * SURELY:
+        may = families(job) not in cold and not spent(view, job, "migrate")
+        if may and _gain(job, 1) > _needs(job, view) * SURELY:
             yield job
 
 
@@ -99,6 +101,7 @@ def _vacate(view: VcView, server: NodeView, job: JobView) -> list[Migrate]:
     leave = [each for each in there if movable(each) and len(each.nodes) == 1
              and each.job != job.job and each.pin == job.pin
              and families(each) not in cold]  # fmt: skip
+    leave = [each for each in leave if each.rate_milli and not spent(view, each, "defrag")]
     if server.free + sum(each.gpus for each in leave) < job.gpus:
         return []
     fuller = [node.node for node in view.nodes
@@ -133,7 +136,7 @@ def _worth(job: JobView, costs: int, view: VcView) -> bool:
 def _scattered(view: VcView) -> Iterator[JobView]:
     """Yield gangs on several nodes that can be moved, of which it is known what that costs them."""
     for job in view.jobs:
-        if len(job.nodes) > 1 and job.slowdown and movable(job):
+        if len(job.nodes) > 1 and job.slowdown and job.rate_milli and movable(job):
             yield job
 
 

@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     MILLI,
+    PACKS_NEED,
     Rules,
     cooling,
     families,
     named,
     on_them,
     profiled,
+    spent,
     turns_give,
     waits,
 )
@@ -49,6 +51,8 @@ def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
     gone, sizes = named(plan), {node.node: node.gpu_memory for node in view.nodes}
     guests, on = list[JobView](), dict[Place, list[JobView]]()
     for job in view.jobs:
+        if not job.measured or spent(view, job, "pack"):
+            continue
         if job.phase is Phase.AWAY and _may(job, gone):
             guests.append(job)
         elif job.phase is Phase.RUNNING and _may(job, gone):
@@ -70,24 +74,27 @@ def pack(units: Units, plan: Plan, rules: Rules) -> list[Pack]:
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
             crowded[node] = crowded.get(node, 0) - guest.gpus
             tried.append(Pack(guest.job, host.job, Reason.BEST_PACKING, trial=True,
-                              needed_milli=turns_give(host, rules)))  # fmt: skip
+                              needed_milli=PACKS_NEED))  # fmt: skip
     return tried
 
 
-def part(units: Units, plan: Plan, rules: Rules) -> tuple[list[Unpack], Instant | None]:
+def part(units: Units, plan: Plan, rules: Rules) -> list[Unpack]:
+    """Return whom to take off shared GPUs, one at most, because who is there hurts whom."""
+    for leads, members in _calm(units, plan):
+        if _hurts(members, rules, units.view.now):
+            return [Unpack(_guest(leads, members).job, Reason.INTERFERES)]
+    return []
+
+
+def spread(units: Units, plan: Plan, rules: Rules) -> tuple[list[Unpack], Instant | None]:
     """Return whom to take off shared GPUs, one at most, and when to look again.
 
-    Who hurts whom as soon as that is known; the others once there is no overload any more, no job
-    has come for a slice, and one of them fits on GPUs that are free.
+    Once there is no overload any more, no job has come for a slice, and one of those that share
+    fits on GPUs that are free.
     """
-    if not units.packs:
+    packs = _calm(units, plan)
+    if not packs:
         return [], None
-    packs = [(leads, members) for leads, members in units.packs.items()
-             if all(each.phase is Phase.RUNNING and not each.trial for each in members)
-             and leads not in named(plan)]  # fmt: skip
-    for leads, members in packs:
-        if _hurts(members, rules, units.view.now):
-            return [Unpack(_guest(leads, members).job, Reason.INTERFERES)], None
     if plan.actions or plan.turns or waits(units.view):
         return [], None
     room = Room(units.view, [job for job in units.view.jobs
@@ -100,6 +107,14 @@ def part(units: Units, plan: Plan, rules: Rules) -> tuple[list[Unpack], Instant 
                     return [], calm
                 return [Unpack(each.job, Reason.OWN_GPUS)], None
     return [], None
+
+
+def _calm(units: Units, plan: Plan) -> list[tuple[str, tuple[JobView, ...]]]:
+    """Return the packs with which nothing is done or tried, each with who leads."""
+    gone = named(plan) if units.packs else set[str]()
+    return [(leads, members) for leads, members in units.packs.items()
+            if all(each.phase is Phase.RUNNING and not each.trial for each in members)
+            and leads not in gone]  # fmt: skip
 
 
 def _over(view: VcView) -> dict[str, int]:

@@ -12,6 +12,12 @@ from skep.view.view import JobView, Phase, VcView
 ACTIONS_MAX = 4
 """Trials of one kind in a plan: what was measured before them tells less and less of the next."""
 MILLI = 1000
+TURNS_KEEP = 980
+"""Thousandths of one alone that turns give together at least: to suspend and go on in place costs
+2 % of a slice or less (section 4.1), whatever it takes to move a job."""
+PACKS_NEED = 1050
+"""Thousandths of one alone that a pack has to make to be kept, some beyond what turns give: of a
+pack that gains a few per cent the whole is a little faster, and one of its jobs may end later."""
 
 
 class Rules(NamedTuple):
@@ -50,13 +56,24 @@ def cooling(view: VcView, kind: str) -> set[tuple[str, ...]]:
     return {each.families for each in view.cooling if each.kind == kind and view.now < each.until}
 
 
+def spent(view: VcView, job: JobView, kind: str) -> bool:
+    """Return whether no trial of a kind is begun with a job now, as there were many lately.
+
+    To propose it again and again would keep all that comes after it from being tried.
+    """
+    until = max(view.trial_after, job.trial_after)
+    if kind in ("migrate", "defrag"):
+        until = max(until, view.move_after, job.move_after)
+    return view.now < until
+
+
 def turns_give(job: JobView, rules: Rules) -> int:
     """Return what turns give jobs on the same GPUs together, in thousandths of one alone.
 
-    What a turn loses by switching is taken to be what a move was measured to (`JobView.pause`);
-    where that is not known, nothing: then a pack has to be better than turns that cost nothing.
+    What a turn loses by switching is at most what a move was measured to (`JobView.pause`), and is
+    bounded, as nothing leaves its server; where that is not known, nothing.
     """
-    return round(MILLI * slices_give(job.pause, rules.slice_ns))
+    return max(TURNS_KEEP, round(MILLI * slices_give(job.pause, rules.slice_ns)))
 
 
 def named(plan: Plan) -> set[str]:
