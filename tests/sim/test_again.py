@@ -8,7 +8,10 @@ import pytest
 
 from skep.machines.allocator import AllocatorMachine
 from skep.policies.queue import Head, JobQueue
-from skep.sim.again import Again
+from skep.sim.again import Again, without_secrets
+from skep.units import Instant
+from skep.wire.changes import Goal, JobChanging
+from skep.wire.commands import Move, Target
 from skep.wire.facts import JobBound
 from skep.wire.reasons import Reason
 from tests.replay_kit import history, log_of
@@ -66,3 +69,13 @@ def test_records_that_note_nothing_are_said_to_be_beyond_comparison() -> None:
     found = Again(AllocatorMachine, log).run()
     assert found.decisions == 0
     assert found.not_comparable["records-without-inputs"] == len(log.records) - found.starts
+
+
+def test_what_proves_who_may_send_a_state_is_no_part_of_a_decision() -> None:
+    def told(token: str, port: int = 4000) -> JobChanging:
+        move = Move(targets=(Target(rank=0, host="n1", port=port, token=token),))
+        return JobChanging(job="j1", attempt=1, order=1, goal=Goal.MIGRATE, change=move,
+                           nodes=("n2",), why=Reason.REQUESTED, at=Instant(1))  # fmt: skip
+
+    assert without_secrets([told("one")]) == without_secrets([told("another")])
+    assert without_secrets([told("one")]) != without_secrets([told("one", 4001)])

@@ -26,6 +26,7 @@ from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.codec import Facts
+from skep.wire.commands import Move
 from skep.wire.facts import EpochBegan, JobWaits, NodeLost
 from skep.wire.inputs import Input, NotesReader
 from skep.wire.node import NodeJoined
@@ -248,7 +249,7 @@ class Again:
         deciding = [each for each in made if each[2]]
         for index, (_, _, facts) in enumerate(deciding):
             theirs = recorded[at : at + len(facts)]
-            if _opened(facts) != _opened(theirs):
+            if without_secrets(facts) != without_secrets(theirs):
                 self._differs(record, recorded[at:], deciding[index:], found)
                 return
             found.decisions += 1
@@ -360,10 +361,15 @@ def _common(some: Sequence[Any], others: Sequence[Any]) -> int:
                 min(len(some), len(others)))  # fmt: skip
 
 
-def _opened(facts: Sequence[Any]) -> list[Any]:
+def without_secrets(facts: Sequence[Any]) -> list[Any]:
+    """Return facts without what each process draws for itself: no decision depends on it."""
     return list(map(_open, facts))
 
 
 def _open(fact: Any) -> Any:
     """Return a fact without what is random in it."""
+    change = getattr(fact, "change", None)
+    if isinstance(change, Move):
+        targets = tuple(msgspec.structs.replace(each, token="") for each in change.targets)
+        return msgspec.structs.replace(fact, change=Move(targets=targets))
     return msgspec.structs.replace(fact, secret="") if getattr(fact, "secret", "") else fact
