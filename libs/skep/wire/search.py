@@ -216,30 +216,19 @@ def _free_problem(name: str, value: Value) -> str:
     return "" if -VALUE_MAX <= value <= VALUE_MAX else "a smaller number"
 
 
-class _Open(_Part, frozen=True):
-    """The spec without its job, for finding what is wrong with keys and types."""
-
-    name: str
-    vc: str
-    metric: str
-    budget: Budget
-    version: int = SEARCH_VERSION
-    space: dict[str, Any] = {}
-    direction: Literal["maximize", "minimize"] = "minimize"
-    target: float | None = None
-    method: Literal["curves", "asha"] = "curves"
-    parallel: int = 1
-    exclusive: int = 0
-    live: int = 64
-    turn: int | str = 60
-    steps: int | None = None
-    give_up: float | None = None
-    rungs: Rungs | None = None
-    sampler: Literal["random", "client"] = "random"
-    seed: int = 0
+def _open_fields() -> Iterator[tuple[str, Any, Any]]:
+    for field in msgspec.structs.fields(SearchSpec):
+        if field.name == "job":
+            continue
+        shape = dict[str, Any] if field.name == "space" else field.type
+        made = field.default_factory
+        default = field.default if made is msgspec.NODEFAULT else msgspec.field(
+            default_factory=made)  # fmt: skip
+        yield field.name, shape, msgspec.field() if default is msgspec.NODEFAULT else default
 
 
-assert set(_Open.__struct_fields__) == set(SearchSpec.__struct_fields__) - {"job"}
+_Open = msgspec.defstruct("_Open", list(_open_fields()), bases=(_Part,), frozen=True)
+"""The spec without its job, for finding what is wrong with keys and types."""
 
 
 def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
