@@ -1,4 +1,4 @@
-"""Turns in cells that are less than a node: what is idle beside them is not its VC's."""
+"""Turns in cells: who goes on has its VC's own, and who stands borrows what others leave idle."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def test_turns_in_less_than_a_node_go_round(beyond: Literal["wait", "opportunist
     first, second = waits(jobs, {"a": {"gpu": 1}, "b": {"gpu": 7}}, 1, beyond)[-2:]
     assert 3_000 <= first < 3_000 + 4 * SLICE_S
     assert second < 3_000 + 4 * SLICE_S
+
+
+def test_who_stands_borrows_what_is_idle_and_leaves_it_to_its_owner() -> None:
+    cells = {"a": {"node": 1}, "b": {"node": 1}}
+    jobs = [("a", 0.0, 20_000.0, 8), ("a", 100.0, 20_000.0, 8)]
+    assert max(waits(jobs, cells, 2, "opportunistic")) < 60
+    assert min(waits(jobs, cells, 2, "wait")) > 9_000
+    jobs.append(("b", 5_000.0, 3_000.0, 8))
+    assert waits(jobs, cells, 2, "opportunistic")[2] < 60

@@ -193,8 +193,11 @@ def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
         return
     misfits = sorted(planned.misfits, key=lambda name: machine.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
+    # Else who stands might borrow what is being left for another.
+    stand = {} if returns.kept(machine) else planned.views
     wanting = (job for name in names if (job := machine.jobs.get(name)) is not None
-               and (job.state is State.QUEUED or (job.away and name in planned.misfits))
+               and (job.state is State.QUEUED or (job.away and (
+                   stand.get(name) is not None or name in planned.misfits)))
                and (cellwork.borrows(job) or name in planned.misfits)
                and name not in machine.parked)  # fmt: skip
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
@@ -211,7 +214,9 @@ def _lend(
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
         if known is not None and known[0] == machine.soft.changes and told:
             continue
-        if job.away:
+        if job.away and job.job not in planned.misfits:
+            cost = acting.borrow(machine, job, now)
+        elif job.away:
             cost = acting.go_on(machine, job, (), now)
         elif job.job in planned.misfits:
             said = len(machine.effects)
@@ -222,7 +227,7 @@ def _lend(
             cost = placing.borrow(machine, job, now, room)
         if cost:
             return cost
-        if not job.away:
+        if not job.away or "migrate" in job.can:
             if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
