@@ -2,6 +2,7 @@
 
     python -m scripts.bench_turns                     (JSON to stdout)
     python -m scripts.bench_turns --sizes mixed --decisions 2000
+    python -m scripts.bench_turns --introspect        (with rates, and trials of packs)
 
 A simulated cluster under one VC is filled first come, first served, then the policy is changed,
 and a quarter more of jobs comes than its GPUs hold. What is timed is the real allocator: a whole
@@ -30,10 +31,13 @@ from skep.policies.gandiva import Gandiva
 from skep.sim.cluster.build import ALL, uniform
 from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
 from skep.sim.cluster.world import World
+from skep.traces.generators.gandiva import KINDS
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.admin import SetVcs
-from skep.workloads.situation import Steady
+from skep.workloads.figures import Figures
+from skep.workloads.models import Models
+from skep.workloads.situation import Speeds, Steady
 
 NODE_GPUS = 8
 SIZES = {"one": ((1,), (1,)), "mixed": ((1, 2, 4, 8, 16), (70, 12, 9, 7, 2))}
@@ -42,6 +46,15 @@ FILL_S, COME_S = 120, 30
 GO_ON_S = 600
 RUN_S = 4 * 3600
 COSTS = Costs(start_s=1, stop_s=1, suspend_s=0.5, resume_s=0.5, migrate_s=2, resize_s=1)
+GPU, MEMORY = "p40", 24 * 2**30
+
+
+class Small(Models):
+    """Table 1's models, of which any two go onto a GPU."""
+
+    def memory(self, job: TraceJob) -> int:
+        """Return what stands in for a job's bytes."""
+        return MEMORY // 4
 
 
 class Timed:
@@ -82,42 +95,49 @@ def trace(nodes: int, more: float, sizes: str) -> Trace:
 
 def _job(rng: random.Random, at: float, gpus: int) -> TraceJob:
     lasts = rng.expovariate(1 / RUN_S) + 60
-    return TraceJob(id="", at=seconds(at), gpus=gpus, run_time=seconds(lasts))
+    kind = rng.choice([each for each in KINDS if each.gpus == (1,)])
+    return TraceJob(id="", at=seconds(at), gpus=gpus, run_time=seconds(lasts), model=kind.model,
+                    mini_batches=round(lasts * kind.rate), gpu_type=GPU)  # fmt: skip
 
 
-def measure(nodes: int, more: float, sizes: str, decisions: int, warm_s: float) -> dict[str, Any]:
+def measure(told: argparse.Namespace) -> dict[str, Any]:
     """Return what a decision takes."""
-    jobs = trace(nodes, more, sizes)
-    world = World(jobs, uniform(nodes, NODE_GPUS), Settings(costs=COSTS, can=EVERYTHING), Steady())
+    nodes, sizes, introspect = told.nodes, told.sizes, told.introspect
+    jobs = trace(nodes, told.more, sizes)
+    speeds: Speeds = Small([Figures()], node_gpus=NODE_GPUS) if introspect else Steady()
+    settings = Settings(costs=COSTS, can=EVERYTHING, gpu_memory={GPU: MEMORY})
+    world = World(jobs, uniform(nodes, NODE_GPUS, GPU), settings, speeds)
     machine, begun = world.allocator, world.now
-    decide, view, plan = Timed(machine.decide), Timed(views.of_vc), Timed(Gandiva().planner())
+    policy = Gandiva(introspect=introspect)
+    decide, view, plan = Timed(machine.decide), Timed(views.of_vc), Timed(policy.planner())
     machine.decide = decide  # type: ignore[method-assign, assignment]
     views.of_vc = view  # type: ignore[assignment]
     ruled = False
     for now in world.steps():
         if not ruled and now - begun >= seconds(FILL_S + 10):
             ruled = True
-            _rule(world, "gandiva")
+            _rule(world, {"introspect": True} if introspect else {})
             machine.soft.planned[ALL].plan = plan
-        if now - begun < seconds(FILL_S + 10 + warm_s):
+        if now - begun < seconds(FILL_S + 10 + told.warm):
             for each in (decide, view, plan):
                 each.spent.clear()
-        if len(decide.spent) >= decisions:
+        if len(decide.spent) >= told.decisions:
             break
     phases = Counter(each.phase.value for planned in machine.soft.planned.values()
                      for each in planned.views.values() if each is not None)  # fmt: skip
     return {
         "gpus": nodes * NODE_GPUS, "jobs": len(jobs.jobs), "sizes": sizes,
+        "introspect": introspect,
         "simulated_s": round((world.now - begun) / 1e9, 1), "phases": dict(phases),
         "decision_ms": spread(decide.spent), "plan_ms": spread(plan.spent),
         "view_ms": spread(view.spent),
     }  # fmt: skip
 
 
-def _rule(world: World, policy: str) -> None:
-    """Change the policy of the only VC."""
+def _rule(world: World, options: dict[str, Any]) -> None:
+    """Change the policy of the only VC to gandiva."""
     cluster = world.cluster
-    vcs = {ALL: replace(cluster.vcs[ALL], policy=policy, options={})}
+    vcs = {ALL: replace(cluster.vcs[ALL], policy="gandiva", options=options)}
     told = SetVcs(vcs=vcs, chains=cluster.chains, pins=cluster.pins)
     world._admit(told)
     world._inbox.append(told)
@@ -141,12 +161,13 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--more", type=float, default=0.25, help="jobs beyond what the GPUs hold")
     parser.add_argument("--sizes", choices=SIZES, default="one")
+    parser.add_argument("--introspect", action="store_true", help="with rates and trials")
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--warm", type=float, default=45, help="seconds under the policy before")
     told = parser.parse_args()
     load = os.getloadavg()
     gc.disable()
-    found = measure(told.nodes, told.more, told.sizes, told.decisions, told.warm)
+    found = measure(told)
     print(json.dumps({"load": load, **found}, indent=1))
     return 0
 

@@ -15,8 +15,9 @@ from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
 
 T0 = Instant(1_000_000_000_000)
-KNOWN = ("0", "8")
-"""The first once broke a law: a pack came apart each time that it went on after its slice."""
+KNOWN = ("0", "8", "2651")
+"""Two once broke a law: in the first a pack came apart each time that it went on after its slice,
+in the last it was owed much, with a share of 1, and never fell behind who stood for it."""
 
 
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:

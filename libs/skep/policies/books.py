@@ -33,6 +33,9 @@ from skep.units import Instant
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import Resources
 
+PATIENCE_TURNS = 3
+"""So many times as long as a job with its share stands between two slices it stands at most, if the
+others at its home are due too: shares are of the whole VC, and there may be more than there is."""
 SHARE_DRIFT = 0.002
 """By how much shares may change before all bounds are found again: twenty jobs of ten thousand, and
 a bound comes a quarter of a second too soon for a minute's account."""
@@ -232,6 +235,14 @@ class Books:
             found = self._owed[job.job] = owed(job, self.share(job), self.now, self._slice)
         return found
 
+    def patience(self, job: JobView) -> int:
+        """Return until when a job that stands may have to, whatever others are owed."""
+        return self._patience(job, self.share(job))
+
+    def _patience(self, job: JobView, share: float) -> int:
+        slices = PATIENCE_TURNS / share if share > 0 else NEVER
+        return min(job.waiting_since + int(slices * self._slice), NEVER)
+
     def order(self, job: JobView) -> tuple[int, int, int]:
         """Return by what those come who may be suspended: the first first."""
         return job.spec.priority, self.due(job), job.sequence
@@ -388,7 +399,7 @@ class Books:
         drift = 2 * SHARE_DRIFT
         share = self.share(job)
         up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
-        soonest = float(NEVER)
+        soonest, lasts = float(NEVER), self._patience(job, share + 2 * drift)
         for each in beside.values():
             if each.job not in self.able:
                 continue
@@ -398,12 +409,13 @@ class Books:
             falls = 1 - self.share(each) + 2 * drift
             down = self.due(each) - drift * (now - begun(each)) - SLACK_NS
             apart = now + max(self._swap - (up - down), 0) / (share + 2 * drift + falls)
-            lowest = now + max(down + self._most, 0) / falls
+            lowest = min(now + max(down + self._most, 0) / falls, lasts)
             at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
             soonest = min(soonest, at)
         until = max(job.waiting_since + self._slice, int(soonest) - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
-            until = min(until, int(now + max(self._most - up, 0) / (share + 2 * drift)))
+            starves = int(now + max(self._most - up, 0) / (share + 2 * drift))
+            until = min(until, starves, lasts)
         return until
 
 

@@ -224,7 +224,11 @@ class _Turns:
                 job.waiting_since, job.sequence)  # fmt: skip
 
     def _starves(self, job: JobView) -> bool:
-        return not _fresh(job) and self._books.due(job) >= self._most
+        return not _fresh(job) and (self._books.due(job) >= self._most or self._lasts(job))
+
+    def _lasts(self, job: JobView) -> bool:
+        """Return whether a job has stood for longer than accounts may keep it waiting."""
+        return self._now >= self._books.patience(job)
 
     def _put(self, job: JobView, place: Place | None) -> bool:
         """Have a job go to a place; return whether there is one."""
@@ -298,7 +302,7 @@ class _Turns:
             if self._actions and self._put(job, self._place(job)):
                 continue  # Somebody larger left more than was needed.
             key = (job.spec.priority, job.spec.resources, job.gpus, job.can, _fresh(job),
-                   self._stood(job), job.nodes)  # fmt: skip
+                   self._stood(job), self._lasts(job), job.nodes)  # fmt: skip
             if key in failed or not self._claims(job):
                 failed.add(key)  # Who comes after is owed less, and would find no more.
                 without.append(job)
@@ -436,6 +440,8 @@ class _Turns:
             return True  # Of other sizes there are seldom enough that are due at once.
         if not self._stood(to):
             return False
+        if ran and self._lasts(to):
+            return True
         mine, others = self._books.due(job), self._books.due(to)
         if ran and (others - mine >= self._swap or mine <= -self._most):
             return True
@@ -481,10 +487,12 @@ class _Turns:
             like = [job for job in there.values()
                     if job.nodes == nodes and job.began_at and job.job not in placed]  # fmt: skip
             first = max(like, key=lambda job: (books.due(job), job.spec.priority, -job.sequence))
+            patience = min(map(books.patience, like))
             for node, _ in nodes or (("", 0),):
                 last = self._least(node)
                 if last is not None:
                     yield self._crossing(first, last)
+                    yield max(patience, last.since + self._slice)
 
     def _least(self, node: str) -> JobView | None:
         """Return who may be suspended first on a node, or (without one) anywhere."""
