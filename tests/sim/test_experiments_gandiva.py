@@ -98,7 +98,8 @@ def test_every_line_has_its_settings(name: str) -> None:
     means = ("hundred_s", "jct_min", "makespan_min", "busy", "useful", "minutes", "queue_s")
     names = [*means, *(f"{vc}: {each}" for vc in gandiva.TENANTS for each in means)]
     played = Played(seed=0, figures=dict.fromkeys(names, 1.0),
-        curves={"explored": [(0.0, 1.0), (1.0, 2.0)]})  # fmt: skip
+        curves=dict.fromkeys(("explored", *(f"{vc}: done" for vc in gandiva.TENANTS)),
+                             [(0.0, 1.0), (1.0, 2.0)]))  # fmt: skip
     lines = experiment.lines({label: [played] for label in labels})
     assert lines
     assert all(line.spread() != "-" for line in lines)
