@@ -12,7 +12,7 @@ there (`elastic_prepare`). What follows is agreed upon there too (`elastic_round
 belongs to no rank. At the step, old members that stay bring
 the state to the newcomers (`elastic_copy`) while the old process group is still as it was; when all
 have it, everybody leaves the old group, forms the next and goes on with the next mini-batch. A
-process that leaves ends with status 0.
+process that leaves ends with status 0, and quickly (`ending`): others wait for its GPU.
 
 What happens when something fails (PATIENCE_S bounds every wait of a process that trains):
 
@@ -36,7 +36,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 
-from skep_job import elastic_group, snapshot
+from skep_job import elastic_group, ending, snapshot
 from skep_job.elastic_copy import CopyFailed, Door, bring
 from skep_job.elastic_parts import Clock, Message, Orders, Pause, Rules, Seat, State, Wrapped
 from skep_job.elastic_prepare import Preparing
@@ -287,6 +287,7 @@ class Gang:
             return True  # The same size, but a new group.
         if plan.leaves:
             self._tell(plan, clock, before, sent)
+            ending.leave()
             raise Left
         self._take_seat(plan, first=False)
         clock.part("rebuild")

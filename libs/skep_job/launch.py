@@ -62,10 +62,12 @@ def _observe() -> None:
         print(f"skep_job: not observed: this is Python {has}, older than {needed}", file=sys.stderr)
         return
     # Imported here, so that outside Skep the script finds no module loaded but what runs it.
+    from skep_job import ending
     from skep_job.observe import boot
     from skep_job.reporter import complain
     from skep_job.settings import Unobserved
 
+    ending.arm()
     try:
         outcome = boot(os.environ)
         why = outcome.why if isinstance(outcome, Unobserved) else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import site
 import sys
@@ -100,17 +101,18 @@ def find(torch: ModuleType, device: str) -> Found:
     """Return the storages on devices of one type that can be moved, each once."""
     if gc.get_freeze_count():
         gc.unfreeze()  # What is frozen is not listed.
+    captured = _kinds(getattr(torch.cuda, "CUDAGraph", None))
+    wanted = _kinds(torch.Tensor) | captured
+    # In one pass, by type: there are hundreds of thousands of things.
     things = gc.get_objects()
-    # By type first: there are hundreds of thousands of things, of a few thousand types.
-    kinds = set(map(type, things))
-    kinds_of_tensors = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
-    graphs = _has_graph_trees() or any(map(_is_graph, kinds))
-    tensors = [thing for thing in things if type(thing) in kinds_of_tensors]
+    found = list(itertools.compress(things, map(wanted.__contains__, map(type, things))))
     del things
+    graphs = _has_graph_trees() or any(type(each) in captured for each in found)
     storages: dict[int, Storage] = {}
     with torch._C.DisableTorchFunctionSubclass():
-        for tensor in tensors:
-            _collect(torch, tensor, device, storages)
+        for each in found:
+            if type(each) not in captured:
+                _collect(torch, each, device, storages)
     return Found(_movable(list(storages.values()), device), graphs)
 
 
@@ -151,12 +153,16 @@ def _movable(storages: list[Storage], device: str) -> list[Storage]:
     ]
 
 
-def _is_graph(kind: type) -> bool:
-    """Return whether things of this type are captured CUDA graphs."""
-    return any(
-        base.__name__ == "CUDAGraph" and base.__module__.startswith("torch.")
-        for base in kind.__mro__
-    )
+def _kinds(base: type | None) -> frozenset[type]:
+    """Return a class and all that are derived from it; none of None."""
+    found: dict[type, None] = {} if base is None else {base: None}
+    waiting = list(found)
+    while waiting:
+        below: list[type] = type.__subclasses__(waiting.pop())
+        fresh = [kind for kind in below if kind not in found]
+        found.update(dict.fromkeys(fresh))
+        waiting += fresh
+    return frozenset(found)
 
 
 def _has_graph_trees() -> bool:

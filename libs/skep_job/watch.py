@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from types import ModuleType
 
+from skep_job import ending
 from skep_job.imports import ImportWatcher
 
 OPTIMIZERS = "torch.optim.optimizer"
@@ -21,6 +22,7 @@ LOADERS = "torch.utils.data.dataloader"
 
 def watch() -> None:
     """Observe this process from the import of PyTorch on."""
+    ending.arm()
     watcher = ImportWatcher({})
 
     def observe(_: ModuleType) -> None:

@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skep.machines.allocator import AllocatorMachine
 from skep.policies.policy import Policy
 from skep.policies.registry import POLICIES
 from skep.sim.cluster.build import of_types, uniform
 from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.cluster.truth import Truth
 from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.units import NS_PER_SECOND, seconds
@@ -71,9 +71,9 @@ def jobs() -> Trace:
 def played(*, noise: float = 0.0, reports: str = "on-change") -> tuple[World, list[Any]]:
     facts: list[Any] = []
 
-    def judge(allocator: AllocatorMachine, decided: list[Any]) -> None:
+    def judge(world: World, decided: list[Any]) -> None:
         facts.extend(decided)
-        allocator.check()
+        world.allocator.check()
 
     settings = Settings(
         costs=Costs(start_s=2, suspend_s=1, resume_s=1),
@@ -167,12 +167,14 @@ class Places(Steady):
         return gains * (0.5 if where.gpu_type == "slow" else 1.0)
 
 
-def changed(*, noise: float = 0.0) -> tuple[World, list[Any]]:
+def changed(*truths: Truth, noise: float = 0.0) -> tuple[World, list[Any]]:
     facts: list[Any] = []
 
-    def judge(allocator: AllocatorMachine, decided: list[Any]) -> None:
+    def judge(world: World, decided: list[Any]) -> None:
         facts.extend(decided)
-        allocator.check()
+        for truth in truths:
+            truth.note(world.agents.works, decided)
+        world.allocator.check()
 
     trace = Trace(name="changes", jobs=tuple(
         TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(LENGTH), gpus=1, workers=1,
@@ -190,7 +192,8 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(POLICIES, Changes.name, Changes)
-    world, facts = changed()
+    truth, other = Truth(Places()), Truth(Steady())
+    world, facts = changed(truth, other)
     seeks, leaves, scales, flat = "j1", "j2", "j3", "j4"
     begun = {fact.jobs[0].job: fact for fact in facts if isinstance(fact, TrialBegun)}
     over = {fact.jobs[0]: fact for fact in facts if isinstance(fact, TrialOver)}
@@ -214,3 +217,11 @@ def test_moves_and_growths_stay_where_rates_say_so_and_are_put_back_where_not(
     pauses = world.allocator.lately.pauses
     assert pauses["all seeks"] == [seconds(3)]
     assert pauses["vc:all"] == [seconds(3)] * 3
+    assert truth.counts == {
+        "grow judged": 2,
+        "grow wrong": 0,
+        "migrate judged": 2,
+        "migrate wrong": 0,
+    }
+    # Were all places alike, those two would have been kept for nothing.
+    assert other.counts == {**truth.counts, "grow wrong": 1, "migrate wrong": 1}

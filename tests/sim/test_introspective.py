@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine
 from skep.perf.interference import TABLE_1, by_utilisation, slowdowns
 from skep.sim.cluster.build import uniform
 from skep.sim.cluster.settings import Costs, Settings
@@ -49,9 +48,9 @@ def played(
     """Return a world that has come to its end, and all facts of it."""
     facts: list[Any] = []
 
-    def judge(allocator: AllocatorMachine, decided: list[Any]) -> None:
+    def judge(world: World, decided: list[Any]) -> None:
         facts.extend(decided)
-        allocator.check()
+        world.allocator.check()
 
     settings = Settings(costs=COSTS, policies={"all": ("gandiva", options)}, hints="none",
                         reports="on-change", gpu_memory={"v100": 16 * GIB})  # fmt: skip

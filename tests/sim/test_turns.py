@@ -31,10 +31,11 @@ def job(name: str, at: float = 0, run_time: float = LONG, gpus: int = 1, **more:
 
 def sliced(
     jobs: list[TraceJob], cluster: Cluster, until: float = HOURS, policy: str = "gandiva",
-    can: tuple[str, ...] | None = None,
+    can: tuple[str, ...] | None = None, *, lent: bool = False,
 ) -> RunResult:  # fmt: skip
     settings = Settings(policies=dict.fromkeys(cluster.vcs, (policy, {})), costs=COSTS,
-                        until=seconds(until), can=can)  # fmt: skip
+                        until=seconds(until), can=can,
+                        over_quota="opportunistic" if lent else "wait")  # fmt: skip
     return run(Trace(name="t", jobs=tuple(jobs)), cluster, settings, Steady())
 
 
@@ -136,3 +137,27 @@ def test_early_feedback() -> None:
         assert len(times) == len(new)
         means[policy] = sum(times) / len(times)
     assert means["gandiva"] <= 0.1 * means["fifo"]
+
+
+def test_who_borrows_has_its_first_turn_at_home_as_soon_as_alone() -> None:
+    """The owners come back at once: who is put out is as new in its VC as if it had not run."""
+    crowd = [job(f"c{number}", vc="a", mini_batches=10 * LONG) for number in range(8)]
+    owners = [job(f"o{number}", at=5, vc="b") for number in range(4)]
+    result = sliced([*crowd, *owners], uniform(2, 4, vcs={"a": 1, "b": 1}), 600, lent=True)
+    alone = sliced(crowd, uniform(1, 4, vcs={"a": 1}), 600)
+    assert had(result, 5, 600)[8:] == pytest.approx([1] * 4, abs=0.01)
+    assert had(result, 6, 600)[:8] == pytest.approx(had(alone, 6, 600), abs=0.02)
+    for ours, theirs in zip(result.jobs, alone.jobs, strict=False):
+        soon, as_alone = hundred(ours), hundred(theirs)
+        assert soon is not None
+        assert as_alone is not None
+        assert soon <= as_alone
+
+
+def test_a_gang_goes_on_at_home_though_others_wait_for_what_is_idle() -> None:
+    """Its node is left by four in turn: nobody borrows what the first of them leaves."""
+    mine = [job("g", vc="a", gpus=4), *(job(f"s{number}", at=70, vc="a") for number in range(4))]
+    crowd = [job(f"c{number}", vc="b") for number in range(10)]
+    result = sliced([*mine, *crowd], uniform(2, 4, vcs={"a": 1, "b": 1}), 3600, lent=True)
+    alone = sliced(mine, uniform(1, 4, vcs={"a": 1}), 3600)
+    assert had(result, 0, 3600)[:5] == pytest.approx(had(alone, 0, 3600), abs=0.02)

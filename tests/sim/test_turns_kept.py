@@ -86,4 +86,3 @@ def test_what_is_kept_for_trials_says_the_same(plans: list[Plan], seed: int) -> 
     are packs beside one another, coming apart, and jobs that grow and shrink."""
     thrash.play(adversary.draw(seed), introspect=True)
     assert any(getattr(action, "trial", False) for plan in plans for action in plan.actions)
-

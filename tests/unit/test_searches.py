@@ -11,6 +11,7 @@ from skep.machines.base import Send, Tick
 from skep.machines.searches.machine import LOOK, RESEND, RETRY, SEARCHES_MAX, SILENT
 from skep.machines.searches.plan import FAILURES_MAX, FEEDBACK_TURNS
 from skep.machines.searches.state import CURVE_MAX, drawn, job_of
+from skep.perf.learning import POINTS_MIN
 from skep.units import in_seconds
 from skep.wire import subjects
 from skep.wire.changes import AskSuspend
@@ -163,7 +164,7 @@ def test_word_of_an_earlier_request_does_not_pass_for_the_latest(world: World) -
     """Admission's log is read long after the allocator's: its word is of a request that is over."""
     world.begin(parallel=1, budget={"trials": 2})
     world.settle()
-    curve(world, 1, 0.1)
+    curve(world, 1, *[0.1] * POINTS_MIN)
     world.driver.tick(TURN_S)
     (ask,) = [each for each in world.driver.tick(TURN_S + in_seconds(RESEND))
               if isinstance(each, Send)]  # fmt: skip
@@ -188,7 +189,7 @@ def test_every_trial_has_early_feedback_before_any_has_a_second_turn(world: Worl
             number = int(job.spec.labels["trial"])
             assert number not in seen
             seen.append(number)
-            curve(world, number, 0.1)
+            curve(world, number, *[0.1] * POINTS_MIN)
         world.pass_time(TURN_S)
     assert sorted(seen) == [1, 2, 3, 4, 5, 6]
     assert not any(isinstance(fact, SearchTrialOver) for fact in world.driver.facts)
@@ -197,8 +198,13 @@ def test_every_trial_has_early_feedback_before_any_has_a_second_turn(world: Worl
     assert len(world.jobs) == 6
 
 
-def test_without_a_value_a_turn_lasts_longer_but_not_for_ever(world: World) -> None:
+@pytest.mark.parametrize("values", [0, POINTS_MIN - 1])
+def test_until_a_curve_can_be_judged_a_turn_lasts_longer_but_not_for_ever(
+    world: World, values: int
+) -> None:
     world.begin(parallel=1)
+    world.settle()
+    curve(world, 1, *[0.1] * values)
     world.pass_time(TURN_S * FEEDBACK_TURNS - 1)
     assert stands(world) == {1: "running"}
     world.pass_time(2)
@@ -241,12 +247,12 @@ def test_a_suspended_best_promise_takes_the_place_of_another(world: World) -> No
     world.begin(exclusive=1, budget={"trials": 3}, steps=1000)
     world.settle()
     curve(world, 1, 0.5, 0.6, 0.7)
-    curve(world, 2, 0.1, 0.1)
+    curve(world, 2, 0.1, 0.1, 0.1)
     world.pass_time(TURN_S)
     assert stands(world) == {1: "running", 2: "suspended", 3: "running"}
     # What it told before it stood arrives late.
-    world.measure(world.job_of(2), 30, 0.9)
     world.measure(world.job_of(2), 40, 0.9)
+    world.measure(world.job_of(2), 50, 0.9)
     world.pass_time(TURN_S)
     assert (2, True, Reason.BEST_PROMISE) in turned(world)
     assert stands(world)[2] == "running"
@@ -268,8 +274,8 @@ def test_what_cannot_be_suspended_keeps_its_gpus_until_it_ends(world: World) -> 
 def test_what_was_asked_is_not_repeated_once_admission_passed_it_on(world: World) -> None:
     world.begin(parallel=1, budget={"trials": 2})
     world.settle()
-    curve(world, 1, 0.1)
-    world.driver.tick()
+    curve(world, 1, *[0.1] * POINTS_MIN)
+    world.driver.tick(TURN_S)
     (ask,) = world.event(Tick(), in_seconds(RESEND) + TURN_S)[:1]
     assert isinstance(ask, Send)
     assert ask.message == AskSuspend(job="j2", release=True)
@@ -282,8 +288,8 @@ def test_what_was_asked_is_not_repeated_once_admission_passed_it_on(world: World
 def test_an_answer_that_is_read_before_its_request_counts(world: World) -> None:
     world.begin(parallel=1, budget={"trials": 2})
     world.settle()
-    curve(world, 1, 0.1)
-    effects = world.driver.tick()
+    curve(world, 1, *[0.1] * POINTS_MIN)
+    effects = world.driver.tick(TURN_S)
     asks = [each for each in others(effects) if isinstance(each, Send)]
     job = world.job_of(1)
     world.lose(job)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from skep.perf.learning import POINTS_MIN
 from skep.wire.facts import End
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchTrialDemoted
@@ -51,7 +52,7 @@ def test_a_demoted_trial_makes_room_at_once_and_comes_back_when_promoted(world: 
 def test_a_demoted_trial_has_the_places_that_nobody_wants(world: World) -> None:
     name = begun(world, 4)
     for number in (1, 2):
-        curve(world, number, 0.5)
+        curve(world, number, *[0.5] * POINTS_MIN)
         world.ask(do="demote", search=name, trial=number)
     world.settle()
     assert stands(world) == {1: "suspended", 2: "suspended", 3: "running", 4: "running"}
@@ -122,11 +123,11 @@ def test_who_runs_outside_or_is_unknown_cannot_be_demoted(world: World) -> None:
 def test_what_was_asked_for_has_its_first_turn_before_anybody_keeps_his(world: World) -> None:
     begun(world, 4, exclusive=1)
     curve(world, 1, 0.7, 0.8, 0.9)
-    curve(world, 2, 0.1)
+    curve(world, 2, *[0.1] * POINTS_MIN)
     world.pass_time(TURN_S)
     assert stands(world) == {1: "suspended", 2: "suspended", 3: "running", 4: "running"}
-    curve(world, 3, 0.1)
-    curve(world, 4, 0.2)
+    curve(world, 3, *[0.1] * POINTS_MIN)
+    curve(world, 4, *[0.2] * POINTS_MIN)
     # All have told something: from here on the best keeps its place.
     world.pass_time(TURN_S)
     assert stands(world)[1] == "running"
@@ -136,12 +137,12 @@ def test_what_was_asked_for_has_its_first_turn_before_anybody_keeps_his(world: W
     ]  # fmt: skip
 
 
-def test_one_point_is_enough_to_be_ranked_by(world: World) -> None:
+def test_a_short_curve_is_enough_to_be_ranked_by(world: World) -> None:
     begun(world, 3, exclusive=1)
-    curve(world, 1, 0.3)
-    curve(world, 2, 0.6)
+    curve(world, 1, *[0.3] * POINTS_MIN)
+    curve(world, 2, *[0.6] * POINTS_MIN)
     world.pass_time(TURN_S)
-    curve(world, 3, 0.4)
+    curve(world, 3, *[0.4] * POINTS_MIN)
     world.pass_time(4 * TURN_S)
     assert stands(world)[2] == "running"
     assert 2 not in [number for number, _, _ in turned(world)]

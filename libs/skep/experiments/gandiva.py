@@ -23,6 +23,8 @@ from skep.experiments.multijob import Study
 from skep.sim.cluster.build import of_types
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.cluster.truth import Truth
+from skep.sim.cluster.world import World
 from skep.sim.outcome import RunResult
 from skep.traces.generators import gandiva, gandivadays
 from skep.traces.job import Trace, TraceJob
@@ -142,7 +144,7 @@ def _run(scene: Scene, trace: Trace, cluster: Cluster, seed: int) -> tuple[RunRe
         sample_every_s=SAMPLE_S, gpu_memory=GPU_MEMORY,
         over_quota="opportunistic" if shared else "wait",
     )  # fmt: skip
-    ledger = Ledger(trace, speeds)
+    ledger = Ledger(speeds)
     return run(trace, cluster, settings, speeds, judge=ledger.note), ledger
 
 
@@ -217,18 +219,18 @@ def _curves(result: RunResult) -> dict[str, list[tuple[float, float]]]:
 class Ledger:
     """Trials of a run, and who was right: the verdicts held against the simulator's own speeds."""
 
-    def __init__(self, trace: Trace, speeds: Models) -> None:
+    def __init__(self, speeds: Models) -> None:
         """Begin without any."""
-        self._jobs = {f"j{number}": job for number, job in enumerate(trace.jobs, 1)}
-        self._speeds = speeds
+        self._truth = Truth(speeds)
         self._open: dict[int, TrialBegun] = {}
         self._counts: Counter[str] = Counter()
         self._gains: list[float] = []
         self._kept: list[tuple[int, int]] = []
         """When, and one more or one less."""
 
-    def note(self, _: Any, facts: Sequence[Any]) -> None:
+    def note(self, world: World, facts: Sequence[Any]) -> None:
         """Take over the facts of one decision."""
+        self._truth.note(world.agents.works, facts)
         for fact in facts:
             if isinstance(fact, TrialBegun):
                 self._open[fact.trial] = fact
@@ -243,26 +245,14 @@ class Ledger:
         if over.verdict is Verdict.KEPT:
             self._gains.append(over.gain_milli / 1000)
             self._kept.append((over.at, 1))
-        if begun.kind == "pack":
-            right = self._together(begun) > begun.needed_milli / 1000
-            self._counts["judged"] += 1
-            self._counts["wrong"] += right is not (over.verdict is Verdict.KEPT)
-
-    def _together(self, begun: TrialBegun) -> float:
-        """Return what the jobs of a pack really make beside each other, over alone."""
-        jobs = [self._jobs[each.job] for each in begun.jobs]
-        total = 0.0
-        for place, job in enumerate(jobs):
-            beside = tuple(sorted(each.model for number, each in enumerate(jobs)
-                                  if number != place))  # fmt: skip
-            alone = Situation(job.gpu_type, (job.gpus,), job.workers or job.gpus)
-            total += (self._speeds.speed(job, alone._replace(partners=beside))
-                      / self._speeds.speed(job, alone))  # fmt: skip
-        return total
 
     def figures(self) -> dict[str, float]:
         """Return the counts, and the mean gain of what was kept."""
-        found = {name: float(count) for name, count in sorted(self._counts.items())}
+        truth = self._truth.counts
+        counts = self._counts | truth | {"judged": 0, "wrong": 0}
+        for name, count in truth.items():
+            counts[name.split()[-1]] += count
+        found = {name: float(count) for name, count in sorted(counts.items())}
         return found | ({"gain": _mean(self._gains)} if self._gains else {})
 
     def kept_over_time(self) -> list[tuple[float, float]]:

@@ -3,28 +3,32 @@
 Three arms for one workload (`traces.generators.hived`): every tenant in a cluster of its own, all
 in one cluster with quotas (`quota`), all in one cluster with cells, which is the production
 allocator (`sim.cluster`) with jobs that borrow what is idle. In no arm does starting or preempting
-cost anything: as in the paper, what is compared is queueing delay. A job that is larger than all
-its tenant owns can run in no private cluster, and is left out of all arms.
+cost anything: as in the paper, what is compared is queueing delay. But suspending and moving jobs
+costs what Gandiva says (`TURNS`), and a suspended one waits. A job that is larger than all its
+tenant owns can run in no private cluster, and is left out of all arms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from skep.experiments import gandiva
 from skep.experiments.quota import RULES, QuotaRun, Rules
+from skep.experiments.quotagandiva import GandivaRun
 from skep.experiments.quotalas import LasRun
 from skep.sim.cluster.run import run
-from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
 from skep.sim.measures.series import series
 from skep.sim.outcome import RunResult
 from skep.traces.generators import hived
 from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Chain, Cluster, Quota, VirtualCluster
-from skep.workloads.situation import Steady
+from skep.workloads.figures import Figures
+from skep.workloads.situation import Speeds, Steady
 
 WINDOW_S = 12 * 3600.0
 """Delays are averaged over 12 hours of submission (section 5.1)."""
@@ -33,13 +37,30 @@ SLACK_S = 60.0
 """A mean delay within this of the private one is the same: the allocator's own turns take time."""
 COSTS = Costs(checkpoint_every_s=1.0)
 """What is preempted loses at most a second: in the paper's simulator nothing."""
-CAN = ("checkpoint",)
-SCHEDULERS: dict[str, type[QuotaRun] | type[LasRun]] = {"fifo": QuotaRun, "tiresias-l": LasRun}
+SCHEDULERS: dict[str, type[QuotaRun] | type[LasRun]] = {
+    "fifo": QuotaRun, "tiresias-l": LasRun, "gandiva": GandivaRun,
+}  # fmt: skip
 """What serves quotas, by the policy inside VCs."""
+GPU_MEMORY = {"v100": 16 * gandiva.GIB}
 
 Waited = dict[str, float]
 """Seconds in the queue, by job."""
 Policies = Mapping[str, Any]
+
+
+class Manner(NamedTuple):
+    """What the production machines may do with jobs, and what that costs."""
+
+    can: tuple[str, ...] = ("checkpoint",)
+    costs: Costs = COSTS
+    models: bool = False
+    """Jobs are of Table 2's models, and go as fast as those do; or else as fast everywhere."""
+    beyond: Literal["opportunistic", "wait"] = "opportunistic"
+    """What jobs do in cells that are more than their tenant's: they borrow, or wait."""
+
+
+STOPPED = Manner()
+TURNS = Manner(EVERYTHING, msgspec.structs.replace(gandiva.COSTS, checkpoint_every_s=1.0))
 
 
 class Arm(msgspec.Struct):
@@ -121,6 +142,7 @@ def compare(
     beside: Mapping[str, dict[str, int]] | None = None,
     plain: bool = False,
     rules: Rules = RULES,
+    manner: Manner = STOPPED,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Return what comes of a seed's workload on so many nodes; `cells` as `hived.assign`'s.
@@ -140,26 +162,28 @@ def compare(
     if "private" in arms:
         tell("private")
         found["private"] = (alone(trace, owned, policy[0]) if plain
-                            else private(trace, owned, seed, policy))  # fmt: skip
+                            else private(trace, owned, seed, policy, manner))  # fmt: skip
     if "quota" in arms:
         tell("quota")
         found["quota"] = quota(trace, owned, nodes, rules, policy[0])
     if "cells" in arms:
         tell("cells")
         whole = cluster if cluster is not None else hived.cluster(nodes, owned)
-        found["cells"] = shared(trace, whole, seed, policy)
+        found["cells"] = shared(trace, whole, seed, policy, manner)
     return _outcome(seed, nodes, len(drawn.jobs) - len(fits), trace, found, list(owned))
 
 
 def private(
-    trace: Trace, owned: Mapping[str, dict[str, int]], seed: int, policy: tuple[str, dict[str, Any]]
-) -> Arm:
+    trace: Trace, owned: Mapping[str, dict[str, int]], seed: int,
+    policy: tuple[str, dict[str, Any]], manner: Manner = STOPPED,
+) -> Arm:  # fmt: skip
     """Return every tenant's jobs in a cluster of its own cells and nothing else."""
     both = Arm({}, {})
     for vc, cells in owned.items():
         own = Trace(name=vc, jobs=tuple(job for job in trace.jobs if job.vc == vc))
         nodes = -(-hived.gpus_of(cells) // hived.NODE_GPUS)
-        result = _run(own, hived.cluster(nodes, {vc: cells}), seed, policy, "wait")
+        result = _run(own, hived.cluster(nodes, {vc: cells}), seed, policy,
+                      manner._replace(beyond="wait"))  # fmt: skip
         arm = _arm(result)
         both.waited |= arm.waited
         both.completion |= arm.completion
@@ -167,10 +191,11 @@ def private(
 
 
 def shared(
-    trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]] = ("fifo", {})
-) -> Arm:
+    trace: Trace, cluster: Cluster, seed: int,
+    policy: tuple[str, dict[str, Any]] = ("fifo", {}), manner: Manner = STOPPED,
+) -> Arm:  # fmt: skip
     """Return all tenants in one cluster, each with its cells, borrowing what is idle."""
-    result = _run(trace, cluster, seed, policy, "opportunistic")
+    result = _run(trace, cluster, seed, policy, manner)
     arm = _arm(result)
     seen = series(result)
     last = in_seconds(trace.jobs[-1].at - trace.jobs[0].at) if trace.jobs else 0.0
@@ -250,13 +275,15 @@ def _fits(job: TraceJob, cells: dict[str, int]) -> bool:
 
 
 def _run(
-    trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]], over: Any
+    trace: Trace, cluster: Cluster, seed: int, policy: tuple[str, dict[str, Any]], manner: Manner
 ) -> RunResult:
     settings = Settings(
-        seed=seed, costs=COSTS, over_quota=over, sample_every_s=SAMPLE_S, can=CAN,
+        seed=seed, costs=manner.costs, over_quota=manner.beyond, sample_every_s=SAMPLE_S,
+        can=manner.can, gpu_memory=GPU_MEMORY if manner.models else {},
         policies={} if policy[0] == "fifo" else dict.fromkeys(cluster.vcs, policy),
     )  # fmt: skip
-    return run(trace, cluster, settings, Steady())
+    speeds: Speeds = gandiva.Sized([Figures()]) if manner.models else Steady()
+    return run(trace, cluster, settings, speeds)
 
 
 def _arm(result: RunResult) -> Arm:

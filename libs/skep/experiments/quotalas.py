@@ -120,10 +120,10 @@ class LasRun:
         before, free = self._places, [NODE_GPUS] * self._nodes
         places = {number: before[number] for number in high if number in before}
         for place in places.values():
-            _take(free, place)
+            take(free, place)
         spare = list(free)
         for number in low:
-            _take(spare, before.get(number, {}))
+            take(spare, before.get(number, {}))
         for number in high:
             if number not in places:
                 self._try(number, free, spare, places)
@@ -135,7 +135,7 @@ class LasRun:
                 free[node] >= gpus for node, gpus in before[number].items()
             ):
                 places[number] = before[number]
-                _take(free, places[number])
+                take(free, places[number])
             elif number not in before:
                 self._try(number, free, free, places)
         self._change(places)
@@ -157,9 +157,9 @@ class LasRun:
         if workers:
             return
         places[number] = found
-        _take(free, found)
+        take(free, found)
         if spare is not free:
-            _take(spare, found)
+            take(spare, found)
 
     def _change(self, places: dict[int, Place]) -> None:
         for number in self._places:
@@ -175,6 +175,7 @@ class LasRun:
         self._places = places
 
 
-def _take(free: list[int], place: Place) -> None:
+def take(free: list[int], place: Place) -> None:
+    """Take a place's GPUs from those that are free."""
     for node, gpus in place.items():
         free[node] -= gpus

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from skep.experiments import gandiva
 from skep.experiments import hived as arms
 from skep.experiments.gandiva import Played, Scene
-from skep.experiments.hived import Outcome
+from skep.experiments.hived import STOPPED, Manner, Outcome
 from skep.experiments.quota import RULES, Rules
 from skep.traces.generators import hived
 
@@ -30,6 +30,7 @@ class Setting(NamedTuple):
     plain: bool = False
     """Private clusters run by the quotas' scheduler as well, which takes seconds for two months."""
     rules: Rules = RULES
+    manner: Manner = STOPPED
 
 
 def play(
@@ -45,5 +46,5 @@ def play(
     return arms.compare(
         seed, setting.nodes, setting.options, cells=cells, policy=setting.policy,
         arms=setting.arms, cluster=fixed, beside=beside, plain=setting.plain,
-        rules=setting.rules, tell=tell,
+        rules=setting.rules, manner=setting.manner, tell=tell,
     )  # fmt: skip

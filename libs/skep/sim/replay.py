@@ -85,7 +85,8 @@ class Replay:
                 return
         assert not self.unfinished, f"{self.unfinished} jobs wait for ever"
 
-    def _judge(self, machine: AllocatorMachine, facts: list[AllocatorFact]) -> None:
+    def _judge(self, world: World, facts: list[AllocatorFact]) -> None:
+        machine = world.allocator
         self.events += 1
         for chain in machine.cells.chains.values():
             safe(chain)
@@ -93,7 +94,7 @@ class Replay:
             machine.check()
             check_cells(machine.cells)
         for fact in facts:
-            self._note(fact, self._world.now)
+            self._note(fact, world.now)
         if self._watch is not None:
             self._watch(machine, facts)
 

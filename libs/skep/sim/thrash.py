@@ -35,6 +35,7 @@ from skep.sim.adversary import GPU_BYTES, SLICE_S, Drawn, Pairs, named, trace_of
 from skep.sim.cluster.build import ALL, uniform
 from skep.sim.cluster.ledger import BEGIN
 from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
+from skep.sim.cluster.truth import Truth
 from skep.sim.cluster.world import World
 from skep.sim.outcome import JobOutcome
 from skep.traces.job import Trace
@@ -61,7 +62,7 @@ class Played(msgspec.Struct):
     stands: float
     """The longest that a job stood in a row, or waited."""
     trials: dict[str, int] = {}
-    """By kind and verdict."""
+    """By kind and verdict; and how many verdicts were held against the truth, and were wrong."""
     broken: list[str] = []
 
 
@@ -102,7 +103,12 @@ def judge(world: Drawn, *, long: bool = False) -> Result:
 
 def play(world: Drawn, *, introspect: bool) -> Played:
     """Play a world to its end, and see whether a law is broken."""
-    facts: list[object] = []
+    facts, truth = list[object](), Truth(Pairs(world))
+
+    def note(run: World, decided: Sequence[object]) -> None:
+        truth.note(run.agents.works, decided)
+        facts.extend(decided)
+
     costs = Costs(start_s=1.0, suspend_s=world.boundary, resume_s=0.5,
                   migrate_s=world.pause, resize_s=world.pause / 2)  # fmt: skip
     options = {"slice_s": SLICE_S, "introspect": introspect}
@@ -110,7 +116,7 @@ def play(world: Drawn, *, introspect: bool) -> Played:
                         until=seconds(world.lasts), gpu_memory={GPU: GPU_BYTES})  # fmt: skip
     trace = Trace(name=world.name, jobs=trace_of(world))
     run = World(trace, uniform(world.nodes, world.size, GPU), settings, Pairs(world),
-                judge=lambda _, decided: facts.extend(decided))  # fmt: skip
+                judge=note)  # fmt: skip
     for name, come in zip(run.agents.works, world.jobs, strict=True):
         for at, phase in come.phases:
             changes = after(BEGIN, seconds(come.at + at))
@@ -127,7 +133,7 @@ def play(world: Drawn, *, introspect: bool) -> Played:
     return Played(
         work=made / NS_PER_SECOND,
         stands=max((_stands(each, end - BEGIN) for each in outcomes), default=0.0),
-        trials=laws.counts,
+        trials={**laws.counts, **truth.counts},
         broken=laws.end(end),
     )
 

@@ -53,16 +53,16 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: Instant = Instant(0)
     served: Duration = Duration(0)
     began_at: Instant = Instant(0)
-    """When it first ran; 0: it never has."""
+    """When it first ran, on what it did not borrow; 0: it never has."""
     waiting_since: Instant = Instant(0)
-    """When it last came to its queue."""
+    """When it last came to its queue. While it borrows it waits on."""
     owed: int = 0
     """What its policy noted when it last suspended it: nanoseconds for which it should have run
     longer by then."""
     owed_at: Instant = Instant(0)
     """When that was noted; 0: it never was."""
     owed_ran: Duration = Duration(0)
-    """How long it had run in all by then."""
+    """How long it had run in all by then, and has since on what it borrowed."""
     stood: bool = False
     """It has had the GPUs that it has since before it last stood: it did not wait for them."""
     starts: int = 0

@@ -184,6 +184,7 @@ class JobDemoted(Message, frozen=True, tag="job-demoted"):
     attempt: int
     why: Reason
     detail: str = ""
+    at: Instant = Instant(0)
 
 
 class JobPromoted(Message, frozen=True, tag="job-promoted"):
@@ -195,6 +196,7 @@ class JobPromoted(Message, frozen=True, tag="job-promoted"):
     job: str
     attempt: int
     levels: tuple[int, ...]
+    at: Instant = Instant(0)
 
 
 class CellsAlarm(Message, frozen=True, tag="cells-alarm"):

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from skep_job import ending
 from skep_job.control import SIGNALS_S
 from skep_job.launch import main as run_script
 from skep_job.observe import boot
@@ -142,6 +143,7 @@ def _join(thread: threading.Thread, seconds: float | None) -> None:
 
 def main() -> None:
     """Be a server or a worker, as the rank says."""
+    ending.arm()
     parser = argparse.ArgumentParser(
         prog="python -m skep_job.ps.launch",
         description=__doc__,

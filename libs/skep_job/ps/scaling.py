@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from skep_job import ending
 from skep_job.control import AtOnce, Control, describe
 from skep_job.control import Message as Order
 from skep_job.ps.ask import ask
@@ -102,6 +103,7 @@ class Scaling:
         with self._changed:
             if self._order is not None and self._order.get("leaves"):
                 self._say_done(self._order)
+                ending.leave()
 
     # --- on the reporter's thread -----------------------------------------------------------------
 

@@ -100,8 +100,9 @@ if TYPE_CHECKING:
 
 MEETING = "the meeting place"
 NEXT = "the next command"
-LEAVE_WAIT = seconds(30)
-"""How long a rank that left its gang may take to end by itself."""
+LEAVE_WAIT = seconds(1)
+"""How long a rank that left its gang may take to end by itself: its state is with the others, and
+somebody may wait for its GPUs."""
 
 
 class Changes:

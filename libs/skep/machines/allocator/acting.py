@@ -99,7 +99,7 @@ def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now:
 def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     cost = changing.returns_now(machine, job, now)
     if cost:
-        placing.promote(machine, job, home=True)
+        placing.promote(machine, job, now, home=True)
         return cost
     users = returns.lent(machine, job)
     if users:

@@ -251,7 +251,7 @@ def apply_hold(
     if isinstance(fact, JobDemoted):
         machine.cells.demote(name)
         if job is not None:  # Else it has ended, but a lost node may still run it.
-            machine.note_borrowed(job)
+            machine.note_borrowed(job, fact.at)
         return
     assert job is not None, fact
     match fact:
@@ -272,7 +272,7 @@ def apply_hold(
             spots = machine.cells.holds[name].spots
             pairs = zip(spots, fact.levels, strict=True)
             machine.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
-            machine.note_borrowed(job)
+            machine.note_borrowed(job, fact.at)
 
 
 def uncovered(machine: AllocatorMachine) -> list[tuple[str, str, int]]:

@@ -246,7 +246,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
         job.waiting_since = fact.at
     if fact.goal is Goal.SUSPEND:
         if job.state is State.RUNNING:
-            job.stands(fact.at)
+            job.stands(fact.at, borrows=job.job in machine.borrowed)
             job.move("JobChanged")
             job.suspended_at = fact.at
             job.held = fact.why
@@ -255,7 +255,7 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
     elif job.state is State.SUSPENDED and isinstance(change.change, Resume):
         job.move("JobChanged")
         job.suspended_ns += max(0, fact.at - job.suspended_at)
-        job.goes(fact.at)
+        job.goes(fact.at, borrows=job.job in machine.borrowed)
         job.held, job.stood_on = None, {}
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(machine, job)

@@ -383,7 +383,8 @@ def _owes_room(machine: AllocatorMachine, job: JobState, why: Reason) -> bool:
     """Return whether somebody waits for the GPUs, for whom the job was to make room alive."""
     claimed = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
     wanted = why in (Reason.PREEMPTED_BY_POLICY, Reason.TO_OWN_CELLS)
-    return wanted or (why is Reason.PREEMPTED and bool(claimed))
+    waits = bool(claimed) or bool(returns.waits_for(machine, job))
+    return wanted or (why is Reason.PREEMPTED and waits)
 
 
 # --- rounds ------------------------------------------------------------------------------------
@@ -454,7 +455,7 @@ def give_way(
     if not memory and (awaits_size(job) or _goes_on(job)):
         return _yield_later(machine, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
-    if free and "release" in can:
+    if free and "release" in can and not views.comes_anew(machine, job):
         suspend(machine, job, now, why, release=True, detail=detail)
     elif free and "checkpoint" in can and job.state is State.RUNNING:
         begin(machine, job, Goal.CHECKPOINT, Checkpoint(), now, why, detail)

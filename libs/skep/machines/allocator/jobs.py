@@ -174,14 +174,14 @@ class JobState(msgspec.Struct):
     since: Instant = Instant(0)
     """When it last began or ceased to run."""
     began_at: Instant = Instant(0)
-    """When it first ran; 0: it never has."""
+    """When it first ran, on what is not borrowed; 0: it never has."""
     waiting_since: Instant = Instant(0)
-    """When it last came to its queue, or gave its GPUs back."""
+    """When it last came to its queue, or gave its GPUs back. While it borrows it waits on."""
     owed: int = 0
     """For how long it should have run longer, as its policy noted when it last suspended it."""
     owed_at: Instant = Instant(0)
     owed_ran: int = 0
-    """How long it had run in all attempts at `owed_at`."""
+    """How long it had run in all attempts at `owed_at`, and has since on what it borrowed."""
     starts: int = 0
     ranked: Reason = Reason.ARRIVAL
     """Why it was next when its reservation was made."""
@@ -253,22 +253,37 @@ class JobState(msgspec.Struct):
         """Return whether every part of the attempt is gone."""
         return all(part is Part.GONE for part in self.parts.values())
 
-    def ran(self, at: Instant) -> None:
+    def ran(self, at: Instant, *, borrows: bool) -> None:
         """Note that an attempt runs in all its parts, for the first time."""
         self.move("JobRan")
         self.ran_at = at
         self.starts += 1
-        self.goes(at)
+        self.goes(at, borrows=borrows)
 
-    def goes(self, at: Instant) -> None:
+    def goes(self, at: Instant, *, borrows: bool) -> None:
         """Note that it runs from here on."""
-        self.since, self.began_at = at, self.began_at or at
+        self.since = at
+        if not borrows:
+            self.began_at = self.began_at or at
 
-    def stands(self, at: Instant) -> None:
-        """Note that it ceases to run, if it does run."""
+    def stands(self, at: Instant, *, borrows: bool) -> None:
+        """Note that it ceases to run, if it does run, and whether that was on borrowed GPUs."""
         if self.state is State.RUNNING:
             # A clock that was set back takes nothing away that was served.
-            self.served, self.since = self.served + max(0, at - self.since), at
+            going = max(0, at - self.since)
+            self.served, self.since = self.served + going, at
+            if borrows:
+                self.owed_ran += going  # No turn in its VC: none is owed for it.
+
+    def changes_hands(self, at: Instant, *, borrows: bool) -> None:
+        """Note that from here on it runs on borrowed GPUs, or on those of its VC's cells."""
+        if self.state is not State.RUNNING:
+            return
+        self.stands(at, borrows=not borrows)
+        if borrows:
+            self.waiting_since = at
+        else:
+            self.began_at = self.began_at or at
 
     def move(self, fact: str) -> None:
         """Change state as the table says; any other change is a bug."""

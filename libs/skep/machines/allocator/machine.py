@@ -336,7 +336,7 @@ class AllocatorMachine:
                 job.parts[fact.node] = Part.RAN
                 changes.ran(self, job, fact.node)
             case JobRan():
-                self.jobs[fact.job].ran(fact.at)
+                self.jobs[fact.job].ran(fact.at, borrows=fact.job in self.borrowed)
             case MemberGone():
                 self._apply_gone(fact)
             case JobEnded():
@@ -418,10 +418,12 @@ class AllocatorMachine:
                 self.note_borrowed(job)
         self._changed(*cellwork.node_names(fact.cluster))
 
-    def note_borrowed(self, job: JobState) -> None:
-        """Keep apart whoever is guaranteed and holds GPUs opportunistically."""
+    def note_borrowed(self, job: JobState, at: Instant | None = None) -> None:
+        """Keep apart whoever is guaranteed and holds GPUs opportunistically; `at`: from then on."""
         hold = self.cells.holds.get(cellwork.holder(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
+        if at and borrows is not (job.job in self.borrowed):
+            job.changes_hands(at, borrows=borrows)
         if borrows and job.job in self.placed:
             self.borrowed[job.job] = job
         else:
@@ -515,7 +517,7 @@ class AllocatorMachine:
 
     def _apply_stopping(self, fact: JobStopping) -> None:
         job = self.jobs[fact.job]
-        job.stands(fact.at)
+        job.stands(fact.at, borrows=job.job in self.borrowed)
         job.move("JobStopping")
         self.away.pop(job.job, None)
         job.order, job.stopped_why, job.stopped_detail = fact.order, fact.why, fact.detail
@@ -549,8 +551,10 @@ class AllocatorMachine:
     def _apply_requeued(self, fact: JobRequeued) -> None:
         job = self.jobs[fact.job]
         suspects.over(self, job, fact)
-        job.stands(fact.at)
-        job.waiting_since = fact.at
+        borrowed = self.borrowed.pop(job.job, None) is not None
+        job.stands(fact.at, borrows=borrowed)
+        if not borrowed:
+            job.waiting_since = fact.at
         job.move("JobRequeued")
         job.retries_used += fact.counted
         job.losses += not fact.counted and fact.why not in GIVES_WAY
@@ -558,13 +562,12 @@ class AllocatorMachine:
         job.stopped_why, job.waits = None, None
         changes.forget(self, job)
         del self.placed[job.job]
-        self.borrowed.pop(job.job, None)
         self.queue(job).add(job.entry)
 
     def _apply_ended(self, fact: JobEnded) -> None:
         job = self.jobs.pop(fact.job)
         suspects.over(self, job, fact)
-        job.stands(fact.at)
+        job.stands(fact.at, borrows=False)
         views.ended(self, job)
         if job.state is State.QUEUED:
             if self.parked.pop(fact.job, None) is None:

@@ -77,7 +77,7 @@ def _apply_moved(machine: AllocatorMachine, job: JobState, fact: JobMoved) -> No
     machine.away.pop(job.job, None)
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
-    machine.note_borrowed(job)
+    machine.note_borrowed(job, fact.at)
 
 
 def _haunt(

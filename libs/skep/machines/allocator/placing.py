@@ -101,7 +101,7 @@ def take_up(
     if where is None:
         return 0
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
-    if hold is not None and job.state is not State.STOPPING and promote(machine, job):
+    if hold is not None and job.state is not State.STOPPING and promote(machine, job, now):
         return 1
     return -1 if _leaves(machine, job, now) else 0
 
@@ -137,7 +137,8 @@ def _give(
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     for name in where.demoted:
         machine.record(JobDemoted(job=cellwork.job_of(name), attempt=cellwork.attempt_of(name),
-                                  why=Reason.PREEMPTED, detail=f"for {job.job}"))  # fmt: skip
+                                  why=Reason.PREEMPTED, detail=f"for {job.job}",
+                                  at=now))  # fmt: skip
     for name in where.cancels:
         other = machine.jobs[cellwork.job_of(name)]
         machine.record(ReservationDropped(job=other.job, attempt=other.following,
@@ -316,11 +317,14 @@ def stop_victim(
     return False
 
 
-def promote(machine: AllocatorMachine, job: JobState, *, home: bool = False) -> bool:
+def promote(
+    machine: AllocatorMachine, job: JobState, now: Instant, *, home: bool = False
+) -> bool:  # fmt: skip
     """Let a job that borrows GPUs have its VC's cells, if they can cover them.
 
     One that its policy has go on at `home` has them whatever that breaks up: as long as it borrowed
     them, whoever is at home there too would take them back, and it from him, again and again.
+    Nobody else has cells on nodes that are kept for those who are about to go on there.
     """
     changes = machine.soft.changes
     known = machine.soft.uncovered.get(job.job) == changes and not home
@@ -328,12 +332,13 @@ def promote(machine: AllocatorMachine, job: JobState, *, home: bool = False) -> 
         return False
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
     cover = machine.cells.cover if home else partial(_cover, machine, job)
-    spots = cover(hold) if hold is not None else None
+    away = not home and not returns.kept(machine).keys().isdisjoint(job.live)
+    spots = cover(hold) if hold is not None and not away else None
     if spots is None:
         machine.soft.uncovered[job.job] = changes
         return False
     machine.record(JobPromoted(job=job.job, attempt=job.attempt,
-                               levels=tuple(spot.level for spot in spots)))  # fmt: skip
+                               levels=tuple(spot.level for spot in spots), at=now))  # fmt: skip
     return True
 
 

@@ -67,7 +67,7 @@ def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
             waits = job is not None and job.away and job.change is None
             if job is not None and waits and taken < room:
                 cost = changing.returns_now(machine, job, now)
-                placing.promote(machine, job)
+                placing.promote(machine, job, now)
                 taken, waits = taken + cost, not cost
                 # Others may have them for good by now, or they are bad: then there is no hope here.
                 waits = waits and bool(returns.lent(machine, job))
@@ -106,6 +106,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
     planned.due, planned.look_at = False, None
     whole, planned.whole = planned.whole, False
     planned.returning.clear()
+    planned.awaited.clear()
     view = views.of_vc(machine, planned, now)
     try:
         plan = planned.plan(view)
@@ -297,6 +298,7 @@ def _take_turns(
             planned.demand.leave(turn.job)
             continue
         planned.open = True
+        planned.awaited |= dict.fromkeys(_left(machine, planned, turn))
         stuck = stuck or (plan.strict and not job.away)
         if job.waits is not None and job.waits[0] is Reason.HELD_BY_POLICY:
             placing.wait(machine, job, Reason.WAITS_BEHIND, "")
@@ -332,6 +334,14 @@ def _take_turn(
         planned.demand.fail(shape, machine.soft.changes, outside=outside)
         planned.outside = planned.outside or outside
     return cost
+
+
+def _left(machine: AllocatorMachine, planned: Planned, turn: Turn) -> tuple[str, ...]:
+    """Return the nodes of a turn if jobs of the VC are about to leave GPUs there."""
+    views.bring_up(machine, due=False)  # This plan's actions have them leave.
+    there = (planned.views.get(name) for node in turn.nodes for name in planned.seats.on(node))
+    leaves = any(view is not None and view.phase is Phase.STOPPING for view in there)
+    return turn.nodes if leaves else ()
 
 
 def _misled(

@@ -81,12 +81,13 @@ def waits_for(machine: AllocatorMachine, job: JobState) -> str:
 
 
 def kept(machine: AllocatorMachine) -> dict[str, None]:
-    """Return the nodes that opportunistic jobs leave for suspended jobs of a VC with a policy.
+    """Return the nodes that others leave for jobs of a VC with a policy.
 
     Nothing claims those GPUs one by one, so nobody else may borrow any there until it is over.
     """
     found: dict[str, None] = {}
     for planned in machine.soft.planned.values():
+        found |= planned.awaited
         for name in planned.returning:
             job = machine.jobs.get(name)
             found |= dict.fromkeys(job.live if job is not None else ())

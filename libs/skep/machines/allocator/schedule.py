@@ -82,7 +82,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
                 for other in _returned(machine, turns, opportunistic=opportunistic):
                     heapq.heappush(turns, other)
     if machine.borrowed:
-        _promote(machine)
+        _promote(machine, now)
 
 
 def _nobody_waits(machine: AllocatorMachine) -> bool:
@@ -174,7 +174,7 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
     return max(0, placing.serve(machine, job, head.ranked, now, room))
 
 
-def _promote(machine: AllocatorMachine) -> None:
+def _promote(machine: AllocatorMachine, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
     for job in list(machine.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
@@ -185,4 +185,4 @@ def _promote(machine: AllocatorMachine) -> None:
         if views.rules(machine, job.spec.vc):
             ahead = views.waits(machine, job.spec.vc)
         if not ahead and job.state is not State.STOPPING:
-            placing.promote(machine, job)
+            placing.promote(machine, job, now)

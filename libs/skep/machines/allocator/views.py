@@ -83,6 +83,8 @@ class Planned:
         """`Soft.changes` when nothing idle was left for its waiting jobs."""
         self.returning: dict[str, None] = {}
         """Suspended jobs for which others leave the GPUs that they had."""
+        self.awaited: dict[str, None] = {}
+        """Nodes that jobs of the VC leave for others of it, to whom the last plan gave a turn."""
         self.tried: dict[str, tuple[int, Instant]] = {}
         """Suspended jobs that were to go on elsewhere: how often, and when that may be tried again
         if it comes to nothing."""
@@ -196,6 +198,15 @@ def borrowing(machine: AllocatorMachine, job: JobState) -> bool:
     runs = job.state in (State.BOUND, State.RUNNING, State.STOPPING)
     shares = job.mixed and packs.shares(machine, job)
     return runs and job.job in machine.borrowed and job.successor is None and not shares
+
+
+def comes_anew(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether a job that makes room had better store its state, and be placed anywhere.
+
+    One that has only ever borrowed would go back, suspended, to nodes that are none of its VC's.
+    """
+    lent = rules(machine, job.spec.vc) and borrowing(machine, job) and not job.began_at
+    return lent and job.state is State.RUNNING and "checkpoint" in job.can
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:

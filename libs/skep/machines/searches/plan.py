@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.machines.searches.state import Search, Trial, drawn, turn_of
+from skep.perf.learning import POINTS_MIN
 from skep.units import Instant
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import (
@@ -29,7 +30,8 @@ from skep.wire.search_facts import (
 )
 
 FEEDBACK_TURNS = 4
-"""Turns that a trial without a point on its curve may have on end: loading takes its time."""
+"""Turns that a trial may have on end whose curve is too short to promise anything: loading takes
+its time, and who left before would be compared with nobody until all others had been there."""
 
 FAILURES_MAX = 8
 """Trials without a value, one after another, that end a search: its job is broken."""
@@ -236,7 +238,7 @@ def _turn_over(search: Search, trial: Trial, now: Instant) -> bool:
     """Return whether a trial that runs may be suspended for another one."""
     if not _leaves(trial):
         return False
-    turns = 1 if trial.best is not None else FEEDBACK_TURNS
+    turns = 1 if len(trial.values) >= POINTS_MIN else FEEDBACK_TURNS
     return now >= trial.since + turn_of(search.spec) * turns
 
 

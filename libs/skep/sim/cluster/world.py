@@ -62,7 +62,7 @@ NODE_MEMORY = 1 << 50
 """More than any job asks for: traces that limit them say so in the cluster (`build`)."""
 
 News = DrainNode | QuarantineGpu | Ask
-Judge = Callable[[AllocatorMachine, list[AllocatorFact]], None]
+Judge = Callable[["World", list[AllocatorFact]], None]
 Watch = Callable[[int, int], bool]
 """Told how many jobs are over, of how many; says whether to go on."""
 
@@ -77,7 +77,7 @@ class World:
         """Begin with nothing: the nodes join with the first step.
 
         `news`: what operators and tenants want besides, and when, in the order of time. `judge` is
-        called after every decision.
+        called after every decision, before anything of it is carried out.
         """
         self.trace, self.settings = trace, settings
         self.cluster = _ruled(cluster, settings)
@@ -310,7 +310,7 @@ class World:
         """Have the decision judged, once it is whole."""
         self._facts += [effect.fact for effect in effects if isinstance(effect, Record)]
         if self._judge is not None and self.allocator.soft.check_at != self.now:
-            self._judge(self.allocator, self._facts)
+            self._judge(self, self._facts)
             self._facts = []
 
     def _command(self, message: Any) -> None:

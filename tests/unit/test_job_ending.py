@@ -1,0 +1,49 @@
+"""A process that leaves its gang ends at once, and nothing of the script's is lost."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.job_agent import DEADLINE_S, environment
+
+LEAVE = """
+    import atexit, os, sys
+    class Slow:
+        def __del__(self): print("taken apart", flush=True)
+    from skep_job import ending
+    {first}
+    slow, log = Slow(), open(sys.argv[1], "w")
+    log.write("last line")
+    atexit.register(print, "atexit")
+    ending.leave()
+    {then}
+    try:
+        raise SystemExit(0)
+    finally:
+        sys.stdout.write("finally ")
+"""
+WHOLE = "finally atexit\n"
+
+
+def run(tmp_path: Path, first: str, then: str = "") -> tuple[str, int, str]:
+    """Return what a script prints that leaves, its status, and what is in its file."""
+    code, file = textwrap.dedent(LEAVE).format(first=first, then=then), tmp_path / "log"
+    done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment(), text=True,
+                          capture_output=True, timeout=DEADLINE_S, check=False)  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout, done.returncode, file.read_text()
+
+
+def test_who_leaves_does_all_that_the_script_wants_and_is_gone(tmp_path: Path) -> None:
+    assert run(tmp_path, "ending.arm(); ending.arm()") == (WHOLE, 0, "last line")
+
+
+def test_nothing_is_cut_short_where_the_script_could_have_come_first(tmp_path: Path) -> None:
+    printed, status, written = run(tmp_path, "")
+    assert (printed, status, written) == (f"{WHOLE}taken apart\n", 0, "last line")
+
+
+def test_a_fork_ends_as_ever(tmp_path: Path) -> None:
+    printed, status, _ = run(tmp_path, "ending.arm()", "if os.fork(): os.wait(); os._exit(3)")
+    assert (printed, status) == (f"{WHOLE}taken apart\n", 3)
