@@ -90,7 +90,7 @@ class Known:
         self.now = now
         self.couples.follow(now)
 
-    # --- what is asked -----------------------------------------------------------------------------
+    # --- what is asked ----------------------------------------------------------------------------
 
     def pins(self, apart: Iterable[str]) -> list[str]:
         """Return for GPUs of which pins jobs wait, but of those `apart`."""

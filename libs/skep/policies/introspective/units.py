@@ -149,7 +149,7 @@ class Units:
             if first is not None:
                 yield Instant(first)
 
-    # --- which jobs are one ------------------------------------------------------------------------
+    # --- which jobs are one -----------------------------------------------------------------------
 
     def _pack(self, shared: dict[str, None]) -> dict[str, None]:
         """Make the packs again of these jobs, and of all that share with them; return whom."""
@@ -207,7 +207,7 @@ class Units:
                     self._parting.put(leads.job, leads.since + self.rules.slice_ns // 2)
         return stale
 
-    # --- how they are seen -------------------------------------------------------------------------
+    # --- how they are seen ------------------------------------------------------------------------
 
     def _unit(self, name: str) -> tuple[JobView, JobView] | None:
         """Return a unit, and as it is seen by those that plan turns; None: it is part of another.
