@@ -6,13 +6,15 @@ from the one before, and a suspended job is *quiet* until the soonest time at wh
 at home: until then no plan has to look at it, unless something happens on its nodes.
 
 That time is a bound. Shares, and with them all accounts, change a little with every job that comes
-or ends; a bound holds for shares that are SHARE_DRIFT away at most, and all are found again beyond.
+or ends; a bound holds for shares that are DRIFTS * SHARE_DRIFT away at most. Beyond one SHARE_DRIFT
+all are found again, some in each plan. At worst one was found when shares were that far from what
+is reckoned from on one side, then they jump by twice that, and go on by as much as before.
 Nothing here decides anything: with everybody awake the plan is the same, and takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from skep.policies.kept import NEVER, Change, Times, add, changes, due, keep
@@ -36,9 +38,14 @@ from skep.wire.spec import Resources
 PATIENCE_TURNS = 3
 """So many times as long as a job with its share stands between two slices it stands at most, if the
 others at its home are due too: shares are of the whole VC, and there may be more than there is."""
-SHARE_DRIFT = 0.002
-"""By how much shares may change before all bounds are found again: twenty jobs of ten thousand, and
+SHARE_DRIFT = 0.001
+"""By how much shares may change before all bounds are found again: ten jobs of ten thousand, and
 a bound comes a quarter of a second too soon for a minute's account."""
+DRIFTS, JUMPS = 4, 2
+"""How often that they may be off where a bound still holds; beyond how often that a change is a
+jump, after which bounds hold no more."""
+PARTS = 32
+"""Plans in which all bounds are found again."""
 SLACK_NS = 16
 """More than all roundings of two accounts come to."""
 
@@ -109,7 +116,13 @@ class Books:
         self._turning: dict[Kind, int] = {}
         self._share: dict[Kind, float] = {}
         self._bases: dict[Kind, float] = {}
-        """Shares for which the bounds were found."""
+        """Shares since which no bounds have to be found again."""
+        self._again: list[str] = []
+        """Whose bounds are of shares before those."""
+        self._part = 0
+        """How many of them are found again in a plan."""
+        self._kinds: dict[str, Kind | None] = {}
+        """By job; None: it has all of its time."""
         self._quiet = Times()
         self._ranks: dict[Alike, dict[str, Rank]] = {}
         self._ranked: dict[str, tuple[Alike, ...]] = {}
@@ -145,6 +158,8 @@ class Books:
         self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
         for times in (self.slices, self.stands):
             times.pass_by(view.now)
+        again, self._again = self._again[: self._part], self._again[self._part :]
+        self._bound(again)
 
     def wake(self, names: Iterable[str]) -> None:
         """Have the next plan look at these."""
@@ -160,6 +175,17 @@ class Books:
                 del self.awake[name]
                 self._quiet.put(name, until)
 
+    def _bound(self, names: Iterable[str]) -> None:
+        """Find bounds again of those that are let be."""
+        for name in names:
+            job = self.waiting.get(name)
+            if job is not None and is_home(job) and name not in self.awake:
+                until = self._quiet_until(job)
+                if until > self.now:
+                    self._quiet.put(name, until)
+                else:
+                    self.wake((name,))
+
     def near(self, until: int) -> list[JobView]:
         """Return who is let be, and yet could be owed enough by then."""
         return [self.waiting[name] for _, name in self._quiet.peek(until)]
@@ -173,9 +199,8 @@ class Books:
 
     def share(self, job: JobView) -> float:
         """Return for what part of the time a job should have its GPUs."""
-        if job.borrows or is_fixed(job):
-            return 1.0
-        return self._share.get(kind_of(job, self._weigh), 1.0)
+        kind = self._kinds.get(job.job)
+        return 1.0 if kind is None else self._share.get(kind, 1.0)
 
     def due(self, job: JobView) -> int:
         """Return for how long a job should have run longer by now, in nanoseconds."""
@@ -254,11 +279,15 @@ class Books:
     def _count(self, job: JobView, sign: int) -> None:
         """Take a job in (1), or out as it was (-1)."""
         name, come = job.job, sign > 0
+        if come:
+            fixed = job.borrows or is_fixed(job)
+            self._kinds[name] = None if fixed else kind_of(job, self._weigh)
+        kind = self._kinds[name] if come else self._kinds.pop(name)
         if not job.borrows:
-            if is_fixed(job):
+            if kind is None:
                 add(self._fixed, job.pin, sign * job.gpus)
             else:
-                add(self._turning, kind_of(job, self._weigh), sign * job.gpus)
+                add(self._turning, kind, sign * job.gpus)
             for node, gpus in job.nodes:
                 add(self._taken, node, sign * gpus)
                 add(self._counts.setdefault(node, {}), job.gpus, sign)
@@ -318,15 +347,26 @@ class Books:
 
     def _divide(self, view: VcView) -> None:
         before, self._share = self._share, divide(view.gpus_for(), self._fixed, self._turning)
-        far = False
+        most = 0.0
         for kind, share in self._share.items():
             if kind not in before:
                 self._bases[kind] = share
-            far = far or abs(share - self._bases[kind]) > SHARE_DRIFT
-        if far:
+            most = max(most, abs(share - self._bases[kind]))
+        if most > SHARE_DRIFT:
             self._bases = dict(self._share)
-            for there in self.homes.values():
-                self.wake(there)
+            names = [name for there in self.homes.values() for name in there]
+            # Those of which bounds are older still are found at once.
+            late = {*(names if most > JUMPS * SHARE_DRIFT else self._again)}
+            self._bound(late)
+            self._again = [name for name in names if name not in late]
+            self._part = -(-len(self._again) // PARTS)
+
+    def _beside(self, job: JobView) -> Collection[JobView]:
+        """Return who has GPUs where a suspended job was."""
+        if len(job.nodes) == 1:
+            return self.on.get(job.nodes[0][0], {}).values()
+        return {each.job: each for node, _ in job.nodes
+                for each in self.on.get(node, {}).values()}.values()  # fmt: skip
 
     # --- who is let be ---------------------------------------------------------------------------
 
@@ -339,17 +379,15 @@ class Books:
         now, room = self.now, self._empty
         if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
             return now
-        beside = {
-            each.job: each for node, _ in job.nodes for each in self.on.get(node, {}).values()
-        }
-        below = any(each.spec.priority <= job.spec.priority for each in beside.values())
+        beside = self._beside(job)
+        below = any(each.spec.priority <= job.spec.priority for each in beside)
         if "migrate" in job.can and not below:
             return now
-        drift = 2 * SHARE_DRIFT
+        drift = DRIFTS * SHARE_DRIFT
         share = self.share(job)
         up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
         soonest, lasts = int(NEVER), self._patience(job, share + 2 * drift)
-        for each in beside.values():
+        for each in beside:
             if each.job not in self.able:
                 continue
             if each.spec.priority < job.spec.priority:
