@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from skep.policies import gandiva
+from skep.policies import books, gandiva
 from skep.policies.gandiva import Gandiva
 from skep.policies.policy import Planner
 from skep.policies.room import Bound
+from skep.sim import adversary, thrash
 from skep.sim.cluster.build import ALL, uniform
 from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
 from skep.sim.cluster.world import World
@@ -49,27 +50,42 @@ def no_bounds(turns: gandiva._Turns, *_: object) -> list[tuple[Bound, str]]:
     return [((0, 0, ()), node) for node in turns._books.on]
 
 
-def test_kept_books_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = 0
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Have each plan with kept books compared with one from scratch; those that were."""
+    found: list[Plan] = []
     keep = Gandiva.planner
 
     def compared(policy: Gandiva) -> Planner:
         kept = keep(policy)
 
         def plan(seen: VcView) -> Plan:
-            nonlocal plans
-            plans += 1
-            found = kept(seen)
+            found.append(kept(seen))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(gandiva._Turns, "_bounds", no_bounds)
-                assert found == policy.plan(seen), f"seed {seed}"
-            return found
+                assert found[-1] == policy.plan(seen)
+            return found[-1]
 
         return plan
 
     monkeypatch.setattr(Gandiva, "planner", compared)
+    return found
+
+
+def test_kept_books_say_the_same(plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small worlds shares jump by whoever comes. Elsewhere bounds are found again bit by bit:
+    so it is here with bounds that hold for more."""
     for seed in range(1, WORLDS + 1):
+        monkeypatch.setattr(books, "SHARE_DRIFT", 0.05 if seed % 2 else 0.001)
         for number, _ in enumerate(world(seed).steps()):
             if number >= INSTANTS:
                 break
-    assert plans > WORLDS * INSTANTS / 2
+    assert len(plans) > WORLDS * INSTANTS / 2
+
+
+@pytest.mark.parametrize("seed", [9, 13, 24, 29])
+def test_what_is_kept_for_trials_says_the_same(plans: list[Plan], seed: int) -> None:
+    """World 9 told once of bounds in floats, which hold an instant to 256 ns. In the others there
+    are packs beside one another, coming apart, and jobs that grow and shrink."""
+    thrash.play(adversary.draw(seed), introspect=True)
+    assert any(getattr(action, "trial", False) for plan in plans for action in plan.actions)

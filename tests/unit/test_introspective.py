@@ -208,13 +208,17 @@ def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
     """Each of two that make 1.6 together makes as much as the third: 5/9 of the time at 0.8."""
     policy = Gandiva(introspect=True)
     pair = mates(packed("j1", 0, "j2"), packed("j2", 0, "j1"))
-    units = Units(seen([*pair, stood("j3", 0, 900)], 1), RULES)
-    assert shares(units.turning(units.view), policy.weigh) == pytest.approx(
-        {"j1": 5 / 9, "j3": 4 / 9}
-    )
+    units, both = Units(RULES), seen([*pair, stood("j3", 0, 900)], 1)
+
+    def shared(shown: VcView) -> dict[str, float]:
+        units.follow(shown)
+        turning = tuple(job for _, job in units.changes.values() if job is not None)
+        return shares(replace(shown, jobs=turning), policy.weigh)
+
+    assert shared(both) == pytest.approx({"j1": 5 / 9, "j3": 4 / 9})
     alone = replace(runs("j1", 0, 300), mate="j9", mate_milli=1600)
-    shown = Units(seen([alone, stood("j3", 0, 900)], 1), RULES).view
-    assert shares(shown, policy.weigh) == pytest.approx({"j1": 0.5, "j3": 0.5})
+    units = Units(RULES)
+    assert shared(seen([alone, stood("j3", 0, 900)], 1)) == pytest.approx({"j1": 0.5, "j3": 0.5})
 
 
 def test_a_higher_priority_takes_the_gpu_of_a_pack() -> None:

@@ -6,16 +6,18 @@ from the one before, and a suspended job is *quiet* until the soonest time at wh
 at home: until then no plan has to look at it, unless something happens on its nodes.
 
 That time is a bound. Shares, and with them all accounts, change a little with every job that comes
-or ends; a bound holds for shares that are SHARE_DRIFT away at most, and all are found again beyond.
+or ends; a bound holds for shares that are DRIFTS * SHARE_DRIFT away at most. Beyond one SHARE_DRIFT
+all are found again, some in each plan. At worst one was found when shares were that far from what
+is reckoned from on one side, then they jump by twice that, and go on by as much as before.
 Nothing here decides anything: with everybody awake the plan is the same, and takes longer.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from skep.policies.kept import NEVER, Change, Times, add, changes, due, keep
 from skep.policies.preempt import QUEUED
 from skep.policies.room import Room
 from skep.policies.turns import (
@@ -36,17 +38,16 @@ from skep.wire.spec import Resources
 PATIENCE_TURNS = 3
 """So many times as long as a job with its share stands between two slices it stands at most, if the
 others at its home are due too: shares are of the whole VC, and there may be more than there is."""
-SHARE_DRIFT = 0.002
-"""By how much shares may change before all bounds are found again: twenty jobs of ten thousand, and
+SHARE_DRIFT = 0.001
+"""By how much shares may change before all bounds are found again: ten jobs of ten thousand, and
 a bound comes a quarter of a second too soon for a minute's account."""
+DRIFTS, JUMPS = 4, 2
+"""How often that they may be off where a bound still holds; beyond how often that a change is a
+jump, after which bounds hold no more."""
+PARTS = 32
+"""Plans in which all bounds are found again."""
 SLACK_NS = 16
 """More than all roundings of two accounts come to."""
-CHUNK = 256
-"""Elements of two views that are compared at once: most are the very same."""
-NEVER = Instant(2**62)
-
-_Part = TypeVar("_Part", JobView, NodeView)
-_Key = TypeVar("_Key", str, int, Kind)
 
 
 class Alike(NamedTuple):
@@ -72,53 +73,6 @@ class Rank(NamedTuple):
     since: Instant
     """Since when the first has run."""
     load: int
-
-
-class Times:
-    """When something is due, by job: the soonest of those that are still to come."""
-
-    def __init__(self) -> None:
-        """Have nothing due."""
-        self._heap: list[tuple[int, str]] = []
-        self._at: dict[str, int] = {}
-
-    def put(self, name: str, at: int) -> None:
-        """Say when something is due of a job, whatever was said before."""
-        self._at[name] = at
-        heapq.heappush(self._heap, (at, name))
-
-    def drop(self, name: str) -> None:
-        """Have nothing due of a job."""
-        self._at.pop(name, None)
-
-    def pop(self, until: int) -> Iterator[str]:
-        """Yield who was due by then, and forget it."""
-        while self._heap and self._heap[0][0] <= until:
-            at, name = heapq.heappop(self._heap)
-            if self._at.get(name) == at:
-                del self._at[name]
-                yield name
-
-    def pass_by(self, now: int) -> None:
-        """Forget what was due by now."""
-        for _ in self.pop(now):
-            pass
-
-    def peek(self, until: int, apart: Iterable[str] = ()) -> Iterator[tuple[int, str]]:
-        """Yield what is due before then, the soonest first, but of those `apart`."""
-        passed, heap = [], self._heap
-        try:
-            while heap and heap[0][0] < until:
-                at, name = entry = heap[0]
-                if self._at.get(name) != at:
-                    heapq.heappop(heap)
-                    continue
-                passed.append(heapq.heappop(heap))
-                if name not in apart:
-                    yield entry
-        finally:
-            for entry in passed:
-                heapq.heappush(heap, entry)
 
 
 class Books:
@@ -162,7 +116,13 @@ class Books:
         self._turning: dict[Kind, int] = {}
         self._share: dict[Kind, float] = {}
         self._bases: dict[Kind, float] = {}
-        """Shares for which the bounds were found."""
+        """Shares since which no bounds have to be found again."""
+        self._again: list[str] = []
+        """Whose bounds are of shares before those."""
+        self._part = 0
+        """How many of them are found again in a plan."""
+        self._kinds: dict[str, Kind | None] = {}
+        """By job; None: it has all of its time."""
         self._quiet = Times()
         self._ranks: dict[Alike, dict[str, Rank]] = {}
         self._ranked: dict[str, tuple[Alike, ...]] = {}
@@ -172,20 +132,22 @@ class Books:
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
 
-    def bring_up(self, view: VcView) -> None:
-        """Follow a view; wakes whom something may have become possible for."""
+    def bring_up(self, view: VcView, known: Sequence[Change] | None = None) -> None:
+        """Follow a view; wakes whom something may have become possible for.
+
+        `known`: how its jobs are different; all of them are after a clock was set back.
+        """
         self._settle()  # As of the view before, for which accounts are known.
         if view.now < self.now:
             self._forget()  # A clock that was set back: what was passed is to come again.
         self.now = view.now
         touched: dict[str, None] = {}
-        if view.jobs is not self._jobs:
-            changes = list(_changes(self._jobs, view.jobs))
-            for sign, jobs in ((-1, (old for old, _ in changes)), (1, (new for _, new in changes))):
-                for job in filter(None, jobs):
-                    self._count(job, sign)
-                    touched.update((node, None) for node, _ in job.nodes)
-            self._jobs = view.jobs
+        if known is None:
+            known, self._jobs = [*changes(self._jobs, view.jobs)], view.jobs
+        for sign, jobs in ((-1, (old for old, _ in known)), (1, (new for _, new in known))):
+            for job in filter(None, jobs):
+                self._count(job, sign)
+                touched.update((node, None) for node, _ in job.nodes)
         self._follow_nodes(view, touched)
         self._empty = Room.after(view, self.stopping.values(), self._stays)
         self._owed = {}
@@ -196,6 +158,8 @@ class Books:
         self.awake.update(dict.fromkeys(self._quiet.pop(view.now)))
         for times in (self.slices, self.stands):
             times.pass_by(view.now)
+        again, self._again = self._again[: self._part], self._again[self._part :]
+        self._bound(again)
 
     def wake(self, names: Iterable[str]) -> None:
         """Have the next plan look at these."""
@@ -211,6 +175,17 @@ class Books:
                 del self.awake[name]
                 self._quiet.put(name, until)
 
+    def _bound(self, names: Iterable[str]) -> None:
+        """Find bounds again of those that are let be."""
+        for name in names:
+            job = self.waiting.get(name)
+            if job is not None and is_home(job) and name not in self.awake:
+                until = self._quiet_until(job)
+                if until > self.now:
+                    self._quiet.put(name, until)
+                else:
+                    self.wake((name,))
+
     def near(self, until: int) -> list[JobView]:
         """Return who is let be, and yet could be owed enough by then."""
         return [self.waiting[name] for _, name in self._quiet.peek(until)]
@@ -224,9 +199,8 @@ class Books:
 
     def share(self, job: JobView) -> float:
         """Return for what part of the time a job should have its GPUs."""
-        if job.borrows or is_fixed(job):
-            return 1.0
-        return self._share.get(kind_of(job, self._weigh), 1.0)
+        kind = self._kinds.get(job.job)
+        return 1.0 if kind is None else self._share.get(kind, 1.0)
 
     def due(self, job: JobView) -> int:
         """Return for how long a job should have run longer by now, in nanoseconds."""
@@ -305,42 +279,46 @@ class Books:
     def _count(self, job: JobView, sign: int) -> None:
         """Take a job in (1), or out as it was (-1)."""
         name, come = job.job, sign > 0
+        if come:
+            fixed = job.borrows or is_fixed(job)
+            self._kinds[name] = None if fixed else kind_of(job, self._weigh)
+        kind = self._kinds[name] if come else self._kinds.pop(name)
         if not job.borrows:
-            if is_fixed(job):
-                _add(self._fixed, job.pin, sign * job.gpus)
+            if kind is None:
+                add(self._fixed, job.pin, sign * job.gpus)
             else:
-                _add(self._turning, kind_of(job, self._weigh), sign * job.gpus)
+                add(self._turning, kind, sign * job.gpus)
             for node, gpus in job.nodes:
-                _add(self._taken, node, sign * gpus)
-                _add(self._counts.setdefault(node, {}), job.gpus, sign)
+                add(self._taken, node, sign * gpus)
+                add(self._counts.setdefault(node, {}), job.gpus, sign)
         if job.phase in HOLDING and not job.borrows:
             for node, gpus in job.nodes:
-                _add(self._held, node, sign * gpus)
-                _keep(self.on.setdefault(node, {}), job, come)
+                add(self._held, node, sign * gpus)
+                keep(self.on.setdefault(node, {}), job, come)
             if job.phase is Phase.STOPPING:
-                _keep(self.stopping, job, come)
+                keep(self.stopping, job, come)
             else:
-                _add(self._stays, job.pin, sign * job.gpus)
+                add(self._stays, job.pin, sign * job.gpus)
             if may_yield(job):
-                _keep(self.able, job, come)
-                _due(self.slices, name, job.since + self._slice, come)
+                keep(self.able, job, come)
+                due(self.slices, name, job.since + self._slice, come)
         if job.phase in QUEUED:
             self._queue(job, come)
 
     def _queue(self, job: JobView, come: bool) -> None:
         name = job.job
-        _keep(self.waiting, job, come)
+        keep(self.waiting, job, come)
         if job.began_at:
-            _due(self.stands, name, job.waiting_since + self._slice, come)
+            due(self.stands, name, job.waiting_since + self._slice, come)
         if not is_home(job):
-            _keep(self.loose, job, come)
+            keep(self.loose, job, come)
             return
         for node, _ in job.nodes:
-            _keep(self.homes.setdefault(node, {}), job, come)
+            keep(self.homes.setdefault(node, {}), job, come)
         if "migrate" in job.can:
             shape = job.spec.priority, job.spec.resources, job.gpus, job.workers
             there = self.movers.setdefault(shape, {})
-            _keep(there, job, come)
+            keep(there, job, come)
             if not there:
                 del self.movers[shape]
         if come:
@@ -353,7 +331,7 @@ class Books:
         """Take over nodes that are different; in `touched` are those with other jobs."""
         if view.nodes is not self._nodes:
             names = dict.fromkeys(touched)
-            for old, new in _changes(self._nodes, view.nodes):
+            for old, new in changes(self._nodes, view.nodes):
                 names.update((each.node, None) for each in (old, new) if each is not None)
             touched.update(names)
             self._views = {node.node: node for node in view.nodes}
@@ -369,15 +347,26 @@ class Books:
 
     def _divide(self, view: VcView) -> None:
         before, self._share = self._share, divide(view.gpus_for(), self._fixed, self._turning)
-        far = False
+        most = 0.0
         for kind, share in self._share.items():
             if kind not in before:
                 self._bases[kind] = share
-            far = far or abs(share - self._bases[kind]) > SHARE_DRIFT
-        if far:
+            most = max(most, abs(share - self._bases[kind]))
+        if most > SHARE_DRIFT:
             self._bases = dict(self._share)
-            for there in self.homes.values():
-                self.wake(there)
+            names = [name for there in self.homes.values() for name in there]
+            # Those of which bounds are older still are found at once.
+            late = {*(names if most > JUMPS * SHARE_DRIFT else self._again)}
+            self._bound(late)
+            self._again = [name for name in names if name not in late]
+            self._part = -(-len(self._again) // PARTS)
+
+    def _beside(self, job: JobView) -> Collection[JobView]:
+        """Return who has GPUs where a suspended job was."""
+        if len(job.nodes) == 1:
+            return self.on.get(job.nodes[0][0], {}).values()
+        return {each.job: each for node, _ in job.nodes
+                for each in self.on.get(node, {}).values()}.values()  # fmt: skip
 
     # --- who is let be ---------------------------------------------------------------------------
 
@@ -390,31 +379,30 @@ class Books:
         now, room = self.now, self._empty
         if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
             return now
-        beside = {
-            each.job: each for node, _ in job.nodes for each in self.on.get(node, {}).values()
-        }
-        below = any(each.spec.priority <= job.spec.priority for each in beside.values())
+        beside = self._beside(job)
+        below = any(each.spec.priority <= job.spec.priority for each in beside)
         if "migrate" in job.can and not below:
             return now
-        drift = 2 * SHARE_DRIFT
+        drift = DRIFTS * SHARE_DRIFT
         share = self.share(job)
         up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
-        soonest, lasts = float(NEVER), self._patience(job, share + 2 * drift)
-        for each in beside.values():
+        soonest, lasts = int(NEVER), self._patience(job, share + 2 * drift)
+        for each in beside:
             if each.job not in self.able:
                 continue
             if each.spec.priority < job.spec.priority:
-                soonest = 0.0
+                soonest = 0
                 break
             falls = 1 - self.share(each) + 2 * drift
             down = self.due(each) - drift * (now - begun(each)) - SLACK_NS
-            apart = now + max(self._swap - (up - down), 0) / (share + 2 * drift + falls)
-            lowest = min(now + max(down + self._most, 0) / falls, lasts)
+            # Instants are too large for floats: only what they are apart is reckoned with those.
+            apart = now + int(max(self._swap - (up - down), 0) / (share + 2 * drift + falls))
+            lowest = min(now + int(max(down + self._most, 0) / falls), lasts)
             at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
             soonest = min(soonest, at)
-        until = max(job.waiting_since + self._slice, int(soonest) - 1)
+        until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
-            starves = int(now + max(self._most - up, 0) / (share + 2 * drift))
+            starves = now + int(max(self._most - up, 0) / (share + 2 * drift))
             until = min(until, starves, lasts)
         return until
 
@@ -422,62 +410,3 @@ class Books:
 def is_home(job: JobView) -> bool:
     """Return whether a suspended job has nodes to go back to."""
     return job.phase is Phase.AWAY and bool(job.nodes)
-
-
-def _changes(
-    before: Sequence[_Part], after: Sequence[_Part]
-) -> Iterator[tuple[_Part | None, _Part | None]]:
-    """Yield what is different: what was there, and what is there instead."""
-    left = right = 0
-    while left < len(before) and right < len(after):
-        if before[left : left + CHUNK] == after[right : right + CHUNK]:
-            left, right = left + CHUNK, right + CHUNK
-            continue
-        for _ in range(CHUNK):
-            if left >= len(before) or right >= len(after):
-                break
-            old, new = before[left], after[right]
-            if old is new or old == new:
-                left, right = left + 1, right + 1
-                continue
-            first, second = _place(old), _place(new)
-            if first is None or second is None or first == second:
-                yield old, new
-                left, right = left + 1, right + 1
-            elif first < second:
-                yield old, None
-                left += 1
-            else:
-                yield None, new
-                right += 1
-    for old in before[left:]:
-        yield old, None
-    for new in after[right:]:
-        yield None, new
-
-
-def _place(part: JobView | NodeView) -> int | None:
-    """Return the place of a job in the order of its view; nodes are compared place by place."""
-    return part.sequence if isinstance(part, JobView) else None
-
-
-def _add(sums: dict[_Key, int], key: _Key, more: int) -> None:
-    left = sums.get(key, 0) + more
-    if left:
-        sums[key] = left
-    else:
-        sums.pop(key, None)
-
-
-def _keep(jobs: dict[str, JobView], job: JobView, come: bool) -> None:
-    if come:
-        jobs[job.job] = job
-    else:
-        jobs.pop(job.job, None)
-
-
-def _due(times: Times, name: str, at: int, come: bool) -> None:
-    if come:
-        times.put(name, at)
-    else:
-        times.drop(name)

@@ -12,10 +12,11 @@ from typing import ClassVar
 
 import msgspec
 
-from skep.policies.books import NEVER, Books, is_home
+from skep.policies.books import Books, is_home
 from skep.policies.introspective.improving import improve
 from skep.policies.introspective.rules import Rules
-from skep.policies.introspective.units import weight
+from skep.policies.introspective.units import Units, weight
+from skep.policies.kept import NEVER, Change
 from skep.policies.parts import once, span
 from skep.policies.policy import Planner, Policy
 from skep.policies.room import Bound, Place, Price, clear_cheapest, make_room_at
@@ -96,21 +97,31 @@ class Gandiva(Policy, frozen=True):
 
     def plan(self, view: VcView) -> Plan:
         """Return a turn for each job with nodes, and who is suspended for those without."""
-        return self._plan(view, self._books())
+        return self._kept()(view)
 
     def planner(self) -> Planner:
         """Return what plans the same, and keeps its books from one view to the next."""
-        books = self._books()
-        return lambda view: self._plan(view, books)
+        kept = self._kept()
 
-    def _books(self) -> Books:
+        def plan(view: VcView) -> Plan:
+            nonlocal kept
+            try:
+                return kept(view)
+            except Exception:
+                kept = self._kept()  # What was kept may be half changed.
+                raise
+
+        return plan
+
+    def _kept(self) -> Planner:
         swap, soon = round(SWAP_AT * self.slice_ns), self.slice_ns // LOOK_PARTS
-        return Books(self.weigh, self.slice_ns, swap, soon)
-
-    def _plan(self, view: VcView, books: Books) -> Plan:
-        if self.introspect:
-            return improve(view, self._rules(), lambda seen: self._react(seen, books))
-        return self._react(view, books)
+        books = Books(self.weigh, self.slice_ns, swap, soon)
+        if not self.introspect:
+            return lambda view: self._react(view, books, None)
+        units = Units(self._rules())
+        return lambda view: improve(
+            view, units, lambda seen, known: self._react(seen, books, known)
+        )
 
     def _rules(self) -> Rules:
         return Rules(
@@ -121,8 +132,8 @@ class Gandiva(Policy, frozen=True):
             idle=seconds(self.idle_s),
         )
 
-    def _react(self, view: VcView, books: Books) -> Plan:
-        books.bring_up(view)
+    def _react(self, view: VcView, books: Books, known: Sequence[Change] | None) -> Plan:
+        books.bring_up(view, known)
         while True:
             turns = _Turns(self, view, books)
             plan = turns.plan()

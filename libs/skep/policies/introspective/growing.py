@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from skep.perf.judge import pays
+from skep.policies.introspective.known import Known, arrived
 from skep.policies.introspective.migrating import PAUSE, SURELY
 from skep.policies.introspective.rules import (
     ACTIONS_MAX,
@@ -20,13 +21,11 @@ from skep.policies.introspective.rules import (
     Rules,
     cooling,
     families,
-    movable,
     spent,
-    waits,
 )
 from skep.units import Duration, Instant
 from skep.view.plan import Plan, Resize
-from skep.view.view import JobView, NodeView, Phase, VcView
+from skep.view.view import JobView, NodeView, VcView
 from skep.wire.reasons import Reason
 
 
@@ -39,22 +38,20 @@ class _Step(NamedTuple):
     needed: float
 
 
-def shrink(view: VcView) -> tuple[list[Resize], VcView]:
-    """Return who gives back what it has grown by, and the view as if they had.
+def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]]:
+    """Return who gives back what it has grown by, and as if they had.
 
     The most of it first, and no more than those that wait need beyond what is free.
     """
-    grown = [job for job in view.jobs if _grown(job)]
-    need = dict[str, int]()
-    for job in waits(view) if grown else ():
-        need[job.pin] = need.get(job.pin, 0) + job.gpus
-    if not need:
-        return [], view
+    if not known.grown or not known.waiting:
+        return [], {}
+    need = {**known.wanted}
     for pin, free in view.free_for().items():
         need[pin] = need.get(pin, 0) - free
     less: dict[str, JobView] = {}
     for job in sorted(
-        grown, key=lambda job: (job.spec.resources.workers - job.workers, job.sequence)
+        known.grown.values(),
+        key=lambda job: (job.spec.resources.workers - job.workers, job.sequence),
     ):
         if need.get(job.pin, 0) > 0:
             each = _each(job)
@@ -62,18 +59,18 @@ def shrink(view: VcView) -> tuple[list[Resize], VcView]:
             workers = max(asked, job.workers - -(-need[job.pin] // each))
             need[job.pin] -= (job.workers - workers) * each
             less[job.job] = _smaller(job, workers)
-    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], (
-        _freed(view, less)
-    )
+    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], less
 
 
-def grow(view: VcView, plan: Plan, rules: Rules) -> tuple[list[Resize], Instant | None]:
+def grow(
+    view: VcView, known: Known, plan: Plan, rules: Rules
+) -> tuple[list[Resize], Instant | None]:
     """Return who is to try more workers, and when to look again."""
-    cold = cooling(view, "grow")
-    able = [job for job in view.jobs if _may_grow(job) and families(job) not in cold
-            and not spent(view, job, "grow")]  # fmt: skip
-    if not able or plan.turns or plan.actions or waits(view):
+    if not known.growing or plan.turns or plan.actions or known.waiting:
         return [], None
+    cold = cooling(view, "grow")
+    able = [job for job in arrived(known.growing) if families(job) not in cold
+            and not spent(view, job, "grow")]  # fmt: skip
     nodes = {node.node: node for node in view.nodes}
     if not any(_free(job, nodes) >= _each(job) for job in able):
         return [], None
@@ -118,23 +115,6 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
         yield _Step(0.0, most, (most - job.workers) * each, needed)
 
 
-def _may_grow(job: JobView) -> bool:
-    return _elastic(job) and movable(job, "resize") and job.rate_milli > 0 and len(job.nodes) == 1
-
-
-def _grown(job: JobView) -> bool:
-    """Return whether a job has more workers than it asked for, and can give them back."""
-    if not (_elastic(job) and "resize" in job.can and job.phase is Phase.RUNNING):
-        return False
-    more = job.workers > job.spec.resources.workers
-    return more and len(job.nodes) == 1 and not (job.partners or job.borrows)
-
-
-def _elastic(job: JobView) -> bool:
-    elastic = job.spec.elastic
-    return elastic is not None and elastic.min <= job.workers <= elastic.max
-
-
 def _each(job: JobView) -> int:
     """Return the GPUs of a worker."""
     return max(job.gpus // max(job.workers, 1), 1)
@@ -160,22 +140,18 @@ def _smaller(job: JobView, workers: int) -> JobView:
     return replace(job, workers=workers, gpus=gpus, nodes=((node, gpus),), devices=devices)
 
 
-def _freed(view: VcView, less: dict[str, JobView]) -> VcView:
-    """Return a view in which some jobs have become smaller."""
-    if not less:
-        return view
-    before = {job.job: job for job in view.jobs if job.job in less}
+def freed(view: VcView, known: Known, less: dict[str, JobView]) -> VcView:
+    """Return what a VC and its nodes have if some jobs, as they are, become smaller."""
     nodes = {node.node: node for node in view.nodes}
     pins = {pin.pin: pin for pin in view.pins}
     free = view.free
-    for name, job in before.items():
-        gave = job.gpus - less[name].gpus
+    for name, smaller in less.items():
+        job = known.jobs[name]
+        gave = job.gpus - smaller.gpus
         free += gave
         if job.pin in pins:
             pins[job.pin] = replace(pins[job.pin], free=pins[job.pin].free + gave)
         ((node, _),) = job.nodes
         if node in nodes:
             nodes[node] = _less(nodes[node], job.pin, -gave)
-    jobs = tuple(less.get(job.job, job) for job in view.jobs)
-    return replace(view, jobs=jobs, nodes=tuple(nodes.values()), free=free,
-                   pins=tuple(pins.values()))  # fmt: skip
+    return replace(view, nodes=tuple(nodes.values()), free=free, pins=tuple(pins.values()))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from skep.policies.introspective import growing, health, migrating, packing
-from skep.policies.introspective.rules import Rules
 from skep.policies.introspective.units import Units
+from skep.policies.kept import Change
 from skep.view.plan import Action, Plan
 from skep.view.view import VcView
 
-React = Callable[[VcView], Plan]
+React = Callable[[VcView, Sequence[Change]], Plan]
+"""Plans turns of units, which are not those of the view: it is told how they are different."""
 
 
-def improve(view: VcView, rules: Rules, react: React) -> Plan:
+def improve(view: VcView, units: Units, react: React) -> Plan:
     """Return a plan of turns with what is to be tried beyond it.
 
     Turns come first: nothing is tried with a job that they place, or take GPUs from. Before them
@@ -23,23 +24,26 @@ def improve(view: VcView, rules: Rules, react: React) -> Plan:
     kind of change is begun at a time, so that what it frees is not promised twice. What is no trial
     comes first, and what would not be begun is not proposed: it would keep the others from it.
     """
-    units = Units(view, rules)
-    less, seen = growing.shrink(units.view)
-    units.view = seen
-    plan = react(units.turning(seen))
-    idle, look_at = health.idle(seen, plan, rules)
+    units.follow(view)
+    known, rules = units.known, units.rules
+    less, smaller = growing.shrink(view, known)
+    if smaller:
+        view = growing.freed(view, known, smaller)
+        units.lessen(smaller)
+    plan = react(view, [*units.changes.values()])
+    idle, look_at = health.idle(known, plan, rules)
     more: list[Action] = [*idle]
-    rests = [each.until for each in view.cooling]
-    rests += [view.trial_after, view.move_after]
-    rests += [at for job in view.jobs for at in (job.trial_after, job.move_after)]
+    rests = [view.trial_after, view.move_after, *units.rests()]
+    rests += [each.until for each in view.cooling]
     looks = [plan.look_at, look_at, min((at for at in rests if view.now < at), default=None)]
-    more = more or [*packing.part(units, plan, rules)] or [*packing.pack(units, plan, rules)]
+    more = more or [*packing.part(units, plan, view.now)] or [*packing.pack(view, known, plan)]
     if not (more or less):
-        apart, look_at = packing.spread(units, plan, rules)
+        apart, look_at = packing.spread(view, units, plan)
         looks.append(look_at)
-        more = [*apart] or [*migrating.gather(seen, plan)] or [*migrating.defrag(seen, plan, rules)]
+        more = [*apart] or [*migrating.gather(view, known, plan)]
+        more = more or [*migrating.defrag(view, known, plan, rules)]
     if not (more or less):
-        grown, look_at = growing.grow(seen, plan, rules)
+        grown, look_at = growing.grow(view, known, plan, rules)
         looks.append(look_at)
         more = [*grown]
     plan = units.unfold(plan)

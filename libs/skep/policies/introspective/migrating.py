@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skep.perf.judge import pays
+from skep.policies.introspective.known import Known, arrived
 from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     MILLI,
@@ -18,14 +19,12 @@ from skep.policies.introspective.rules import (
     cooling,
     families,
     movable,
-    named,
     spent,
-    waits,
 )
-from skep.policies.room import Place, Room
+from skep.policies.room import Place
 from skep.units import Duration, seconds
 from skep.view.plan import Migrate, Plan
-from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.view.view import JobView, NodeView, Phase, VcView
 from skep.wire.reasons import Reason
 
 PAUSE = seconds(10.0)
@@ -38,14 +37,13 @@ SERVERS_MAX = 4
 """Servers that are looked at in a plan to be vacated, those with the most free GPUs."""
 
 
-def gather(view: VcView, plan: Plan) -> list[Migrate]:
+def gather(view: VcView, known: Known, plan: Plan) -> list[Migrate]:
     """Return which scattered gangs to try on fewer nodes."""
-    if plan.turns or plan.actions:
+    if plan.turns or plan.actions or not known.scattered:
         return []  # GPUs that are free are spoken for.
-    room: Room | None = None
+    room = known.room(view)
     moves, cold = list[Migrate](), cooling(view, "migrate")
-    for job in _scattered(view):
-        room = room or _room(view)
+    for job in arrived(known.scattered):
         place = room.fit(job) if len(moves) < ACTIONS_MAX else None
         if place is None or families(job) in cold or spent(view, job, "migrate"):
             continue
@@ -57,27 +55,30 @@ def gather(view: VcView, plan: Plan) -> list[Migrate]:
     return moves
 
 
-def defrag(view: VcView, plan: Plan, rules: Rules) -> list[Migrate]:
+def defrag(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Migrate]:
     """Return whom to move off a server, so that somebody fits there as a whole."""
     if plan.turns or plan.actions:
         return []
-    servers = _servers(view, rules)
-    for job in _benefit(view, plan) if servers else ():
-        for server in servers:
-            moves = _vacate(view, server, job)
-            if moves:
-                return moves
+    servers, shapes = _servers(view, rules), set[tuple[object, ...]]()
+    for job in _benefit(view, known) if servers else ():
+        # Of those that wait the next of a shape finds what the first one did.
+        shape = job.spec.resources, job.gpus, job.workers, job.at_home and job.nodes
+        if job.phase is Phase.RUNNING or shape not in shapes:
+            shapes.add(shape)
+            for server in servers:
+                moves = _vacate(view, known, server, job)
+                if moves:
+                    return moves
     return []
 
 
-def _benefit(view: VcView, plan: Plan) -> Iterator[JobView]:
+def _benefit(view: VcView, known: Known) -> Iterator[JobView]:
     """Yield who would go on at once, or faster, if there was room on one node."""
-    gone = named(plan)
-    line = [job for job in waits(view) if job.job not in gone and job.gpus > 1
+    line = [job for job in known.waiting.values() if job.gpus > 1
             and not (job.phase is Phase.AWAY and "migrate" not in job.can)]  # fmt: skip
     yield from sorted(line, key=lambda job: (-job.spec.priority, job.sequence))
     cold = cooling(view, "migrate")
-    for job in _scattered(view):
+    for job in arrived(known.scattered):
         may = families(job) not in cold and not spent(view, job, "migrate")
         if may and _gain(job, 1) > _needs(job, view) * SURELY:
             yield job
@@ -91,10 +92,9 @@ def _servers(view: VcView, rules: Rules) -> list[NodeView]:
     return able[:SERVERS_MAX]
 
 
-def _vacate(view: VcView, server: NodeView, job: JobView) -> list[Migrate]:
+def _vacate(view: VcView, known: Known, server: NodeView, job: JobView) -> list[Migrate]:
     """Return who is to leave a server so that a gang fits there; nobody if that is not to be."""
-    jobs = {each.job: each for each in view.jobs}
-    there = [jobs[name] for name, _ in server.jobs if name in jobs]
+    there = [known.jobs[name] for name, _ in server.jobs if name in known.jobs]
     if any(each.trial for each in there) or server.free >= job.gpus or server.gpus < job.gpus:
         return []  # Others leave it already; or it is not GPUs that are missing.
     cold = cooling(view, "defrag")
@@ -106,7 +106,7 @@ def _vacate(view: VcView, server: NodeView, job: JobView) -> list[Migrate]:
         return []
     fuller = [node.node for node in view.nodes
               if node.jobs and node.free <= server.free and node.node != server.node]  # fmt: skip
-    room, moves, costs = _room(view), list[Migrate](), 0
+    room, moves, costs = known.room(view), list[Migrate](), 0
     for each in sorted(leave, key=lambda each: (each.gpus, each.sequence)):
         if len(moves) >= ACTIONS_MAX:
             return []
@@ -133,13 +133,6 @@ def _worth(job: JobView, costs: int, view: VcView) -> bool:
     return saved > costs + job.gpus * (job.pause or PAUSE)
 
 
-def _scattered(view: VcView) -> Iterator[JobView]:
-    """Yield gangs on several nodes that can be moved, of which it is known what that costs them."""
-    for job in view.jobs:
-        if len(job.nodes) > 1 and job.slowdown and job.rate_milli and movable(job):
-            yield job
-
-
 def _needs(job: JobView, view: VcView) -> float:
     return pays(Duration(job.pause or PAUSE), job.remaining(view.now))
 
@@ -149,10 +142,6 @@ def _gain(job: JobView, nodes: int) -> float:
     slow = dict(job.slowdown)
     here, there = slow.get(len(job.nodes), 0), slow.get(nodes, 0)
     return here / there if here and there and nodes < len(job.nodes) else 0.0
-
-
-def _room(view: VcView) -> Room:
-    return Room(view, [job for job in view.jobs if job.phase in HOLDING and not job.borrows])
 
 
 def _on(place: Place) -> tuple[str, ...]:

@@ -87,12 +87,6 @@ def named(plan: Plan) -> set[str]:
     return {each.job for each in (*plan.turns, *plan.actions)}
 
 
-def waits(view: VcView) -> list[JobView]:
-    """Return who has no GPUs and wants some."""
-    return [job for job in view.jobs
-            if job.phase in (Phase.WAITING, Phase.AWAY) and not job.borrows]  # fmt: skip
-
-
 def on_them(guest: JobView, host: JobView) -> bool:
     """Return whether the ranks of a suspended job can go on with GPUs that another one has."""
     if guest.nodes != host.nodes or len(host.nodes) != 1:
