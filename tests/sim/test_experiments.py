@@ -14,7 +14,8 @@ import pytest
 
 from skep.experiments import catalogue, hived
 from skep.experiments.gandiva import Played
-from skep.experiments.quota import QuotaRun, Rules
+from skep.experiments.quota import RULES, QuotaRun, Rules
+from skep.experiments.quotagandiva import GandivaRun
 from skep.experiments.quotalas import LasRun
 from skep.experiments.setting import Setting
 from skep.traces.generators import hived as workload
@@ -49,7 +50,7 @@ def played(*jobs: TraceJob, nodes: int = 2, **quota: int) -> QuotaRun:
     return run
 
 
-def waits(run: QuotaRun) -> list[float]:
+def waits(run: QuotaRun | GandivaRun) -> list[float]:
     return [in_seconds(Duration(each)) for each in run.waited]
 
 
@@ -163,6 +164,39 @@ def test_under_tiresias_with_quotas_what_is_beyond_gives_way() -> None:
     assert [in_seconds(Duration(each)) for each in run.waited] == [0, 50, 0]
     jobs = [job("a", 0, 100, 5), job("a", 0, 50, 5), job("b", 10, 10, 6)]
     assert [in_seconds(Duration(each)) for each in las(*jobs, a=10, b=6).waited] == [0, 0, 40]
+
+
+def turns(*jobs: TraceJob, nodes: int = 2, rules: Rules = RULES, **quota: int) -> GandivaRun:
+    run = GandivaRun(jobs, quota, nodes, Duration(0), rules)
+    run.run()
+    assert all(end is not None for end in run.ended)
+    return run
+
+
+def test_under_gandiva_with_quotas_a_tenants_jobs_take_turns_and_going_on_costs_a_second() -> None:
+    jobs = [job("a", 0, 1200, 8), job("a", 600, 1200, 8)]
+    run = turns(*jobs, nodes=1, a=8)
+    assert [in_seconds(Duration(each)) for each in run.waited] == [1200, 602]
+    assert [in_seconds(Duration(end or 0)) for end in run.ended] == [2402, 2404]
+    large = [job("a", 0, 9000, 4), job("a", 1, 9000, 4), job("a", 2, 9000, 4), job("a", 3, 600, 8)]
+    assert in_seconds(Duration(turns(*large, nodes=1, a=8).waited[3])) < 3000
+
+
+def test_under_gandiva_with_quotas_who_is_beyond_gives_way_and_goes_on_elsewhere() -> None:
+    jobs = [job("b", 0, 100, 8), job("b", 1, 100, 2), job("a", 10, 50, 8), job("c", 10, 300, 6)]
+    run = turns(*jobs, a=8, b=0, c=8)
+    assert waits(run)[2:] == [0, 0]
+    assert (run.preempted_gpus, run.moves) == (8, 2), "the 2 go on beside the 6, and then the 8"
+    wait = turns(*jobs[:1], job("a", 1, 50, 8), a=8, b=8, nodes=2, rules=Rules(beyond=False))
+    assert waits(wait) == [0, 0]
+
+
+def test_under_gandiva_with_quotas_a_server_is_cleared_for_who_needs_it_whole() -> None:
+    small = [job("b", 0, 100, 7), job("b", 0, 5000, 1), job("b", 0, 5000, 6)]
+    run = turns(*small, job("a", 200, 50, 8), a=8, b=14)
+    assert run.moves == 1
+    assert waits(run)[3] == 0
+    assert in_seconds(Duration(run.ended[1] or 0)) == 5003.5
 
 
 def test_what_is_sampled_tells_the_high_from_the_low() -> None:

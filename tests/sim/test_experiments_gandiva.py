@@ -97,8 +97,9 @@ def test_every_line_has_its_settings(name: str) -> None:
     assert len(labels) == len(dict.fromkeys(labels))
     means = ("hundred_s", "jct_min", "makespan_min", "busy", "useful", "minutes", "queue_s")
     names = [*means, *(f"{vc}: {each}" for vc in gandiva.TENANTS for each in means)]
+    curves = "explored", *(f"{vc}: done" for vc in gandiva.TENANTS)
     played = Played(seed=0, figures=dict.fromkeys(names, 1.0),
-        curves={"explored": [(0.0, 1.0), (1.0, 2.0)]})  # fmt: skip
+        curves={each: [(0.0, 1.0), (1.0, 2.0)] for each in curves})  # fmt: skip
     lines = experiment.lines({label: [played] for label in labels})
     assert lines
     assert all(line.spread() != "-" for line in lines)

@@ -45,8 +45,6 @@ def _fig5(days: float | None) -> list[Setting]:
     options = hived.Options(days=min(days or TESTBED, TESTBED), part=part)
     las: tuple[str, dict[str, Any]] = ("tiresias-l", {})
     turns: tuple[str, dict[str, Any]] = ("gandiva", {"slice_s": SLICE_S})
-    tries: tuple[str, dict[str, Any]] = ("gandiva", {"slice_s": SLICE_S, "introspect": True})
-    trained = msgspec.structs.replace(options, models=True)
     without = ("private", "cells")
     quotas = ("private", "quota")
     nodes = hived.NODES_TESTBED
@@ -56,8 +54,6 @@ def _fig5(days: float | None) -> list[Setting]:
         Setting("gandiva", nodes, options, policy=turns, manner=TURNS),
         Setting("gandiva, nobody borrows", nodes, options, without, turns,
                 manner=TURNS._replace(beyond="wait")),
-        Setting("gandiva, introspective", nodes, trained, without, tries,
-                manner=TURNS._replace(models=True)),
         Setting("gandiva, stored", nodes, options, without, ("gandiva", {})),
         Setting(f"yarn-cs{QUOTAS}", nodes, options, quotas, plain=True),
         Setting(f"tiresias-l{QUOTAS}", nodes, options, quotas, las, plain=True),

@@ -11,7 +11,7 @@ what jobs keep in a GPU's memory the paper prints nothing: `MEMORY` stands in fo
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -25,10 +25,10 @@ from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.cluster.truth import Truth
 from skep.sim.cluster.world import World
-from skep.sim.outcome import RunResult
+from skep.sim.outcome import JobOutcome, RunResult
 from skep.traces.generators import gandiva, gandivadays
 from skep.traces.job import Trace, TraceJob
-from skep.units import Duration, in_seconds
+from skep.units import NS_PER_SECOND, Duration, in_seconds
 from skep.wire.cluster import Cluster
 from skep.wire.trials import TrialBegun, TrialOver, Verdict
 from skep.workloads.figures import Figures
@@ -167,7 +167,7 @@ def _tenants(scene: Scene, seed: int) -> Played:
         runs = [(msgspec.structs.replace(trace, jobs=tuple(
             job for job in trace.jobs if job.vc == name)),
             of_types(own, NODE_GPUS, vcs={name: own})) for name in TENANTS]  # fmt: skip
-    figures: dict[str, float] = {}
+    figures, curves = dict[str, float](), dict[str, list[tuple[float, float]]]()
     played = [_run(scene, some, cluster, seed) for some, cluster in runs]
     for name in TENANTS:
         outcomes = tuple(outcome for result, _ in played for outcome in result.jobs
@@ -176,7 +176,26 @@ def _tenants(scene: Scene, seed: int) -> Played:
         for figure in ("hundred_s", "jct_min", "unfinished"):
             figures[f"{name}: {figure}"] = told[figure]
         figures[f"{name}: queue_s"] = _mean([in_seconds(each.waited) for each in outcomes])
-    return Played(seed=seed, figures=figures)
+        curves[f"{name}: done"] = _done(outcomes, 2 * each * NODE_GPUS)
+    return Played(seed=seed, figures=figures, curves=curves)
+
+
+def _done(outcomes: Sequence[JobOutcome], gpus: int) -> list[tuple[float, float]]:
+    """Return minute by minute what a tenant's jobs have done: minutes of all its own GPUs."""
+    rates = defaultdict[int, float](float)
+    for span in (span for outcome in outcomes for span in outcome.spans):
+        if span.ended > span.began:
+            useful = span.ended - span.began if span.useful is None else span.useful
+            rate = span.gpus * useful / (span.ended - span.began) / gpus
+            rates[span.began] += rate
+            rates[span.ended] -= rate
+    found, done, rate, last, minute = list[tuple[float, float]](), 0.0, 0.0, 0, 60 * NS_PER_SECOND
+    for at in sorted({*rates, *range(0, max(rates, default=0) + minute, minute)}):
+        done, last = done + rate * (at - last) / minute, at
+        rate += rates[at]
+        if at % minute == 0:
+            found.append((at / minute, done))
+    return found
 
 
 def _figures(result: RunResult) -> dict[str, float]:

@@ -155,12 +155,23 @@ def _lines_cells(results: Results) -> list[Line]:
                         for where in ("alone", "cells"))  # fmt: skip
         found.append(Line(f"{name}: Gandiva's mean completion, cells over alone", "",
                           [b / a for a, b in zip(alone, cells, strict=True)]))  # fmt: skip
+        for where in ("cells", LENT):
+            pairs = zip(results[f"{WHOLE}, alone"], results[f"{WHOLE}, {where}"], strict=True)
+            found.append(Line(f"{name}: Gandiva's work done, most that {where} were ever behind "
+                              "alone, minutes of its GPUs", "",
+                              [_behind(a, b, name) for a, b in pairs]))  # fmt: skip
     for arm in (BASE, WHOLE):
         for where in ("cells", LENT):
             pairs = zip(results[f"{arm}, alone"], results[f"{arm}, {where}"], strict=True)
             found.append(Line(f"{arm}: tenants worse off with {where} than alone", "0",
                               [float(_worse(a, b)) for a, b in pairs]))  # fmt: skip
     return found
+
+
+def _behind(alone: Played, cells: Played, name: str) -> float:
+    """Return by how much the work that a tenant's jobs had done was less than alone, at most."""
+    ours, theirs = cells.curves[f"{name}: done"], alone.curves[f"{name}: done"]
+    return max((there[1] - here[1] for here, there in zip(ours, theirs, strict=False)), default=0.0)
 
 
 def _worse(alone: Played, cells: Played) -> int:

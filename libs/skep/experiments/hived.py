@@ -27,8 +27,7 @@ from skep.traces.generators import hived
 from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, in_seconds, seconds
 from skep.wire.cluster import Chain, Cluster, Quota, VirtualCluster
-from skep.workloads.figures import Figures
-from skep.workloads.situation import Speeds, Steady
+from skep.workloads.situation import Steady
 
 WINDOW_S = 12 * 3600.0
 """Delays are averaged over 12 hours of submission (section 5.1)."""
@@ -41,7 +40,6 @@ SCHEDULERS: dict[str, type[QuotaRun] | type[LasRun]] = {
     "fifo": QuotaRun, "tiresias-l": LasRun, "gandiva": GandivaRun,
 }  # fmt: skip
 """What serves quotas, by the policy inside VCs."""
-GPU_MEMORY = {"v100": 16 * gandiva.GIB}
 
 Waited = dict[str, float]
 """Seconds in the queue, by job."""
@@ -53,8 +51,6 @@ class Manner(NamedTuple):
 
     can: tuple[str, ...] = ("checkpoint",)
     costs: Costs = COSTS
-    models: bool = False
-    """Jobs are of Table 2's models, and go as fast as those do; or else as fast everywhere."""
     beyond: Literal["opportunistic", "wait"] = "opportunistic"
     """What jobs do in cells that are more than their tenant's: they borrow, or wait."""
 
@@ -279,11 +275,10 @@ def _run(
 ) -> RunResult:
     settings = Settings(
         seed=seed, costs=manner.costs, over_quota=manner.beyond, sample_every_s=SAMPLE_S,
-        can=manner.can, gpu_memory=GPU_MEMORY if manner.models else {},
+        can=manner.can,
         policies={} if policy[0] == "fifo" else dict.fromkeys(cluster.vcs, policy),
     )  # fmt: skip
-    speeds: Speeds = gandiva.Sized([Figures()]) if manner.models else Steady()
-    return run(trace, cluster, settings, speeds)
+    return run(trace, cluster, settings, Steady())
 
 
 def _arm(result: RunResult) -> Arm:

@@ -96,10 +96,20 @@ def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now:
     return _home(machine, job, now) or _elsewhere(machine, job, nodes, now)
 
 
+def borrow(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
+    """Have a suspended job go on with idle GPUs until it has its turn: where it was, or moving."""
+    if job.change is not None or job.successor is not None:
+        return 0
+    return changing.returns_now(machine, job, now) or _elsewhere(
+        machine, job, (), now, turn=False
+    )  # fmt: skip
+
+
 def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     cost = changing.returns_now(machine, job, now)
     if cost:
-        placing.promote(machine, job, now, home=True)
+        if not placing.promote(machine, job, now, home=True):
+            machine.soft.planned[job.spec.vc].going[job.job] = None
         return cost
     users = returns.lent(machine, job)
     if users:
@@ -108,8 +118,10 @@ def _home(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
 
 
 def _elsewhere(
-    machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant
-) -> int:
+    machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now: Instant,
+    *, turn: bool = True,
+) -> int:  # fmt: skip
+    """Have a suspended job move; at its `turn` opportunistic jobs leave its VC's cells for it."""
     to = ",".join(nodes)
     if job.change is not None or job.job in machine.soft.planned[job.spec.vc].returning:
         return 0
@@ -125,7 +137,8 @@ def _elsewhere(
     planned.tried.pop(job.job)  # There was no place: that costs nothing, and may be asked again.
     if before is not None:
         planned.tried[job.job] = before
-    return 0
+    users = moving.lent(machine, job, to) if turn else []
+    return sum(placing.stop_victim(machine, name, job, now) for name in users)
 
 
 def _take(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -85,6 +86,25 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
 
     Of the VC's cells if there are, else borrowed for now. Nobody makes room for a move.
     """
+    limit = _limit(machine, job, to)
+    for guaranteed in (True, False):
+        if guaranteed and job.spec.opportunistic:
+            continue
+        asked = cellwork.request(job, job.following, guaranteed=guaranteed)
+        where = machine.cells.place(asked, limit=limit)
+        if where is not None and not (where.victims or where.cancels or where.demoted):
+            return where
+    return None
+
+
+def lent(machine: AllocatorMachine, job: JobState, to: str) -> list[str]:
+    """Return the opportunistic attempts on what a job's VC's cells could hold it with there."""
+    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+    where = machine.cells.place(asked, limit=_limit(machine, job, to))
+    return list(where.victims) if where is not None else []
+
+
+def _limit(machine: AllocatorMachine, job: JobState, to: str) -> Callable[[str], int]:
     wanted = msgspec.structs.replace(job.spec.resources, workers=job.size)
     named = [name.strip() for name in to.split(",") if name.strip()]
 
@@ -94,14 +114,7 @@ def _place(machine: AllocatorMachine, job: JobState, to: str) -> Placement | Non
             return 0
         return node.workers(wanted)
 
-    for guaranteed in (True, False):
-        if guaranteed and job.spec.opportunistic:
-            continue
-        asked = cellwork.request(job, job.following, guaranteed=guaranteed)
-        where = machine.cells.place(asked, limit=limit)
-        if where is not None and not (where.victims or where.cancels or where.demoted):
-            return where
-    return None
+    return limit
 
 
 # --- what successors say -----------------------------------------------------------------------

@@ -45,6 +45,7 @@ def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
     if not machine.soft.planned:
         return 0
     taken = _return(machine, now, room)
+    _settle(machine, now)
     for planned in machine.soft.planned.values():
         if not _asks(machine, planned, now):
             continue
@@ -56,6 +57,19 @@ def serve(machine: AllocatorMachine, now: Instant, room: int) -> int:
         taken += _run(machine, planned, now, room - taken)
         views.bring_up(machine, due=False)
     return taken
+
+
+def _settle(machine: AllocatorMachine, now: Instant) -> None:
+    """Have who goes on by its turn have its VC's cells, once whoever had them has left.
+
+    Else its VC would seem to have them free, and they would be offered to another.
+    """
+    for planned in machine.soft.planned.values():
+        for name in list(planned.going):
+            job = machine.jobs.get(name)
+            goes = job is not None and job.state is State.SUSPENDED and not job.released
+            if job is None or not goes or placing.promote(machine, job, now, home=True):
+                del planned.going[name]
 
 
 def _return(machine: AllocatorMachine, now: Instant, room: int) -> int:
@@ -179,8 +193,11 @@ def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
         return
     misfits = sorted(planned.misfits, key=lambda name: machine.jobs[name].entry)
     names = dict.fromkeys((*misfits, *planned.line, *planned.views))
+    # Else who stands might borrow what is being left for another.
+    stand = {} if returns.kept(machine) else planned.views
     wanting = (job for name in names if (job := machine.jobs.get(name)) is not None
-               and (job.state is State.QUEUED or (job.away and name in planned.misfits))
+               and (job.state is State.QUEUED or (job.away and (
+                   stand.get(name) is not None or name in planned.misfits)))
                and (cellwork.borrows(job) or name in planned.misfits)
                and name not in machine.parked)  # fmt: skip
     yield from islice(wanting, len(misfits) + LENDS_LOOK)
@@ -197,7 +214,9 @@ def _lend(
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
         if known is not None and known[0] == machine.soft.changes and told:
             continue
-        if job.away:
+        if job.away and job.job not in planned.misfits:
+            cost = acting.borrow(machine, job, now)
+        elif job.away:
             cost = acting.go_on(machine, job, (), now)
         elif job.job in planned.misfits:
             said = len(machine.effects)
@@ -208,7 +227,7 @@ def _lend(
             cost = placing.borrow(machine, job, now, room)
         if cost:
             return cost
-        if not job.away:
+        if not job.away or "migrate" in job.can:
             if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
@@ -283,6 +302,9 @@ def _take_turns(
             cost = 0 if stuck else placing.take_up(machine, job, now, room - taken, turn.nodes)
             taken += max(0, cost)
             planned.open = planned.open or cost <= 0
+            if cost > 0 and not views.borrowing(machine, job):
+                # It has its VC's cells in place: no fact of it will follow that asks for a plan.
+                planned.due, machine.soft.check_at = True, now
             # The cells that one will have who has yet to leave are nobody else's.
             stuck = stuck or cost < 0 or (plan.strict and not cost)
             continue

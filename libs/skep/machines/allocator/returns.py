@@ -46,7 +46,23 @@ def find(machine: AllocatorMachine, job: JobState) -> Back | None:
 
 
 def lent(machine: AllocatorMachine, job: JobState) -> list[str]:
-    """Return the opportunistic attempts on what a suspended one had, if its VC may have it back."""
+    """Return the opportunistic attempts on what a suspended one may have back by its VC's cells.
+
+    That is what it had, or else other GPUs of its node if it can go on with those.
+    """
+    return _on_its_own(machine, job) or _on_its_node(machine, job)
+
+
+def _on_its_node(machine: AllocatorMachine, job: JobState) -> list[str]:
+    if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
+        return []
+    (node,) = job.live
+    asked = cellwork.request(job, job.following, guaranteed=True)._replace(priority=0)
+    where = machine.cells.place(asked, limit=lambda name: job.size if name == node else 0)
+    return list(where.victims) if where is not None else []
+
+
+def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
     live = [job.members[name] for name in job.live]
     found = [machine.cells.find(member.node, device) for member in live
              for devices in member.devices for device in devices]  # fmt: skip

@@ -85,6 +85,8 @@ class Planned:
         """Suspended jobs for which others leave the GPUs that they had."""
         self.awaited: dict[str, None] = {}
         """Nodes that jobs of the VC leave for others of it, to whom the last plan gave a turn."""
+        self.going: dict[str, None] = {}
+        """Those that go on where they were, and have yet to have the VC's cells there."""
         self.tried: dict[str, tuple[int, Instant]] = {}
         """Suspended jobs that were to go on elsewhere: how often, and when that may be tried again
         if it comes to nothing."""
