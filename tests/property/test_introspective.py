@@ -324,3 +324,13 @@ def _resizes(action: Resize, each: JobView, nodes: dict[str, NodeView]) -> None:
     assert action.trial is (more > 0)
     assert more * (each.gpus // each.workers) <= nodes[each.nodes[0][0]].free
     assert more > 0 or action.workers >= each.spec.resources.workers
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(views(), st.integers(-20, 700)), min_size=2, max_size=5))
+def test_what_is_kept_of_other_views_changes_no_plan(seen: list[tuple[VcView, int]]) -> None:
+    policy = make("gandiva", {"introspect": True, "idle_s": 5, "defrag_free": 0.25})
+    kept = policy.planner()
+    for shown, after in seen:
+        late = replace(shown, now=Instant(NOW + seconds(after)))
+        assert kept(late) == policy.plan(late)

@@ -204,6 +204,16 @@ def test_who_goes_well_together_stands_and_goes_on_together() -> None:
     assert tries(seen([late, away[1], due], 1))[0] == tried("j2", "j1")
 
 
+def test_a_pack_takes_no_turn_while_one_of_it_leaves() -> None:
+    late = seconds(90)
+    one, other = mates(packed("j1", 0, "j2", since=90), packed("j2", 0, "j1", since=90))
+    waits = Instant(NOW - late)
+    due = replace(stood("j3", 0, 300), waiting_since=waits, since=waits)
+    assert told(plan(seen([one, other, due], 1))) == "-j1 -j2 +j3@n1"
+    leaves = replace(other, phase=Phase.STOPPING)
+    assert told(plan(seen([one, leaves, due], 1))) == ""
+
+
 def test_a_pack_has_its_gpus_for_longer_than_one_alone() -> None:
     """Each of two that make 1.6 together makes as much as the third: 5/9 of the time at 0.8."""
     policy = Gandiva(introspect=True)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from skep.policies.kept import NEVER, Change, Times, add, changes, due, keep
 from skep.policies.preempt import QUEUED
-from skep.policies.room import Room
+from skep.policies.room import Ground, Room
 from skep.policies.turns import (
     OWED_SLICES_MAX,
     Kind,
@@ -32,7 +32,7 @@ from skep.policies.turns import (
     owed,
 )
 from skep.units import Instant
-from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
+from skep.view.view import HOLDING, JobView, Phase, VcView
 from skep.wire.spec import Resources
 
 PATIENCE_TURNS = 3
@@ -87,7 +87,7 @@ class Books:
     def _forget(self) -> None:
         self.now = Instant(0)
         self._jobs: tuple[JobView, ...] = ()
-        self._nodes: tuple[NodeView, ...] = ()
+        self._ground = Ground()
         self.waiting: dict[str, JobView] = {}
         """Who may be placed."""
         self.loose: dict[str, JobView] = {}
@@ -128,7 +128,7 @@ class Books:
         self._ranked: dict[str, tuple[Alike, ...]] = {}
         self._unranked: dict[str, None] = {}
         """Nodes whose ranks have to be found out anew."""
-        self._views: dict[str, NodeView] = {}
+        self._order: dict[str, int] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
 
@@ -149,7 +149,7 @@ class Books:
                 self._count(job, sign)
                 touched.update((node, None) for node, _ in job.nodes)
         self._follow_nodes(view, touched)
-        self._empty = Room.after(view, self.stopping.values(), self._stays)
+        self._empty = Room.after(view, self.stopping.values(), self._stays, self._ground)
         self._owed = {}
         self._divide(view)
         self._unranked.update(touched)
@@ -260,7 +260,7 @@ class Books:
 
     def load(self, node: str) -> int:
         """Return the GPUs that are allocated on a node, in thousandths of those it has."""
-        view = self._views.get(node)
+        view = self._ground.nodes.get(node)
         if view is None:
             return 0
         size = view.free + sum(gpus for _, gpus in view.pins) + self._held.get(node, 0)
@@ -329,17 +329,12 @@ class Books:
 
     def _follow_nodes(self, view: VcView, touched: dict[str, None]) -> None:
         """Take over nodes that are different; in `touched` are those with other jobs."""
-        if view.nodes is not self._nodes:
-            names = dict.fromkeys(touched)
-            for old, new in changes(self._nodes, view.nodes):
-                names.update((each.node, None) for each in (old, new) if each is not None)
-            touched.update(names)
-            self._views = {node.node: node for node in view.nodes}
-            if list(self._views) != list(self.sizes):
-                self.sizes = {name: self._sizes_on(name) for name in self._views}
-            self._nodes = view.nodes
+        touched.update(self._ground.follow(view.nodes))
+        if self._order is not self._ground.order:
+            self._order = self._ground.order
+            self.sizes = {name: self._sizes_on(name) for name in self._order}
         for name in touched:
-            if name in self._views:
+            if name in self._order:
                 self.sizes[name] = self._sizes_on(name)
 
     def _sizes_on(self, node: str) -> frozenset[int]:

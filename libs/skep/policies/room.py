@@ -12,11 +12,46 @@ from copy import copy
 from heapq import heapify, heappop
 from typing import NamedTuple
 
+from skep.policies.kept import changes
 from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.spec import suits
 
 Place = tuple[tuple[str, int], ...]
 """GPUs on each node."""
+
+
+class Ground:
+    """What nodes have free, kept from one view to the next."""
+
+    def __init__(self) -> None:
+        """Know of no node."""
+        self._begin(())
+
+    def _begin(self, nodes: tuple[NodeView, ...]) -> None:
+        self._seen = nodes
+        self.nodes = {node.node: node for node in nodes}
+        self.order = {node.node: place for place, node in enumerate(nodes)}
+        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
+        self.gpus = {"": {node.node: node.free for node in nodes}}
+        """By pin, by node."""
+        for node in nodes:
+            for pin, free in node.pins:
+                self.gpus.setdefault(pin, {})[node.node] = free
+        self.cpus = {node.node: node.cpus_free for node in nodes}
+        self.memory = {node.node: node.memory_free for node in nodes}
+
+    def follow(self, nodes: tuple[NodeView, ...]) -> dict[str, None]:
+        """Take nodes over; return those that are different, or were."""
+        found = [*changes(self._seen, nodes)] if nodes is not self._seen else []
+        if any(old is None or new is None or old.node != new.node or old.pins or new.pins
+               for old, new in found):  # fmt: skip
+            self._begin(nodes)
+        self._seen = nodes
+        for node in (new for _, new in found if new is not None):
+            name = node.node
+            self.nodes[name], self.gpus[""][name] = node, node.free
+            self.cpus[name], self.memory[name] = node.cpus_free, node.memory_free
+        return {each.node: None for pair in found for each in pair if each is not None}
 
 
 class Room:
@@ -36,10 +71,19 @@ class Room:
         self._begin(view, (job for job in there if job.job not in stays), kept)
 
     @classmethod
-    def after(cls, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> Room:
-        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin."""
+    def after(
+        cls,
+        view: VcView,
+        leaving: Iterable[JobView],
+        kept: Mapping[str, int],
+        ground: Ground | None = None,
+    ) -> Room:
+        """Begin with what the VC has free and what those `leaving` hold; `kept`: GPUs by pin.
+
+        `ground`: the nodes of the view, where that is known.
+        """
         room = cls.__new__(cls)
-        room._begin(view, leaving, kept)
+        room._begin(view, leaving, kept, ground)
         return room
 
     def copy(self) -> Room:
@@ -50,22 +94,24 @@ class Room:
         room._open = {**self._open}
         return room
 
-    def _begin(self, view: VcView, leaving: Iterable[JobView], kept: Mapping[str, int]) -> None:
-        self._nodes = {node.node: node for node in view.nodes}
-        self._order = {node.node: place for place, node in enumerate(view.nodes)}
-        """Of equal nodes the first of the view is taken: names would tell of the hardware."""
+    def _begin(
+        self,
+        view: VcView,
+        leaving: Iterable[JobView],
+        kept: Mapping[str, int],
+        ground: Ground | None = None,
+    ) -> None:
+        if ground is None:
+            ground = Ground()
+            ground.follow(view.nodes)
+        self._nodes, self._order = ground.nodes, ground.order
         self._left = view.free_for()
         """By pin: GPUs that nobody has. Of the nodes' there may be more, by other VCs' cells."""
-        self._gpus = {pin: dict[str, int]() for pin in self._left}
+        self._gpus = {pin: {**ground.gpus.get(pin, {})} for pin in (*self._left, *ground.gpus)}
         """By pin, by node."""
-        for node in view.nodes:
-            self._gpus[""][node.node] = node.free
-            for pin, free in node.pins:
-                self._gpus.setdefault(pin, {})[node.node] = free
         self._open = dict[str, list[str]]()
         """By pin: what `open` found, until some node gets its first free GPU or loses its last."""
-        self._cpus = {node.node: node.cpus_free for node in view.nodes}
-        self._memory = {node.node: node.memory_free for node in view.nodes}
+        self._cpus, self._memory = {**ground.cpus}, {**ground.memory}
         for job in leaving:
             self.release(job)
         most = view.gpus_for()

@@ -521,22 +521,23 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
 
     They have the very same, or others if their ranks can go on with those (`returns`). They run
     there opportunistically and are promoted once their VC's cells cover them, as jobs that borrow
-    are. Who asked for a suspension has to ask for its end.
+    are. Who asked for a suspension has to ask for its end; whom a policy rules waits for its word.
     """
     soft = machine.soft
     looked = soft.changes, machine.last_asked
     if soft.looked == looked:
         return  # Nothing came free since, and nobody asked.
-    if not machine.away:
+    rule = {vc for vc in soft.planned if views.rules(machine, vc)}
+    able = [job for job in machine.away.values() if job.spec.opportunistic
+            or job.spec.vc not in rule or (job.asked is not None and _wants_away(job))]  # fmt: skip
+    if not able:
         soft.looked = looked
         return
     room, kept = RETURNS_MAX, returns.kept(machine)
-    for job in sorted(machine.away.values(), key=lambda job: job.entry):
+    for job in sorted(able, key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):
             continue
-        ruled = not job.spec.opportunistic and views.rules(machine, job.spec.vc)
-        if ruled and not _wants_away(job):
-            continue  # It comes back when its policy says so.
+        ruled = not job.spec.opportunistic and job.spec.vc in rule
         if room <= 0:
             soft.check_at = now  # Go on in the next decision.
             return

@@ -21,17 +21,6 @@ class _Made(NamedTuple):
     view: NodeView
     joined: NodeJoined
 
-    def tells(self, state: NodeState, free: int) -> bool:
-        """Return whether that is how a node without pinned cells and borrowers is still."""
-        view = self.view
-        return (
-            view.free == free
-            and view.cpus_free == state.cpus_free
-            and view.memory_free == state.memory_free
-            and self.joined is state.joined
-            and not view.pins
-        )
-
 
 class Seats:
     """Which of a VC's jobs are on which node, and the node views made of that."""
@@ -79,9 +68,19 @@ class Seats:
                 state = states.get(node)
                 if state is None:
                     continue
-                plain = not lent and len(free) == 1 and node not in stale
-                known = before.get(node) if plain else None
-                if known is None or not known.tells(state, free[""]):
+                known = before.get(node)
+                # Nothing else tells of a node without pinned cells and borrowers.
+                if (
+                    known is None
+                    or (view := known[0]).free != free[""]
+                    or view.cpus_free != state.cpus_free
+                    or view.memory_free != state.memory_free
+                    or known[1] is not state.joined
+                    or node in stale
+                    or lent
+                    or view.pins
+                    or len(free) > 1
+                ):
                     view = self._view(machine, name, state, free, lent=lent)
                     known = _Made(view, state.joined)
                 now[node] = known

@@ -161,12 +161,10 @@ class Units:
                 job = self._jobs.get(name)
                 more += (*(job.partners if job is not None else ()), *self._names.get(name, ()))
         for name in near:
-            leads = self._leads.get(name)
-            if leads in self.packs:
-                for each in self.packs.pop(leads):
-                    del self._leads[each.job]
-                self.calm.pop(leads, None)
-                self.hurting.pop(leads, None)
+            for each in self.packs.pop(name, ()):
+                self._leads.pop(each.job, None)
+            self.calm.pop(name, None)
+            self.hurting.pop(name, None)
         jobs = [self._jobs[name] for name in near if name in self._jobs]
         for leads, members in _packs(sorted(jobs, key=lambda job: job.sequence)).items():
             self.packs[leads] = members
@@ -222,9 +220,7 @@ class Units:
         minds.pop(name, None)
         yields, pairs = False, name in self._apart
         if members is not None:
-            job, calm = _folded(job, members)
-            turns = _mates(members) and not any(each.trial for each in members)
-            # One that is tried, or was made by a tenant, yields only to higher priorities.
+            job, calm, turns = _folded(job, members)
             yields = calm and (turns or most > job.spec.priority)
             pairs = pairs or _mates(members)
             if not turns:
@@ -338,8 +334,11 @@ def _mates(members: Sequence[JobView]) -> bool:
     return len(members) == 2 and members[0].mate == members[1].job
 
 
-def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool]:
-    """Return a pack as a job, and whether all of it does what that job does."""
+def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, bool]:
+    """Return a pack as a job, whether all of it does what that job does, and if it takes turns.
+
+    One that is tried, or was made by a tenant, yields only to higher priorities.
+    """
     members = [each for each in members if each.phase is not Phase.STOPPING or each is leads]
     priority = max(each.spec.priority for each in members)
     spec = leads.spec
@@ -347,7 +346,8 @@ def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool]:
         spec = replace(spec, priority=priority)
     able = tuple(each for each in leads.can if all(each in other.can for other in members))
     calm = all(each.phase is leads.phase for each in members)
-    return replace(leads, spec=spec, can=able), calm
+    turns = _mates(members) and not any(each.trial for each in members)
+    return replace(leads, spec=spec, can=able), calm, turns
 
 
 def _hurt(members: Members, rules: Rules) -> bool:
