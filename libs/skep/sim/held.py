@@ -109,11 +109,16 @@ def share(model: AllocatorModel, fact: GpusShared) -> None:
 
 
 def left(model: AllocatorModel, facts: Sequence[Any]) -> None:
-    """Require of a record that whoever is said to have been unpacked shares nothing, or ends."""
-    for fact in facts:
+    """Require of a record that whoever is said to have been unpacked shares nothing, or ends.
+
+    Unless it was asked to share again meanwhile, and does so in the same record.
+    """
+    for place, fact in enumerate(facts):
         if isinstance(fact, AskOver) and isinstance(fact.ask, AskUnpack):
             job = model.jobs.get(fact.job)
-            if fact.result is not Result.DONE or job is None or job.queued:
+            again = any(isinstance(each, GpusShared) and each.job == fact.job
+                        for each in facts[place:])  # fmt: skip
+            if fact.result is not Result.DONE or job is None or job.queued or again:
                 continue
             stays = job.stopping is None and model.gpus.partners((fact.job, job.attempt))
             require(not stays, "I16", f"{fact.job} is said to have left, and shares with {stays}")
