@@ -49,7 +49,7 @@ def test_turns_in_less_than_a_node_go_round(beyond: Literal["wait", "opportunist
 def test_who_stands_borrows_what_is_idle_and_leaves_it_to_its_owner() -> None:
     cells = {"a": {"node": 1}, "b": {"node": 1}}
     jobs = [("a", 0.0, 20_000.0, 8), ("a", 100.0, 20_000.0, 8)]
-    assert max(waits(jobs, cells, 2, "opportunistic")) < 60
+    assert max(waits(jobs, cells, 2, "opportunistic")) < 400  # In 33 turns.
     assert min(waits(jobs, cells, 2, "wait")) > 9_000
     jobs.append(("b", 5_000.0, 3_000.0, 8))
     assert waits(jobs, cells, 2, "opportunistic")[2] < 60

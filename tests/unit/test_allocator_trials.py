@@ -243,8 +243,19 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
     decide.machine.soft.touched["j1"] = None
     assert of(do(decide, TRY, second=11), TrialBegun)
     assert [each.trial_after for each in Does.seen[-1].jobs] == [0, 0, 0]
-    decide.machine.tries.begun["vc:nlp"] = [at(9)] * tries.VC_MAX
+    decide.machine.tries.begun["vc:nlp"] = [at(9)] * tries.VC_LEAST
     assert tries.limits(decide.machine, "vc:nlp") == {"trial_after": at(9 + hour), "move_after": 0}
+
+
+def test_a_larger_vc_may_try_more() -> None:
+    machine = measured().machine
+    machine.tries.begun = {"vc:nlp": [at(9)] * tries.VC_LEAST,
+                           "moves vc:nlp": [at(9)] * tries.VC_MOST}  # fmt: skip
+    vc = machine.cells.cluster.vcs["nlp"]
+    machine.cells.cluster.vcs["nlp"] = msgspec.structs.replace(vc, gpus=64)
+    assert tries.limits(machine, "vc:nlp") == {
+        "trial_after": 0, "move_after": at(9) + tries.HOUR,
+    }  # fmt: skip
 
 
 def test_the_same_two_are_tried_so_often_within_an_hour_whatever_came_of_it() -> None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN = seconds(0.001)
 """The soonest that a policy is asked again if nothing happens: one that always says `now` is to
 cost a part of a processor, and not all of it."""
+STANDS_FIRST = seconds(15)
+"""A suspended job moves to idle GPUs only once it has stood for so long: it has to move back, and
+what is idle only until somebody has his turn is not worth that."""
 LENDS_LOOK = 200
 """Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
 HOLDS_TOLD = 50
@@ -215,6 +218,11 @@ def _lend(
         if known is not None and known[0] == machine.soft.changes and told:
             continue
         if job.away and job.job not in planned.misfits:
+            long = after(job.since, STANDS_FIRST)
+            if now < long:
+                if _idle(machine) >= job.size * job.spec.resources.gpus:
+                    planned.look_at = min(planned.look_at or long, long)
+                continue
             cost = acting.borrow(machine, job, now)
         elif job.away:
             cost = acting.go_on(machine, job, (), now)
@@ -232,6 +240,13 @@ def _lend(
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
     return 0
+
+
+def _idle(machine: AllocatorMachine) -> int:
+    """Return the most idle GPUs of a chain, wherever they are."""
+    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
+    return max((sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
+                for shape, forest in shapes), default=0)  # fmt: skip
 
 
 def _meant(plan: Plan) -> dict[str, None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from skep.cells.levels import gpus_owned
 from skep.machines.allocator import lately, packs, pairs
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Duration, Instant, after, seconds
@@ -34,14 +35,14 @@ PAIR_MAX = 3
 """Packs of the same two jobs that are tried within an hour: what goes well together comes apart
 when there are GPUs for both, and is not brought together anew for all who come for a while."""
 JOB_MAX = 6
-VC_MAX = 60
-"""Trials begun within an hour that touch one job, or are of one VC: a pack that is undone costs its
-guest some seconds, so this bounds what a policy can waste at about a per cent."""
 JOB_MOVES_MAX = 3
-VC_MOVES_MAX = 30
-"""Likewise of moves, each of which costs its job one pause, or two."""
+"""Trials begun within an hour that touch one job, and of these moves, each of which costs its job
+one pause, or two. A pack that is undone costs its guest some seconds."""
+GPU_MAX, VC_LEAST, VC_MOST = 3, 60, 2000
+"""Likewise of a VC: so many for each of its GPUs, between bounds, and half as many moves. What a
+policy can waste is about a per cent, whatever the VC's size."""
 COOLING_MAX = 200
-"""What is remembered of a VC's failures, the latest: more than it may have within an hour."""
+"""What is remembered of a VC's failures: the latest."""
 SHRINKS_MAX = 3
 """How often ranks are asked to be as few as before; then the gang keeps its size."""
 PAIR = "pair"
@@ -108,14 +109,19 @@ def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
 
 def full(machine: AllocatorMachine, name: str) -> Instant:
     """Return until when nothing is begun that is counted under a name; not after now: it may be."""
-    of_job, of_vc = (
-        (JOB_MOVES_MAX, VC_MOVES_MAX) if name.startswith("moves ") else (JOB_MAX, VC_MAX)
-    )
-    most = of_vc if "vc:" in name else of_job
+    begun, moves = machine.tries.begun.get(name, ()), name.startswith("moves ")
     if name.startswith(f"{PAIR} "):
         most = PAIR_MAX
-    begun = machine.tries.begun.get(name, ())
+    elif "vc:" in name:
+        most = _most_of_vc(machine, name.partition("vc:")[2]) // (2 if moves else 1)
+    else:
+        most = JOB_MOVES_MAX if moves else JOB_MAX
     return after(begun[-most], HOUR) if len(begun) >= most else Instant(0)
+
+
+def _most_of_vc(machine: AllocatorMachine, vc: str) -> int:
+    gpus = gpus_owned(machine.cells.cluster, vc) if vc in machine.cells.cluster.vcs else 0
+    return min(max(GPU_MAX * gpus, VC_LEAST), VC_MOST)
 
 
 # --- for policies --------------------------------------------------------------------------------
