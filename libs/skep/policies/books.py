@@ -14,7 +14,7 @@ Nothing here decides anything: with everybody awake the plan is the same, and ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from skep.policies.kept import NEVER, Change, Times, add, changes, due, keep
@@ -75,6 +75,18 @@ class Rank(NamedTuple):
     load: int
 
 
+class Beside(NamedTuple):
+    """Who has GPUs on a node, as far as it matters to who was suspended there."""
+
+    least: int
+    """The lowest priority of all."""
+    able: int
+    """The lowest one of those that may be suspended."""
+    leave: list[tuple[int, int, int, float, float]]
+    """Of each of these when it may be for who is owed more, and when at all; when its account is as
+    low as any, at the soonest; what its account is not below, and how fast that falls."""
+
+
 class Books:
     """Accounts, room and who is where in one VC, brought up to each view in turn."""
 
@@ -131,6 +143,7 @@ class Books:
         self._order: dict[str, int] = {}
         self._empty: Room | None = None
         self._owed: dict[str, int] = {}
+        self._there: dict[str, Beside] = {}
 
     def bring_up(self, view: VcView, known: Sequence[Change] | None = None) -> None:
         """Follow a view; wakes whom something may have become possible for.
@@ -150,7 +163,7 @@ class Books:
                 touched.update((node, None) for node, _ in job.nodes)
         self._follow_nodes(view, touched)
         self._empty = Room.after(view, self.stopping.values(), self._stays, self._ground)
-        self._owed = {}
+        self._owed, self._there = {}, {}
         self._divide(view)
         self._unranked.update(touched)
         for node in touched:
@@ -356,14 +369,27 @@ class Books:
             self._again = [name for name in names if name not in late]
             self._part = -(-len(self._again) // PARTS)
 
-    def _beside(self, job: JobView) -> Collection[JobView]:
-        """Return who has GPUs where a suspended job was."""
-        if len(job.nodes) == 1:
-            return self.on.get(job.nodes[0][0], {}).values()
-        return {each.job: each for node, _ in job.nodes
-                for each in self.on.get(node, {}).values()}.values()  # fmt: skip
-
     # --- who is let be ---------------------------------------------------------------------------
+
+    def _beside(self, node: str) -> Beside:
+        """Return who has GPUs on a node now."""
+        found = self._there.get(node)
+        if found is not None:
+            return found
+        now, drift = self.now, DRIFTS * SHARE_DRIFT
+        least = able = int(NEVER)
+        leave = []
+        for job in self.on.get(node, {}).values():
+            level = job.spec.priority
+            least = min(least, level)
+            if job.job in self.able:
+                able = min(able, level)
+                falls = 1 - self.share(job) + 2 * drift
+                down = self.due(job) - drift * (now - begun(job)) - SLACK_NS
+                lowest = now + int(max(down + self._most, 0) / falls)
+                leave.append((job.since + self._soon, job.since + self._slice, lowest, down, falls))
+        found = self._there[node] = Beside(least, able, leave)
+        return found
 
     def _quiet_until(self, job: JobView) -> int:
         """Return a time before which a suspended job certainly has no place, and nobody leaves.
@@ -374,27 +400,25 @@ class Books:
         now, room = self.now, self._empty
         if not job.began_at or all(room.free(node, job.pin) >= gpus for node, gpus in job.nodes):
             return now
-        beside = self._beside(job)
-        below = any(each.spec.priority <= job.spec.priority for each in beside)
-        if "migrate" in job.can and not below:
+        beside = [self._beside(node) for node, _ in job.nodes]
+        level = job.spec.priority
+        if "migrate" in job.can and all(there.least > level for there in beside):
             return now
         drift = DRIFTS * SHARE_DRIFT
         share = self.share(job)
         up = self.due(job) + drift * (now - begun(job)) + SLACK_NS
         soonest, lasts = int(NEVER), self._patience(job, share + 2 * drift)
-        for each in beside:
-            if each.job not in self.able:
-                continue
-            if each.spec.priority < job.spec.priority:
+        short, rate = self._swap - up, share + 2 * drift
+        for there in beside:
+            if there.able < level:
                 soonest = 0
-                break
-            falls = 1 - self.share(each) + 2 * drift
-            down = self.due(each) - drift * (now - begun(each)) - SLACK_NS
             # Instants are too large for floats: only what they are apart is reckoned with those.
-            apart = now + int(max(self._swap - (up - down), 0) / (share + 2 * drift + falls))
-            lowest = min(now + int(max(down + self._most, 0) / falls), lasts)
-            at = min(max(each.since + self._soon, apart), max(each.since + self._slice, lowest))
-            soonest = min(soonest, at)
+            for soon, slices, lowest, down, falls in there.leave:
+                apart = short + down
+                crosses = now + int(apart / (rate + falls)) if apart > 0 else now
+                at = max(crosses, soon)
+                last = min(lasts, lowest)
+                soonest = min(soonest, at, max(last, slices))
         until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
             starves = now + int(max(self._most - up, 0) / (share + 2 * drift))
