@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from skep.machines.allocator.views import Planned
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import EVERYTHING, Costs, Settings
 from skep.sim.cluster.world import News
@@ -78,3 +79,14 @@ def test_what_others_leave_for_a_job_that_moves_is_nobody_elses() -> None:
             ("b", 151.0, 6_000.0, 8)]  # fmt: skip
     asked = (50, AskSuspend(job="j1", release=True)), (400, AskResume(job="j1"))
     assert waits(jobs, cells, 3, "opportunistic", *asked, slice_s=100_000)[0] < 400
+
+
+def test_who_may_not_move_yet_keeps_nobody_from_what_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ask for as much, and it was taken for granted that neither would find it."""
+    monkeypatch.setattr(Planned, "try_elsewhere", lambda *_: False)
+    cells = {"a": {"node": 1}, "b": {"node": 1}}
+    jobs = [("b", 0.0, 700.0, 8), ("a", 0.0, 9_000.0, 8), ("a", 100.0, 9_000.0, 8),
+            ("a", 610.0, 300.0, 8)]  # fmt: skip
+    assert waits(jobs, cells, 2, "opportunistic")[3] < 100
