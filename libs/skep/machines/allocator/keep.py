@@ -122,8 +122,8 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
 
 def _tried(machine: AllocatorMachine) -> Iterator[TriedKept]:
     tries = machine.tries
-    for each in _begun(tries.begun):
-        yield TriedKept(begun=each)
+    for begun in _begun(tries.begun):
+        yield TriedKept(begun=begun)
     for each in _pieces(tries.solo, PIECE):
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
