@@ -30,8 +30,8 @@ def leave() -> None:
 
 
 def _end() -> None:
-    if not _leaves or os.getpid() != _armed:
-        return
+    if not _leaves or os.getpid() != _armed or hasattr(sys, "last_type"):
+        return  # Else who was told of an exception would be told 0, too.
     try:
         _flush()
     finally:
@@ -44,14 +44,20 @@ def _flush() -> None:
     import gc
     import io
 
-    files = [sys.stdout, sys.stderr]
+    files: list[tuple[object, str]] = [(sys.stdout, "flush"), (sys.stderr, "flush")]
     if _writes():
-        kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
-        for kind in kinds:  # What is above first: it hands on to what is below.
-            files += [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
-    for file in files:
+        gc.unfreeze()  # What is frozen is not listed.
+        things = gc.get_objects()
+        # What is above first: it hands on to what is below.
+        for kind, end in (
+            ((io.TextIOWrapper,), "flush"),
+            (_packers(), "close"),
+            ((io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair), "flush"),
+        ):
+            files += [(thing, end) for thing in things if issubclass(type(thing), kind)]
+    for file, end in files:
         try:
-            file.flush()
+            getattr(file, end)()
         except Exception:  # noqa: S110
             pass  # Closed, replaced, or its disk is full: nobody is left to tell.
     try:
@@ -60,17 +66,24 @@ def _flush() -> None:
         pass  # A C library without it.
 
 
+def _packers() -> tuple[type, ...]:
+    """Return the types of files that are whole only once they are closed."""
+    named = ("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile"), ("zipfile", "ZipFile")
+    return tuple(getattr(sys.modules[module], name) for module, name in named
+                 if module in sys.modules)  # fmt: skip
+
+
 def _writes() -> bool:
-    """Return whether any file is open for writing, before all that there is is looked at."""
+    """Return whether files or pipes are open for writing, before all that there is is looked at."""
     import fcntl
     import stat
 
     for name in os.listdir("/proc/self/fd"):
         try:
-            regular = stat.S_ISREG(os.fstat(int(name)).st_mode)
+            mode = os.fstat(int(name)).st_mode
             reads = fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
         except OSError:
             continue  # The descriptor of the folder itself, which is closed.
-        if regular and not reads and int(name) > 2:
+        if (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)) and not reads and int(name) > 2:
             return True
     return False

@@ -327,6 +327,18 @@ def test_nobody_is_stopped_while_he_goes_on_again() -> None:
     assert told(decide(job(4, 5000, gpus=4), 123)) != [], "it has run, and makes room alive"
 
 
+def test_who_is_demoted_on_his_way_out_waits_from_then_on() -> None:
+    """Else he would seem to have waited since before he ran."""
+    decide = under("las")
+    decide(job(1, 1000, gpus=4), 1)
+    decide(started("j1"), 5)
+    kept = decide.machine.jobs["j1"]
+    decide(cancel_asked(1), 50)
+    assert kept.state is State.STOPPING
+    kept.changes_hands(at(60), borrows=True)
+    assert kept.waiting_since == at(60)
+
+
 def test_who_stood_with_his_gpus_waited_for_none() -> None:
     decide = under("srtf")
     decide(job(1, 1000, gpus=4), 1)

@@ -295,6 +295,11 @@ def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
         machine.lately.pauses[f"vc:x{number}"] = [number]
     kept = [msgspec.json.encode(each) for each in machine.snapshot()]
     assert max(map(len, kept)) < 64 * KIB
+    for number in range(20):
+        machine.tries.begun[f"vc:{number}"] = [at(number)] * tries.VC_MOST
+        machine.tries.begun[f"moves vc:{number}"] = [at(number)] * (tries.VC_MOST // 2)
+    kept = [msgspec.json.encode(each) for each in machine.snapshot()]
+    assert max(map(len, kept)) < 256 * KIB
     again = AllocatorMachine()
     for piece in kept:
         restored: Kept = msgspec.json.decode(piece, type=Kept)

@@ -138,6 +138,7 @@ def _elsewhere(
     if before is not None:
         planned.tried[job.job] = before
     users = moving.lent(machine, job, to) if turn else []
+    planned.leaving.update(dict.fromkeys(users, job.job))
     return sum(placing.stop_victim(machine, name, job, now) for name in users)
 
 

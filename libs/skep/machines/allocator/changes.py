@@ -145,7 +145,7 @@ def forget(machine: AllocatorMachine, job: JobState) -> None:
     job.released, job.held, job.resized, job.served_by = False, None, 0, 0
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
-    job.suspended_at, job.suspended_ns = Instant(0), 0
+    job.suspended_at, job.suspended_ns, job.stayed = Instant(0), 0, False
     machine.away.pop(job.job, None)
 
 
@@ -242,13 +242,13 @@ def _apply_changed(machine: AllocatorMachine, job: JobState, fact: JobChanged) -
             returns.apply_refused(machine, job)
             _release(machine, job)
         return
-    if fact.released:
+    if fact.released and job.job not in machine.borrowed:
         job.waiting_since = fact.at
     if fact.goal is Goal.SUSPEND:
         if job.state is State.RUNNING:
             job.stands(fact.at, borrows=job.job in machine.borrowed)
             job.move("JobChanged")
-            job.suspended_at = fact.at
+            job.suspended_at, job.stayed = fact.at, True
             job.held = fact.why
         if fact.released and not job.released:
             _release(machine, job)
@@ -272,7 +272,7 @@ def _release(machine: AllocatorMachine, job: JobState) -> None:
     machine.cells.release(name)
     for node in job.live:
         machine.nodes[node].suspend(attempt, suspended=True)
-    job.released, job.packed = True, None
+    job.released, job.packed, job.stayed = True, None, False
     machine.away[job.job] = job
     machine.note_borrowed(job)
     packs.parted(machine, others)

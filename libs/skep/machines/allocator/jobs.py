@@ -139,6 +139,8 @@ class JobState(msgspec.Struct):
     held: Reason | None = None
     """Why it is suspended: somebody has to ask for its return, unless it only made room."""
     suspended_at: Instant = Instant(0)
+    stayed: bool = False
+    """It has not given its GPUs back since it was last suspended."""
     suspended_ns: int = 0
     """How long the attempt was suspended before: its time limit does not run meanwhile."""
     successor: Successor | None = None
@@ -277,12 +279,12 @@ class JobState(msgspec.Struct):
 
     def changes_hands(self, at: Instant, *, borrows: bool) -> None:
         """Note that from here on it runs on borrowed GPUs, or on those of its VC's cells."""
+        if borrows and self.state in (State.RUNNING, State.STOPPING):
+            self.waiting_since = at
         if self.state is not State.RUNNING:
             return
         self.stands(at, borrows=not borrows)
-        if borrows:
-            self.waiting_since = at
-        else:
+        if not borrows:
             self.began_at = self.began_at or at
 
     def move(self, fact: str) -> None:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 PIECE = 200
-"""Names in one piece of what is kept of trials: with the most of each 300 KB, within a message."""
+"""Names in one piece of what is kept of trials."""
+INSTANTS = 10_000
+"""After so many instants a piece is full: 240 KB with the most of its last name."""
 
 
 class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-kept"):
@@ -120,14 +122,26 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
 
 def _tried(machine: AllocatorMachine) -> Iterator[TriedKept]:
     tries = machine.tries
-    for each in _pieces(tries.begun, PIECE):
-        yield TriedKept(begun=each)
+    for begun in _begun(tries.begun):
+        yield TriedKept(begun=begun)
     for each in _pieces(tries.solo, PIECE):
         yield TriedKept(solo=each)
     for each in _pieces(tries.cooling, 1):
         yield TriedKept(cooling=each)
     for each in _pieces(machine.lately.pauses, PIECE):
         yield TriedKept(pauses=each)
+
+
+def _begun(whole: Mapping[str, list[Instant]]) -> Iterator[dict[str, list[Instant]]]:
+    piece, instants = dict[str, list[Instant]](), 0
+    for name, begun in whole.items():
+        piece[name] = begun
+        instants += len(begun)
+        if instants >= INSTANTS or len(piece) >= PIECE:
+            yield piece
+            piece, instants = {}, 0
+    if piece:
+        yield piece
 
 
 def _pieces(whole: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:

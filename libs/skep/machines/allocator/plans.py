@@ -124,6 +124,7 @@ def _run(machine: AllocatorMachine, planned: Planned, now: Instant, room: int) -
     whole, planned.whole = planned.whole, False
     planned.returning.clear()
     planned.awaited.clear()
+    planned.leaving.clear()
     view = views.of_vc(machine, planned, now)
     try:
         plan = planned.plan(view)
@@ -212,7 +213,8 @@ def _lend(
     """Lend to the first that finds something; 0 if nobody does, -1 without room for it."""
     unlent = machine.soft.unlent
     for job in line:
-        shape = job.spec.vc, job.spec.resources
+        # Who stands may be kept from moving by what has nothing to do with what is idle.
+        shape = job.spec.vc, job.spec.resources, job.away
         known = unlent.get(shape)
         told = known is not None and (job.waits == known[1] or job.job not in planned.misfits)
         if known is not None and known[0] == machine.soft.changes and told:
@@ -235,7 +237,8 @@ def _lend(
             cost = placing.borrow(machine, job, now, room)
         if cost:
             return cost
-        if not job.away or "migrate" in job.can:
+        moves = "migrate" in job.can and job.change is None and job.job not in planned.tried
+        if not job.away or moves:
             if len(unlent) >= SHAPES_MAX:
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
@@ -333,6 +336,10 @@ def _take_turns(
         taken += cost
         if cost:
             planned.demand.leave(turn.job)
+            if job.away and job.change is None and turn.job not in planned.returning:
+                # Others have yet to leave nodes where it has nothing. Nobody else gets those.
+                planned.open = planned.outside = True
+                planned.awaited |= dict.fromkeys(turn.nodes)
             continue
         planned.open = True
         planned.awaited |= dict.fromkeys(_left(machine, planned, turn))

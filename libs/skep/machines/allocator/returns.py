@@ -83,12 +83,15 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
 
 
 def waits_for(machine: AllocatorMachine, job: JobState) -> str:
-    """Return a suspended job of a VC with a policy that is to return to what this one has lent.
+    """Return a suspended job of a VC with a policy that is to go on with what this one has lent.
 
     Empty if there is none.
     """
     holder = cellwork.holder(job.job, job.attempt)
     for planned in machine.soft.planned.values():
+        moves = machine.jobs.get(planned.leaving.get(holder, ""))
+        if moves is not None and moves.away:
+            return moves.job
         for name in planned.returning:
             other = machine.jobs.get(name)
             if other is not None and other.away and holder in lent(machine, other):

@@ -85,6 +85,8 @@ class Planned:
         """Suspended jobs for which others leave the GPUs that they had."""
         self.awaited: dict[str, None] = {}
         """Nodes that jobs of the VC leave for others of it, to whom the last plan gave a turn."""
+        self.leaving: dict[str, str] = {}
+        """Attempts that leave the VC's cells to a suspended job that moves there, and which."""
         self.going: dict[str, None] = {}
         """Those that go on where they were, and have yet to have the VC's cells there."""
         self.tried: dict[str, tuple[int, Instant]] = {}
@@ -342,7 +344,7 @@ def of_job(machine: AllocatorMachine, job: JobState) -> JobView | None:
         owed=job.owed,
         owed_at=job.owed_at,
         owed_ran=Duration(job.owed_ran),
-        stood=not job.released and job.suspended_at > job.waiting_since,
+        stood=job.stayed,
         starts=job.starts,
         expected=seconds(expected) if isinstance(expected, float | int) else None,
         left=_left(machine, job, served),
