@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from skep.perf.judge import (
     BATCHES,
     FALSE_MILLI,
+    KEPT_FROM,
     LOOKS,
     SAMPLE,
     SAMPLES_MAX,
@@ -116,11 +117,17 @@ def test_there_is_a_look_at_certain_lengths_only(count: int) -> None:
     assert (found is None) == (count < LOOKS[0][0])
 
 
-def test_exact_rates_are_judged_at_the_first_look() -> None:
-    steady = Tried(Baseline(10.0), [6.0] * LOOKS[0][0])
+def test_exact_rates_are_judged_at_the_first_look_that_may() -> None:
+    steady = Tried(Baseline(10.0), [6.0] * KEPT_FROM)
     found = judge([steady, steady], needed=0.99)
     assert found is not None
     assert (found.kept, found.low, found.high) == (True, found.sum, found.sum)
+    soon = steady._replace(rates=[6.0] * LOOKS[0][0])
+    kept, undone = judge([soon, soon], needed=0.99), judge([soon, soon], needed=1.5)
+    assert kept is not None
+    assert kept.kept is None
+    assert undone is not None
+    assert undone.kept is False
 
 
 def test_nothing_is_judged_without_a_rate_to_compare_with() -> None:

@@ -247,6 +247,24 @@ def test_a_job_is_tried_so_often_within_an_hour() -> None:
     assert tries.limits(decide.machine, "vc:nlp") == {"trial_after": at(9 + hour), "move_after": 0}
 
 
+def test_what_is_no_success_again_cools_for_twice_as_long() -> None:
+    machine = measured().machine
+    (begun,) = of(do(measured(), TRY), TrialBegun)
+    cools = machine.tries.cooling
+    now, rests = at(10), []
+    for number in range(6):
+        machine.tries.open[number] = msgspec.structs.replace(begun, trial=number)
+        machine.tries.of_job |= {each.job: number for each in begun.jobs}
+        over = TrialOver(
+            trial=number, jobs=(), verdict=Verdict.UNDONE, why=Reason.TRIAL_LOSES, at=now
+        )
+        tries.apply(machine, over)
+        (cool,) = cools["nlp"].values()
+        rests.append((cool.until - now) // tries.COOLS)
+        now = cool.until
+    assert rests == [1, 2, 4, 8, 8, 8]
+
+
 def test_a_larger_vc_may_try_more() -> None:
     machine = measured().machine
     machine.tries.begun = {"vc:nlp": [at(9)] * tries.VC_LEAST,

@@ -34,12 +34,16 @@ SAMPLE = seconds(2.0)
 BATCHES = 8
 """Parts of a window whose means are taken as independent: seven degrees of freedom."""
 
-LOOKS = ((16, 5.41), (32, 4.21), (64, 3.89), (128, 3.58))
+LOOKS = ((8, 6.32), (16, 5.41), (32, 4.3), (64, 3.89), (128, 3.58))
 """After how many samples of each job a verdict is tried, and how many standard errors it takes.
 
-The quantiles of Student's t for seven degrees of freedom that 0.05, 0.2, 0.3 and 0.45 per cent lie
-beyond: 1 per cent in all.
+The quantiles of Student's t for seven degrees of freedom that 0.02, 0.05, 0.18, 0.3 and 0.45 per
+cent lie beyond: 1 per cent in all.
 """
+
+KEPT_FROM = LOOKS[1][0]
+"""The samples that it takes to keep something. What hurts is undone sooner: it costs while it
+lasts, and jobs of slow mini-batches take minutes for a look."""
 
 FALSE_MILLI = 10
 """Thousandths of trials at the very bound that may be called a success, and as many a failure."""
@@ -91,6 +95,8 @@ def judge(jobs: Sequence[Tried], needed: float) -> Judgement | None:
         if length > samples:
             break
         found = _look(jobs, needed, length, errors)
+        if found.kept and length < KEPT_FROM:
+            found = found._replace(kept=None)
         if found.kept is not None:
             return found
     return found

@@ -100,9 +100,9 @@ if TYPE_CHECKING:
 
 MEETING = "the meeting place"
 NEXT = "the next command"
-LEAVE_WAIT = seconds(1)
-"""How long a rank that left its gang may take to end by itself: its state is with the others, and
-somebody may wait for its GPUs."""
+LEAVE_WAIT = seconds(5)
+"""How long a rank that left its gang may take to end by itself, to close what its script has open:
+its state is with the others, and somebody may wait for its GPUs."""
 
 
 class Changes:

@@ -27,6 +27,8 @@ MOVES = (Kind.MIGRATE, Kind.DEFRAG)
 
 COOLS = seconds(3600.0)
 """How long what was not worth it is not tried again between jobs of the same families of a VC."""
+DOUBLED_MAX = 4
+"""So often at most that time doubles: each time that it is no success again when it may be."""
 COOLS_VOID = seconds(600.0)
 """Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
 gives no samples, so the worst there is ends like that."""
@@ -51,11 +53,17 @@ GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 
 
 class Cooling(msgspec.Struct, frozen=True):
-    """What is not tried again before `until`."""
+    """What is not tried again before `until`, having been no success `times` times in a row."""
 
     kind: Kind
     families: tuple[str, ...]
     until: Instant
+    times: int = 1
+
+    @property
+    def known(self) -> Instant:
+        """Return until when it is remembered that it was no success."""
+        return after(self.until, Duration(COOLS << self.times))
 
 
 class Undo(msgspec.Struct):
@@ -222,13 +230,19 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
 
 
 def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
-    rest: Duration = COOLS_VOID if fact.why is Reason.TRIAL_DISTURBED else COOLS
     known, named = tries.cooling.get(trial.vc, {}), key(trial.kind, trial.families)
-    until = after(fact.at, rest)
-    if named in known:  # Of several at a time one may be void: what another has shown stands.
-        until = max(until, known[named].until)
-    cools = {name: each for name, each in known.items() if fact.at < each.until and name != named}
-    cools[named] = Cooling(trial.kind, trial.families, until)
+    before = known.get(named)
+    times = before.times if before is not None and fact.at < before.known else 0
+    if fact.why is Reason.TRIAL_DISTURBED:
+        until = after(fact.at, COOLS_VOID)
+    else:
+        # Of several at a time each says the same.
+        times += before is None or before.until <= fact.at
+        until = after(fact.at, Duration(COOLS << (min(times, DOUBLED_MAX) - 1)))
+    if before is not None:  # One may be void: what another has shown stands.
+        until = max(until, before.until)
+    cools = {name: each for name, each in known.items() if fact.at < each.known and name != named}
+    cools[named] = Cooling(trial.kind, trial.families, until, times)
     while len(cools) > COOLING_MAX:
         del cools[next(iter(cools))]
     tries.cooling[trial.vc] = cools
