@@ -36,7 +36,9 @@ def improve(view: VcView, units: Units, react: React) -> Plan:
     rests = [view.trial_after, view.move_after, *units.rests()]
     rests += [each.until for each in view.cooling]
     looks = [plan.look_at, look_at, min((at for at in rests if view.now < at), default=None)]
-    more = more or [*packing.part(units, plan, view.now)] or [*packing.pack(view, known, plan)]
+    more = (
+        more or [*packing.part(units, plan, view.now)] or [*packing.pack(view, known, plan, rules)]
+    )
     if not (more or less):
         apart, look_at = packing.spread(view, units, plan)
         looks.append(look_at)

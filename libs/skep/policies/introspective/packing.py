@@ -14,6 +14,7 @@ from skep.policies.introspective.known import Known
 from skep.policies.introspective.rules import (
     ACTIONS_MAX,
     PACKS_NEED,
+    Rules,
     cooling,
     families,
     named,
@@ -27,12 +28,17 @@ from skep.view.plan import Pack, Plan, Unpack
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
 
+GANG_STANDS = 4
+"""Slices after which a gang that stands keeps trials from its nodes."""
 
-def pack(view: VcView, known: Known, plan: Plan) -> list[Pack]:
+
+def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
     """Return whom to try beside whom, beyond a plan of turns. Only in overload.
 
     That is where jobs want more GPUs than there are, or a server's height is above 1: those on it
-    may be unable to go elsewhere. Each pack makes up for as many GPUs as its guest has.
+    may be unable to go elsewhere. Each pack makes up for as many GPUs as its guest has. Where a
+    larger gang has stood for long nothing is tried: one trial after the other, each on some of the
+    GPUs that it needs all at once, would keep it from them.
     """
     if view.now < view.trial_after or not known.couples.guests:
         return []
@@ -46,6 +52,7 @@ def pack(view: VcView, known: Known, plan: Plan) -> list[Pack]:
     cold, often = cooling(view, "pack"), tired(view)
     couples.look((sizes, cold, often))
     tried, alone = list[Pack](), list[JobView]()
+    gangs: dict[str, int] | None = None
     for guest in couples.line(short) if short else couples.standing(crowded):
         if len(tried) >= ACTIONS_MAX:
             break
@@ -61,6 +68,9 @@ def pack(view: VcView, known: Known, plan: Plan) -> list[Pack]:
             alone.append(guest)
         host = min((each for each in hosts if each.job not in gone), key=idlest, default=None)
         if host is not None:
+            gangs = _gangs(view, known, rules) if gangs is None else gangs
+            if gangs.get(node, 0) > guest.gpus:
+                continue
             gone.add(host.job)
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
             crowded[node] = crowded.get(node, 0) - guest.gpus
@@ -68,6 +78,16 @@ def pack(view: VcView, known: Known, plan: Plan) -> list[Pack]:
                               needed_milli=PACKS_NEED))  # fmt: skip
     couples.block(alone)
     return tried
+
+
+def _gangs(view: VcView, known: Known, rules: Rules) -> dict[str, int]:
+    """Return by node the GPUs of the largest gang that has stood there for long."""
+    found = dict[str, int]()
+    for job in known.waiting.values():
+        if job.gpus > 1 and view.now - job.waiting_since >= GANG_STANDS * rules.slice_ns:
+            for node, _ in job.nodes:
+                found[node] = max(found.get(node, 0), job.gpus)
+    return found
 
 
 def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
