@@ -103,6 +103,22 @@ def test_as_many_are_packed_as_there_are_too_many() -> None:
     assert tries(seen(jobs[:3], 3)) == []
 
 
+@pytest.mark.parametrize("home", [(), (("n1", 2),)])
+def test_where_a_gang_has_stood_for_long_nothing_is_tried(
+    home: tuple[tuple[str, int], ...],
+) -> None:
+    def shown(stands: float) -> VcView:
+        since = Instant(NOW - seconds(stands))
+        gang = replace(job("j9", gpus=2, ran=100 if home else 0, can=MOVES), waiting_since=since,
+                       since=since, nodes=home,
+                       phase=Phase.AWAY if home else Phase.WAITING)  # fmt: skip
+        there = [runs("j1", 0, 100, since=5), runs("j2", 1, 200, since=5), stood("j3", 0, 50)]
+        return seen([*there, gang], 2)
+
+    assert tries(shown(239)) == [tried("j3", "j1")]
+    assert tries(shown(240)) == []
+
+
 def test_on_a_crowded_server_whose_jobs_cannot_leave_it_they_are_packed_too() -> None:
     there = [replace(each, can=TIED) for each in (runs("j1", 0, 100), stood("j2", 0, 100))]
     shown = view(there, nodes=2, size=1)

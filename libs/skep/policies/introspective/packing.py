@@ -27,6 +27,7 @@ from skep.units import Instant
 from skep.view.plan import Pack, Plan, Unpack
 from skep.view.view import JobView, Phase, VcView
 from skep.wire.reasons import Reason
+from skep.wire.spec import suits
 
 GANG_STANDS = 4
 """Slices after which a gang that stands keeps trials from its nodes."""
@@ -81,12 +82,20 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
 
 
 def _gangs(view: VcView, known: Known, rules: Rules) -> dict[str, int]:
-    """Return by node the GPUs of the largest gang that has stood there for long."""
+    """Return by node the GPUs of the largest gang that has waited for them for long.
+
+    One that never ran is to have the first nodes that are enough for it.
+    """
     found = dict[str, int]()
     for job in known.waiting.values():
-        if job.gpus > 1 and view.now - job.waiting_since >= GANG_STANDS * rules.slice_ns:
-            for node, _ in job.nodes:
-                found[node] = max(found.get(node, 0), job.gpus)
+        if job.gpus < 2 or view.now - job.waiting_since < GANG_STANDS * rules.slice_ns:
+            continue
+        names, gpus = [node for node, _ in job.nodes], 0
+        for node in view.nodes if not job.nodes else ():
+            if gpus < job.gpus and suits(job.spec.resources.gpu_type, node.gpu_type):
+                names.append(node.node)
+                gpus += node.gpus
+        found.update((name, max(found.get(name, 0), job.gpus)) for name in names)
     return found
 
 
