@@ -18,7 +18,7 @@ from tests.e2e.conftest import Tenant
 pytestmark = pytest.mark.e2e
 
 SCRIPT = Path(__file__).parent / "jobs" / "curve.py"
-STEPS = 80
+STEPS = 300
 
 
 def spec(**changes: Any) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def test_a_gang_grows_and_shrinks() -> None:
     (fact,) = facts_of(decide(RunExited(THREE, 0, at(2))))[1:]
     assert fact.changed.manner is Manner.BOUNDARY
     assert others(decide(change(SHRUNK, 3))) == [], "told once the leavers' GPUs are free"
-    assert calls(decide.tick(1.9)) == []
-    assert StopRun(TWO, 0.0) in calls(decide.tick(2.0))
+    assert calls(decide.tick(5.9)) == []
+    assert StopRun(TWO, 0.0) in calls(decide.tick(6.0))
     effects = decide(RunExited(TWO, -9, at(41), asked=True))
     assert facts_of(effects) == [RankDown(token=TWO, code=-9, stopped=True)]
     assert published(effects) == [fact.changed]
