@@ -265,6 +265,18 @@ def test_what_is_no_success_again_cools_for_twice_as_long() -> None:
     assert rests == [1, 2, 4, 8, 8, 8]
 
 
+def test_what_is_no_success_while_it_cools_as_it_was_void_cools_for_an_hour() -> None:
+    machine = measured().machine
+    (begun,) = of(do(measured(), TRY), TrialBegun)
+    for number, why in enumerate((Reason.TRIAL_DISTURBED, Reason.TRIAL_LOSES, Reason.TRIAL_LOSES)):
+        machine.tries.open[number] = msgspec.structs.replace(begun, trial=number)
+        machine.tries.of_job |= {each.job: number for each in begun.jobs}
+        verdict = Verdict.VOID if why is Reason.TRIAL_DISTURBED else Verdict.UNDONE
+        tries.apply(machine, TrialOver(trial=number, jobs=(), verdict=verdict, why=why, at=at(10)))
+    (cool,) = machine.tries.cooling["nlp"].values()
+    assert (cool.until, cool.times) == (at(10) + tries.COOLS, 1)
+
+
 def test_a_larger_vc_may_try_more() -> None:
     machine = measured().machine
     machine.tries.begun = {"vc:nlp": [at(9)] * tries.VC_LEAST,

@@ -236,8 +236,8 @@ def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
     if fact.why is Reason.TRIAL_DISTURBED:
         until = after(fact.at, COOLS_VOID)
     else:
-        # Of several at a time each says the same.
-        times += before is None or before.until <= fact.at
+        # Of several at a time each says the same; one that was void said nothing.
+        times += not times or before is None or before.until <= fact.at
         until = after(fact.at, Duration(COOLS << (min(times, DOUBLED_MAX) - 1)))
     if before is not None:  # One may be void: what another has shown stands.
         until = max(until, before.until)
