@@ -15,9 +15,10 @@ from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
 
 T0 = Instant(1_000_000_000_000)
-KNOWN = ("0", "8", "2651")
-"""Two once broke a law: in the first a pack came apart each time that it went on after its slice,
-in the last it was owed much, with a share of 1, and never fell behind who stood for it."""
+KNOWN = ("0", "8", "2651", "13438")
+"""Three once broke a law. In the first a pack came apart each time that it went on after its slice,
+in the third it was owed much, with a share of 1, and never fell behind who stood for it, and in the
+last who was to go on elsewhere went home, to GPUs that were being left for a gang."""
 
 
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:

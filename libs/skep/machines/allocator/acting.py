@@ -92,7 +92,9 @@ def go_on(machine: AllocatorMachine, job: JobState, nodes: tuple[str, ...], now:
     if job.change is not None or job.successor is not None:
         return 0
     if nodes and not all(name in nodes for name in job.live):
-        return _elsewhere(machine, job, nodes, now) or _home(machine, job, now)
+        awaited = machine.soft.planned[job.spec.vc].awaited
+        home = awaited.keys().isdisjoint(job.live)  # Else it is being left for another.
+        return _elsewhere(machine, job, nodes, now) or (_home(machine, job, now) if home else 0)
     return _home(machine, job, now) or _elsewhere(machine, job, nodes, now)
 
 
