@@ -53,7 +53,7 @@ GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
 
 
 class Cooling(msgspec.Struct, frozen=True):
-    """What is not tried again before `until`, having been no success `times` times in a row."""
+    """What is not tried again before `until`: it was no success `times` times in a row."""
 
     kind: Kind
     families: tuple[str, ...]
@@ -237,8 +237,9 @@ def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
         until = after(fact.at, COOLS_VOID)
     else:
         # Of several at a time each says the same; one that was void said nothing.
-        times += not times or before is None or before.until <= fact.at
-        until = after(fact.at, Duration(COOLS << (min(times, DOUBLED_MAX) - 1)))
+        again = not times or before is None or before.until <= fact.at
+        times = min(times + again, DOUBLED_MAX)
+        until = after(fact.at, Duration(COOLS << (times - 1)))
     if before is not None:  # One may be void: what another has shown stands.
         until = max(until, before.until)
     cools = {name: each for name, each in known.items() if fact.at < each.known and name != named}
