@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.cells import hostlist
@@ -241,7 +241,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return cluster
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(clusters(), st.booleans())
 def test_every_cluster_is_read_back_from_its_text(cluster: Cluster, explain: bool) -> None:
     assert cluster_problems(cluster) == []

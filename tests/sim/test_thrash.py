@@ -20,6 +20,12 @@ KNOWN = ("0", "8", "2651", "13438")
 in the third it was owed much, with a share of 1, and never fell behind who stood for it, and in the
 last who was to go on elsewhere went home, to GPUs that were being left for a gang."""
 
+LONG = ("104", "140", "157", "288")
+"""Four more, long ones. In the first a rate alone of before a phase was what a pack was held
+against, in the second packs left GPUs idle whenever a gang stood, in the third a gang was scattered
+since others had grown where it would have gone, and in the last a gang stood for 25 minutes, as of
+two smaller ones on its node never both had run for a slice."""
+
 
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:
     now = after(T0, seconds(at))
@@ -75,6 +81,11 @@ def test_a_world_is_its_name() -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_law_is_broken(name: str) -> None:
     assert judge(named(name)).broken == []
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_no_law_is_broken_in_hours(name: str) -> None:
+    assert judge(named(name, long=True), long=True).broken == []
 
 
 def test_the_command_line_tells_what_failed(

@@ -59,8 +59,8 @@ def begun() -> Driver[AllocatorMachine]:
     return decide
 
 
-def judged(*, kept: bool, trial: int = 1, second: float = 60) -> Judged:
-    return Judged(at=at(second), trial=trial, kept=kept, gain_milli=310 if kept else -400,
+def judged(*, kept: bool, trial: int = 1, second: float = 60, loss: int = 100) -> Judged:
+    return Judged(at=at(second), trial=trial, kept=kept, gain_milli=310 if kept else -loss,
                   low_milli=200, high_milli=400,
                   after=(After(job="j2", rate_milli=3000, samples=16),))  # fmt: skip
 
@@ -214,6 +214,15 @@ def test_what_was_not_worth_it_is_not_tried_again_soon() -> None:
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(70)) == (
         Reason.TRIAL_COOLS, " ".join(tries.families(jobs)))  # fmt: skip
     assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + cool)) is None
+
+
+def test_what_hurt_is_not_tried_again_for_twice_as_long() -> None:
+    decide = begun()
+    leaves(decide, decide(judged(kept=False, loss=-tries.HURTS), 60), 61)
+    cool = tries.COOLS / NS_PER_SECOND
+    jobs = [decide.machine.jobs[name] for name in ("j2", "j1")]
+    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(59 + 2 * cool)) is not None
+    assert trials.refusal(decide.machine, Kind.PACK, jobs, at(60 + 2 * cool)) is None
 
 
 def test_a_job_in_an_open_trial_is_in_no_other() -> None:

@@ -15,7 +15,7 @@ import msgspec
 from skep.perf import predict
 from skep.perf.progress import WINDOW
 from skep.perf.scaling import FAMILIES_MAX, POINTS_MAX, Key, Scaling
-from skep.perf.steady import APART_DIVISOR, NOT_YET, Steady
+from skep.perf.steady import APART_DIVISOR, NOT_YET, Steady, is_other
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.advice import FamilyScale, JobPace, Outlook
 from skep.wire.findings import JobRate
@@ -117,6 +117,8 @@ class Outlooks:
             runner.since, runner.size, runner.base = now, rate.workers, NOT_YET
         if rate.samples:
             runner.base = Steady(rate.mean_milli, rate.spread_milli, rate.samples)
+        elif steady and is_other(rate.rate_milli, runner.base):
+            runner.base = NOT_YET  # It goes otherwise now, and it is not known yet how steadily.
         if steady and (rate.rate_milli or runner.told is not None):
             if runner.seen is None or _told_otherwise(runner.seen, rate):
                 # What is as before is reckoned on from when it became so.

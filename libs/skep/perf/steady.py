@@ -72,9 +72,13 @@ class Gathering:
         return NOT_YET if told else self._steady
 
     def _is_other(self, rate: int) -> bool:
-        known = self._steady if self._steady is not NOT_YET else of(self._rates)
-        limit = max(known.mean // APART_DIVISOR, APART_SPREADS * known.spread)
-        return abs(rate - known.mean) > limit
+        return is_other(rate, self._steady if self._steady is not NOT_YET else of(self._rates))
+
+
+def is_other(rate: int, known: Steady) -> bool:
+    """Return whether a rate differs from a mean by more than those that it is of vary."""
+    limit = max(known.mean // APART_DIVISOR, APART_SPREADS * known.spread)
+    return abs(rate - known.mean) > limit
 
 
 def of(rates: list[int]) -> Steady:

@@ -417,8 +417,7 @@ class Books:
                 apart = short + down
                 crosses = now + int(apart / (rate + falls)) if apart > 0 else now
                 at = max(crosses, soon)
-                last = min(lasts, lowest)
-                soonest = min(soonest, at, max(last, slices))
+                soonest = min(soonest, at, max(lowest, slices), max(lasts, soon))
         until = max(job.waiting_since + self._slice, soonest - 1)
         if len(job.nodes) > 1:  # Once it starves it keeps others off its nodes.
             starves = now + int(max(self._most - up, 0) / (share + 2 * drift))

@@ -31,6 +31,8 @@ SWAP_AT = 0.5
 Two jobs on one GPU then change at every slice."""
 LOOK_PARTS = 4
 """Into so many parts a slice is divided by looking again, where nothing says when."""
+LOOKS_MAX = 240
+"""No more often in a slice it is looked when somebody will be owed enough."""
 SIZE_COSTS = 10**6
 """What it counts to suspend a job of another size: more than any load or account."""
 
@@ -451,7 +453,7 @@ class _Turns:
             return True  # Of other sizes there are seldom enough that are due at once.
         if not self._stood(to):
             return False
-        if ran and self._lasts(to):
+        if (ran or (soon and to.gpus > job.gpus)) and self._lasts(to):
             return True
         mine, others = self._books.due(job), self._books.due(to)
         if ran and (others - mine >= self._swap or mine <= -self._most):
@@ -503,6 +505,7 @@ class _Turns:
                 last = self._least(node)
                 if last is not None:
                     yield self._crossing(first, last)
+                    yield max(patience, last.since + self._slice // LOOK_PARTS)
                     yield max(patience, last.since + self._slice)
 
     def _least(self, node: str) -> JobView | None:
@@ -515,7 +518,9 @@ class _Turns:
         books = self._books
         rate = books.share(job) + 1 - books.share(last)
         short = self._swap - (books.due(job) - books.due(last))
-        at = self._now + round(short / rate) + 1 if short > 0 and rate > 0 else 0
+        # An account that is as high as it may be rises no more: then it is never quite there.
+        apart = max(round(short / rate) + 1, self._slice // LOOKS_MAX) if rate > 0 else 0
+        at = self._now + apart if short > 0 and rate > 0 else 0
         return max(at, last.since + self._slice, job.waiting_since + self._slice)
 
 

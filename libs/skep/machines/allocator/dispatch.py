@@ -96,6 +96,11 @@ class Telling:
         self.unsure: dict[str, Instant] = {}
         """Jobs that were just resized, or whose GPUs others came to or left: until when a rate told
         may be of before; 0: as of this decision."""
+        self.settled: dict[str, int] = {}
+        """By job that has shared GPUs: the attempt, if what was told of it last is of it alone."""
+        self.alone: dict[str, tuple[int, int]] = {}
+        """Likewise if it shares some again: the attempt, and its rate alone before, in
+        thousandths."""
 
 
 class Soft:

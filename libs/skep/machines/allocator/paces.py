@@ -55,7 +55,28 @@ def _goes(machine: AllocatorMachine, job: JobState, pace: JobPace, now: Instant)
 
 def forget(machine: AllocatorMachine, name: str) -> None:
     """Forget how an attempt went that is over."""
-    machine.soft.paces.pop(name, None)
+    for known in (machine.soft.paces, machine.soft.telling.settled, machine.soft.telling.alone):
+        known.pop(name, None)
+
+
+def settle(machine: AllocatorMachine, job: JobState) -> None:
+    """Take over that a job that shared GPUs has been alone for long enough to tell how it goes.
+
+    What was measured before it first shared any may be of another phase.
+    """
+    if job.state is State.RUNNING and job.change is None:
+        machine.soft.telling.settled[job.job] = job.attempt
+        machine.soft.touched[job.job] = None
+
+
+def disturbed(machine: AllocatorMachine, job: JobState) -> None:
+    """Take over that a job shares GPUs from now on, or goes on after it stood.
+
+    What is told of it next says nothing of it alone: how it went is kept.
+    """
+    told, soft = machine.soft.paces.get(job.job), machine.soft
+    if soft.telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
+        soft.telling.alone[job.job] = job.attempt, best(told[0])
 
 
 def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
@@ -67,11 +88,12 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
         pace, at = told
         found.update(steps=pace.steps, steps_at=at, rate_milli=pace.rate_milli,
                      utilisation=pace.utilisation, memory=pace.memory)  # fmt: skip
-        if pace.attempt == job.attempt and not job.mixed:
-            own = job.size, pace.rate_milli
+        if pace.attempt == job.attempt:
+            own = job.size, _alone(machine, job) if job.mixed else pace.rate_milli
     points = _points(machine, job)
     if points:
         found["slowdown"] = scaling.slowdown(points)
+    if points or (job.mixed and own[1]):
         found["rates"] = scaling.rates(points, job.spec.resources.gpus, _sizes(job), own)
     return found
 
@@ -79,20 +101,28 @@ def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:
 def solo(machine: AllocatorMachine, job: JobState, view: dict[str, Any] | None = None) -> int:
     """Return a job's rate on GPUs of its own, in thousandths; 0: nobody knows.
 
-    It was measured where the attempt has shared none, or before it was first packed on trial: an
+    It was measured where the attempt shares none, or before it was first packed on trial: an
     earlier attempt may have had other GPUs, so what this one makes alone comes first. `view` is
     what is shown of its pace, if that is known.
     """
-    told = machine.soft.paces.get(job.job)
-    alone = told is not None and not job.mixed and told[0].attempt == job.attempt
-    if told is not None and alone and best(told[0]):
-        return best(told[0])
-    known = machine.tries.solo.get(job.job)
+    known = _alone(machine, job)
     if known:
         return known
     view = shown(machine, job) if view is None else view
     rates: tuple[tuple[int, int], ...] = view.get("rates", ())
     return dict(rates).get(job.size, 0)
+
+
+def _alone(machine: AllocatorMachine, job: JobState) -> int:
+    """Return a job's rate on GPUs of its own, as far as that was measured; 0: it was not."""
+    soft = machine.soft
+    told, settled = soft.paces.get(job.job), soft.telling.settled.get(job.job) == job.attempt
+    if told is not None and told[0].attempt == job.attempt and (settled or not job.mixed):
+        rate = best(told[0])
+        if rate:
+            return rate
+    attempt, rate = soft.telling.alone.get(job.job, (0, 0))
+    return rate if attempt == job.attempt else machine.tries.solo.get(job.job, 0)
 
 
 def best(pace: JobPace) -> int:

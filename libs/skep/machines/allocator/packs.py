@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from skep.cells.nodes import Attempt, NodeState
-from skep.machines.allocator import cellwork
+from skep.machines.allocator import cellwork, paces
 from skep.machines.allocator.jobs import JobState
 from skep.units import Instant
 from skep.wire.commands import Share
@@ -49,6 +49,8 @@ def enter(
         job.mixed = True  # Its processes run already: they are told once they have gone on.
     else:
         told(job, Share(share=packed.told, beside=tuple(name for name, _ in packed.beside)))
+    for name in (job.job, *(name for name, _ in packed.beside)):
+        paces.disturbed(machine, machine.jobs[name])
     parted(machine, packed.beside)
 
 

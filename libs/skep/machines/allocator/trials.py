@@ -212,10 +212,12 @@ def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = machine.tries, machine.soft
     if soft.telling.unsure:
-        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
-        soft.telling.unsure = {
-            name: at for name, at in told.items() if at > now and name in machine.jobs
-        }
+        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()
+                if name in machine.jobs}  # fmt: skip
+        soft.telling.unsure = {name: at for name, at in told.items() if at > now}
+        for name in [name for name, at in told.items() if at <= now]:
+            if machine.jobs[name].mixed and not packs.shares(machine, machine.jobs[name]):
+                paces.settle(machine, machine.jobs[name])
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(known.open.values()) if looks else ():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from skep.cells.levels import gpus_owned
-from skep.machines.allocator import lately, packs, pairs
+from skep.machines.allocator import lately, paces, packs, pairs
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Duration, Instant, after, seconds
 from skep.view.view import TrialView
@@ -29,6 +29,9 @@ COOLS = seconds(3600.0)
 """How long what was not worth it is not tried again between jobs of the same families of a VC."""
 DOUBLED_MAX = 4
 """So often at most that time doubles: each time that it is no success again when it may be."""
+HURTS = -250
+"""Thousandths: what is worse than was needed by so much counts as if it had failed twice. What is
+hardly worse may be better another time."""
 COOLS_VOID = seconds(600.0)
 """Likewise what was disturbed. Not what ran its time without a verdict: who makes nothing any more
 gives no samples, so the worst there is ends like that."""
@@ -203,6 +206,9 @@ def follow(machine: AllocatorMachine, fact: Any) -> None:
         machine.soft.telling.touched = machine.soft.telling.stale = True
     if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
         _changed(machine, fact)
+    elif isinstance(fact, JobChanged) and fact.goal is Goal.RESUME and machine.jobs[name].mixed:
+        paces.disturbed(machine, machine.jobs[name])
+        machine.soft.telling.unsure[name] = Instant(0)  # It may be alone from now on.
     for other, undo in list(tries.undoing.items()):
         if not _owed(machine, other, undo):
             del tries.undoing[other]
@@ -218,7 +224,8 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
             undo.refused += 1
         return
     machine.soft.telling.unsure[fact.job] = Instant(0)
-    tries.solo.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
+    for known in (tries.solo, machine.soft.telling.alone, machine.soft.telling.settled):
+        known.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
     opened = tries.of_job.get(fact.job, 0)
     trial = tries.open.get(opened)
     if trial is None or trial.kind is Kind.PACK or opened in tries.done:
@@ -238,7 +245,8 @@ def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
     else:
         # Of several at a time each says the same; one that was void said nothing.
         again = not times or before is None or before.until <= fact.at
-        times = min(times + again, DOUBLED_MAX)
+        hurts = again and fact.gain_milli <= HURTS
+        times = min(times + again + hurts, DOUBLED_MAX)
         until = after(fact.at, Duration(COOLS << (times - 1)))
     if before is not None:  # One may be void: what another has shown stands.
         until = max(until, before.until)

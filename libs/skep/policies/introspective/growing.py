@@ -62,6 +62,27 @@ def shrink(view: VcView, known: Known) -> tuple[list[Resize], dict[str, JobView]
     return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], less
 
 
+def asked(known: Known) -> dict[str, JobView]:
+    """Return who has grown, as they asked to be, if somebody has come who has no nodes yet.
+
+    What others have grown by is not to tell where he goes: a node would count as full that soon is
+    not, and a gang would have to be scattered for that.
+    """
+    if not known.comes:
+        return {}
+    return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
+
+
+def give(view: VcView, known: Known, plan: Plan, less: dict[str, JobView]) -> list[Resize]:
+    """Return who has to give back what it has grown by, for all to go where a plan has them go."""
+    nodes, used = {node.node: node for node in view.nodes}, dict[str, int]()
+    for turn in plan.turns:
+        for node in turn.nodes:
+            used[node] = used.get(node, 0) + known.jobs[turn.job].gpus
+    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()
+            if used.get(job.nodes[0][0], 0) > _free(job, nodes)]  # fmt: skip
+
+
 def grow(
     view: VcView, known: Known, plan: Plan, rules: Rules
 ) -> tuple[list[Resize], Instant | None]:

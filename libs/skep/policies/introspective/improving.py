@@ -27,10 +27,13 @@ def improve(view: VcView, units: Units, react: React) -> Plan:
     units.follow(view)
     known, rules = units.known, units.rules
     less, smaller = growing.shrink(view, known)
-    if smaller:
-        view = growing.freed(view, known, smaller)
-        units.lessen(smaller)
-    plan = react(view, [*units.changes.values()])
+    seen, hidden = view, {} if smaller else growing.asked(known)
+    if smaller or hidden:
+        seen = growing.freed(view, known, smaller or hidden)
+        units.lessen(smaller or hidden)
+    plan = react(seen, [*units.changes.values()])
+    less = less or growing.give(view, known, plan, hidden)
+    view = seen if less else view
     idle, look_at = health.idle(known, plan, rules)
     more: list[Action] = [*idle]
     rests = [view.trial_after, view.move_after, *units.rests()]

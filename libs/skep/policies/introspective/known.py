@@ -14,7 +14,7 @@ from skep.policies.kept import Times, add, due, keep
 from skep.policies.preempt import QUEUED
 from skep.policies.room import Room
 from skep.units import Instant, after
-from skep.view.view import HOLDING, JobView, Phase, VcView
+from skep.view.view import HOLDING, JobView, NodeView, Phase, VcView
 from skep.wire.reasons import Reason
 
 UNUSED = 20
@@ -45,6 +45,10 @@ class Known:
         self._taken: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._lines: dict[str, int] = {}
+        self._sizes: dict[str, dict[int, int]] = {}
+        """By node: how many units are there, suspended ones included, by their GPUs there."""
+        self._fresh: dict[str, dict[int, int]] = {}
+        """By pin: how many wait that have been nowhere, by their GPUs."""
         self._hangs: dict[str, Times] = {}
         """By pin: when those will not deserve their GPUs any more that make nothing of them."""
         self._hung: dict[str, Reason] = {}
@@ -62,12 +66,15 @@ class Known:
                 add(self._kept, job.pin, sign * job.gpus)
         for node, gpus in job.nodes:
             add(self._taken, node, sign * gpus)
+            add(self._sizes.setdefault(node, {}), gpus, sign)
             if holds:
                 add(self._held, node, sign * gpus)
         if job.phase in QUEUED:
             keep(self.waiting, job, come)
             add(self.wanted, job.pin, sign * job.gpus)
             add(self._lines, job.pin, sign)
+            if not job.nodes:
+                add(self._fresh.setdefault(job.pin, {}), job.gpus, sign)
         elif job.phase is Phase.RUNNING:
             self._runs(job, come)
         self.couples.count(job, come, self.now)
@@ -135,10 +142,31 @@ class Known:
         found = {}
         for node in view.nodes:
             taken = self._taken.get(node.node, 0)
-            size = node.free + sum(gpus for _, gpus in node.pins) + self._held.get(node.node, 0)
-            if taken > max(size, 1):
-                found[node.node] = taken - max(size, 1)
+            size = max(self.size(node), 1)
+            if taken > size:
+                found[node.node] = taken - size
         return found
+
+    def size(self, node: NodeView) -> int:
+        """Return how many GPUs a node has for the VC: what is free, and what its jobs hold."""
+        free = node.free + sum(gpus for _, gpus in node.pins)
+        return free + self._held.get(node.node, 0)
+
+    @property
+    def comes(self) -> bool:
+        """Return whether somebody waits who has been nowhere."""
+        return any(self._fresh.values())
+
+    def spare(self, node: NodeView, unit: JobView) -> int:
+        """Return how many GPUs of a node nobody asks for while a unit has its own there.
+
+        What needs more of the node than the unit leaves, such as a gang of all of it, stands then
+        in any case. Below 0: as many are missing.
+        """
+        left = self.size(node) - unit.gpus
+        there = (self._sizes.get(node.node, {}), self._fresh.get(unit.pin, {}))
+        wanted = sum(gpus * many for some in there for gpus, many in some.items() if gpus <= left)
+        return left - wanted + (unit.gpus if unit.gpus <= left else 0)
 
     def room(self, view: VcView) -> Room:
         """Return what is left while all keep what they have."""

@@ -25,7 +25,7 @@ from skep.policies.introspective.units import Members, Units
 from skep.policies.room import Room
 from skep.units import Instant
 from skep.view.plan import Pack, Plan, Unpack
-from skep.view.view import JobView, Phase, VcView
+from skep.view.view import JobView, NodeView, Phase, VcView
 from skep.wire.reasons import Reason
 from skep.wire.spec import suits
 
@@ -54,6 +54,7 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
     couples.look((sizes, cold, often))
     tried, alone = list[Pack](), list[JobView]()
     gangs: dict[str, int] | None = None
+    nodes: dict[str, NodeView] | None = None
     for guest in couples.line(short) if short else couples.standing(crowded):
         if len(tried) >= ACTIONS_MAX:
             break
@@ -70,7 +71,8 @@ def pack(view: VcView, known: Known, plan: Plan, rules: Rules) -> list[Pack]:
         host = min((each for each in hosts if each.job not in gone), key=idlest, default=None)
         if host is not None:
             gangs = _gangs(view, known, rules) if gangs is None else gangs
-            if gangs.get(node, 0) > guest.gpus:
+            nodes = {each.node: each for each in view.nodes} if nodes is None else nodes
+            if gangs.get(node, 0) > guest.gpus or _beside(known, nodes[node], host, guest):
                 continue
             gone.add(host.job)
             over[guest.pin] = over.get(guest.pin, 0) - guest.gpus
@@ -117,20 +119,37 @@ def part(units: Units, plan: Plan, now: Instant) -> list[Unpack]:
 def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instant | None]:
     """Return whom to take off shared GPUs, one at most, and when to look again.
 
-    Once there is no overload any more, no job has come for a slice, and one of those that share
-    fits on GPUs that are free.
+    Once there is no overload any more, or whoever waits is too large for what is left beside the
+    pack, no job has come for a slice, and one of those that share fits on GPUs that are free.
     """
-    if not units.calm or plan.actions or plan.turns or units.known.waiting:
+    if not units.calm or plan.actions or plan.turns:
         return [], None
-    room = units.known.room(view)
-    for leads, members in sorted(units.calm.items(), key=lambda pack: pack[1][0].sequence):
+    known, free = units.known, {node.node: node for node in view.nodes if node.free}
+    packs = [pack for pack in units.calm.items()
+             if not known.waiting or _idles(known, free, pack)]  # fmt: skip
+    room = known.room(view) if packs else None
+    for leads, members in sorted(packs, key=lambda pack: pack[1][0].sequence):
         for each in sorted(members, key=lambda job: (job.job == leads, job.sequence)):
-            if _fits(each, room):
+            if room is not None and _fits(each, room):
                 calm = Instant(view.quiet_since + units.rules.slice_ns)
                 if view.now < calm:
                     return [], calm
                 return [Unpack(each.job, Reason.OWN_GPUS)], None
     return [], None
+
+
+def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool:
+    """Return whether a guest may run whenever a host does, each with GPUs of its own."""
+    left = known.size(node) - host.gpus
+    return guest.gpus <= left and known.spare(node, host) >= 0
+
+
+def _idles(known: Known, free: dict[str, NodeView], pack: tuple[str, Members]) -> bool:
+    """Return whether GPUs are idle whenever a pack runs, as many as its guest could have."""
+    leads, members = pack
+    unit = next(job for job in members if job.job == leads)
+    node = free.get(unit.nodes[0][0]) if len(unit.nodes) == 1 else None
+    return node is not None and known.spare(node, unit) >= unit.gpus
 
 
 def _goes(guest: JobView, host: JobView, sizes: dict[str, int]) -> bool:

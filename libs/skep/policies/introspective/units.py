@@ -29,6 +29,9 @@ _APART = frozenset({Phase.RUNNING, Phase.STARTING, Phase.AWAY, Phase.STOPPING})
 WORSE = 50
 """Thousandths by which a pack that was kept has to fall below what turns give to be undone: it had
 to be better than they are to be kept, so it does not come and go."""
+OTHERWISE = 250
+"""Thousandths by which a pack has to make more or less than when it was kept, to be measured anew:
+less than a phase is worth that matters, and more than rates vary."""
 
 Members = tuple[JobView, ...]
 
@@ -351,11 +354,17 @@ def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, 
 
 
 def _hurt(members: Members, rules: Rules) -> bool:
-    """Return whether jobs on the same GPUs make less than they would in turns, as far as known."""
+    """Return whether jobs on the same GPUs make less than they would in turns, as far as known.
+
+    If they make far more or less than when it was measured that they go well together, one of them
+    is in another phase. What it makes alone now is not known, and the sum says nothing.
+    """
     total = 0
     for job in members:
         alone = dict(job.rates).get(job.workers, 0)
         if not alone or not job.rate_milli:
             return False
         total += MILLI * job.rate_milli // alone
-    return total < min(turns_give(job, rules) for job in members) - WORSE
+    if total < min(turns_give(job, rules) for job in members) - WORSE:
+        return True
+    return _mates(members) and abs(total - members[0].mate_milli) > OTHERWISE

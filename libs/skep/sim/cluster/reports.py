@@ -22,6 +22,7 @@ from skep.sim.cluster.agents import Agents
 from skep.sim.cluster.floor import Run
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire.advice import Outlook, QueueAdvice
+from skep.wire.changes import JobChanged
 from skep.wire.codec import Facts
 from skep.wire.facts import CellsSet, JobBound, JobEnded, JobQueued, JobRequeued, NodeAdded
 from skep.wire.findings import Finding
@@ -33,7 +34,7 @@ from skep.wire.trials import Judged, Trials
 
 FOLLOWED = frozenset(
     {JobQueued, JobBound, JobRequeued, JobEnded, NodeAdded, CellsSet, JobMoved, SuccessorBound,
-     SuccessorDropped, GangWidened, GangNarrowed, GpusShared}
+     SuccessorDropped, GangWidened, GangNarrowed, GpusShared, JobChanged}
 )  # fmt: skip
 RESEND_AFTER, EXPIRES_AFTER = seconds(600.0), seconds(1800.0)
 """Nothing is lost here, so advice that did not change is said again for the sake of time alone:
