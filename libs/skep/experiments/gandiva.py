@@ -25,7 +25,7 @@ from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.cluster.truth import Truth
 from skep.sim.cluster.world import World
-from skep.sim.outcome import JobOutcome, RunResult
+from skep.sim.outcome import JobOutcome, RunResult, Sample
 from skep.traces.generators import gandiva, gandivadays
 from skep.traces.job import Trace, TraceJob
 from skep.units import NS_PER_SECOND, Duration, in_seconds
@@ -45,6 +45,8 @@ COSTS = Costs(suspend_s=0.5, resume_s=0.5, migrate_s=3.5)
 """Suspending and resuming takes less than a second, a move 3.5 s for the largest (Figure 13)."""
 STEADY_MIN = (20, 200)
 """The stable regime of section 6.3, minutes."""
+COMING_MIN = (20, 120)
+"""That part of it in which jobs come: later one arm may have done what the other still has to."""
 SAMPLE_S = 60.0
 POINTS = 240
 MIX = 1000, 45
@@ -202,8 +204,7 @@ def _figures(result: RunResult) -> dict[str, float]:
     ended = [each for each in result.jobs if each.ended is not None]
     hundred = [in_seconds(Duration(each.hundred - each.job.at)) for each in ended
                if each.hundred is not None]  # fmt: skip
-    low, high = (60 * each for each in STEADY_MIN)
-    steady = [each for each in result.samples if low <= in_seconds(each.at) <= high]
+    steady, coming = _between(result, STEADY_MIN), _between(result, COMING_MIN)
     return {
         "jobs": float(len(result.jobs)),
         "unfinished": float(len(result.jobs) - len(ended)),
@@ -213,6 +214,7 @@ def _figures(result: RunResult) -> dict[str, float]:
         "makespan_min": max((in_seconds(each.ended or Duration(0)) for each in ended),
                             default=0.0) / 60,
         "busy": _mean([each.busy / result.gpus for each in steady]),
+        "busy_coming": _mean([each.busy / result.gpus for each in coming]),
         "useful": _mean([each.useful / result.gpus for each in steady]),
         "suspended": float(sum(each.suspended for each in ended)),
         "migrated": float(sum(each.migrated for each in ended)),
@@ -220,6 +222,11 @@ def _figures(result: RunResult) -> dict[str, float]:
                                       for span in each.spans))
                             for each in ended if each.job.gpus > 1]),
     }  # fmt: skip
+
+
+def _between(result: RunResult, minutes: tuple[int, int]) -> list[Sample]:
+    low, high = (60 * each for each in minutes)
+    return [each for each in result.samples if low <= in_seconds(each.at) <= high]
 
 
 def _curves(result: RunResult) -> dict[str, list[tuple[float, float]]]:
