@@ -6,7 +6,7 @@ from itertools import islice
 from math import exp, sqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skep.perf.judge import (
@@ -128,6 +128,29 @@ def test_exact_rates_are_judged_at_the_first_look_that_may() -> None:
     assert kept.kept is None
     assert undone is not None
     assert undone.kept is False
+
+
+def test_what_clearly_hurts_is_undone_after_four_samples() -> None:
+    loss = Tried(Baseline(1.0, 0.0, 10**6), [0.50, 0.51, 0.49, 0.50])
+    found = judge([loss], 1.0)
+    assert found is not None
+    assert found.kept is False
+    assert found.high < 1.0
+    assert judge([loss._replace(rates=loss.rates[:3])], 1.0) is None
+    # Four samples that differ by more say too little of what is a tenth worse.
+    unsure = judge([loss._replace(rates=[0.9, 0.92, 0.88, 0.9])], 1.0)
+    assert unsure is not None
+    assert unsure.kept is None
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=15), st.floats(0.1, 3.0))
+@example([10.0] * 15, 1.0)
+@example([10.0] * 8, 1.0)
+@example([10.0] * 4, 1.0)
+def test_nothing_is_kept_by_fewer_than_sixteen_samples(rates: list[float], needed: float) -> None:
+    found = judge([Tried(Baseline(1.0), rates)], needed)
+    assert found is not None
+    assert found.kept is not True
 
 
 def test_nothing_is_judged_without_a_rate_to_compare_with() -> None:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 
 from skep.sim.cluster.build import uniform
 from skep.sim.cluster.settings import EVERYTHING, Costs, Reporting, Settings
@@ -13,6 +14,7 @@ from skep.sim.cluster.world import World
 from skep.traces.job import Trace, TraceJob
 from skep.units import seconds
 from skep.wire.cluster import Cluster
+from skep.wire.findings import RateLearned
 from skep.workloads.situation import Situation, Steady
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -96,3 +98,32 @@ def test_reports_of_changes_alone_lead_to_the_decisions_of_reports_every_second(
     assert sum(job.resized for job in outcomes) > 0
     assert once.reports.reports * 5 < every.reports.reports
     assert played(jobs, "none").ledger.digest() != once.ledger.digest()
+
+
+@pytest.mark.parametrize("reports", ["on-change", "per-second"])
+@pytest.mark.parametrize("step", [0.25, 20.0])
+def test_while_a_job_is_suspended_is_no_part_of_how_it_goes(
+    reports: Reporting, step: float
+) -> None:
+    """Two jobs take turns on one GPU, each at the same pace whenever it runs."""
+    told: set[int] = set()
+
+    def judge(world: World, decided: list[Any]) -> None:
+        told.update(pace.rate_milli for pace, _ in world.allocator.soft.paces.values())
+
+    jobs = Trace(name="turns", jobs=tuple(
+        TraceJob(id=f"t{number}", at=seconds(number), run_time=seconds(900), gpus=1, workers=1,
+                 mini_batches=round(900 / step)) for number in range(2)
+    ))  # fmt: skip
+    settings = Settings(costs=Costs(start_s=2, suspend_s=1, resume_s=1), hints="none",
+                        policies={"all": ("gandiva", {"introspect": True})},
+                        reports=reports)  # fmt: skip
+    world = World(jobs, uniform(1, 1), settings, Steady(), judge=judge)
+    assert world.reports is not None
+    world.reports.found = []
+    assert world.run()
+    outcomes = world.ledger.outcomes(world.now)
+    assert sum(job.suspended for job in outcomes) > 10
+    # Nobody has stalled, and who stood is told to make nothing or what it makes, and not between.
+    assert [type(found) for _, found in world.reports.found] == [RateLearned] * 2
+    assert told - {0} == {round(1000 / step)}

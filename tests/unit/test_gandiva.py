@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from skep.policies.gandiva import Gandiva
 from skep.policies.registry import make
-from skep.policies.turns import height, owed, shares
+from skep.policies.turns import OWED_SLICES_MAX, height, owed, shares
 from skep.units import Duration, Instant, seconds
 from skep.view.plan import Plan, Suspend
 from skep.view.view import JobView, Phase, VcView
@@ -244,3 +244,41 @@ def test_of_those_who_starve_the_one_that_has_stood_for_longest_comes_first() ->
     first = replace(first, owed=int(2 * SLICE), owed_at=first.since, owed_ran=first.served)
     last = replace(last, owed=int(2 * SLICE), owed_at=since, owed_ran=last.served)
     assert told(plan(view([first, last], nodes=1, size=1))).split()[0] == "+j2@n1"
+
+
+def lasting(stands: float, *ran: float, small: int = 2) -> VcView:
+    """Return a gang of n1 that has stood for so long, and who has its GPUs since so long.
+
+    Those are owed as much as it is. It has half of the time, so it is to stand for six slices.
+    """
+    since = Instant(NOW - seconds(stands))
+    gang = replace(away("j1", 4, on=[("n1", 4)], can=STAYS), waiting_since=since, since=since)
+    there = [runs(f"j{number}", small, since=each, on=[("n1", small)], can=STAYS)
+             for number, each in enumerate(ran, 2)]  # fmt: skip
+    owed_ = int(OWED_SLICES_MAX * SLICE)
+    due = [replace(each, owed=owed_, owed_at=each.since, served=Duration(10 * SLICE),
+                   owed_ran=Duration(10 * SLICE)) for each in there]  # fmt: skip
+    return view([gang, *due], nodes=1)
+
+
+def test_a_gang_that_stood_for_too_long_takes_gpus_of_smaller_ones_that_ran_for_a_while() -> None:
+    """Of smaller ones there is hardly a time at which all have had their slice."""
+    six = 6 * 60
+    assert told(plan(lasting(six, 70, 15))) == "-j2 -j3 +j1@n1"
+    assert told(plan(lasting(six - 1, 70, 15))) == ""
+    assert told(plan(lasting(six, 70, 14))) == ""
+    # Who is as large has its slice.
+    assert told(plan(lasting(six, 59, small=4))) == ""
+    assert told(plan(lasting(six, 60, small=4))) == "-j2 +j1@n1"
+
+
+def test_it_is_looked_again_when_a_gang_will_have_stood_for_too_long() -> None:
+    stands = plan(lasting(6 * 60 - 5, 70, 30))
+    assert (told(stands), stands.look_at) == ("", NOW + seconds(5))
+    both = plan(lasting(6 * 60, 5, 5))
+    assert (told(both), both.look_at) == ("", NOW + seconds(10))
+    # With books kept from plan to plan it is let be until then, too.
+    policy, seen = make("gandiva", {}).planner(), lasting(6 * 60 - 1, 30, 20)
+    assert told(policy(seen)) == ""
+    later = replace(seen, now=Instant(NOW + seconds(1)))
+    assert told(policy(later)) == "-j2 -j3 +j1@n1"

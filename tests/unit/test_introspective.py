@@ -423,6 +423,34 @@ def test_who_has_grown_gives_back_what_a_new_job_needs_before_anybody_is_suspend
     assert tries(view([elastic("j1", "n1", workers=3, asked=3), other, new], nodes=1)) == []
 
 
+def test_a_new_job_goes_where_it_would_had_nobody_grown_and_who_has_grown_there_shrinks() -> None:
+    """Else a gang would be scattered over what is free."""
+    grown, other = elastic("j1", "n1", workers=3), gang("j2", ("n2", 2))
+    shown = plan(view([grown, other, came("j3", 3)]))
+    assert shown.actions == (Resize("j1", Reason.GPUS_NEEDED, 1),)
+    assert [(turn.job, turn.nodes) for turn in shown.turns] == [("j3", ("n1",))]
+    # Who has all that it asked for has not grown.
+    scattered = plan(view([elastic("j1", "n1", workers=3, asked=3), other, came("j3", 3)]))
+    assert told(scattered) == "+j3@n2,n1"
+    # Who was somewhere before has not just come: it goes to what is free.
+    since = Instant(NOW - seconds(20))
+    stands = replace(job("j3", 2, ran=100, can=MOVES), phase=Phase.AWAY, since=since,
+                     waiting_since=since, nodes=(("n1", 2),))  # fmt: skip
+    assert told(plan(view([grown, other, stands]))) == "+j3@n2"
+
+
+def test_who_has_grown_where_nobody_comes_or_there_is_room_does_not_shrink() -> None:
+    grown, other = elastic("j1", "n1", workers=3), gang("j2", ("n2", 2))
+    more = [elastic("j4", "n3", workers=2), gang("j5", ("n3", 2))]
+    assert told(plan(view([grown, other, *more, came("j6", 3)], nodes=3))) == "j1=1 +j6@n1"
+    assert told(plan(view([grown, other, *more, came("j6", 1)], nodes=3))) == "+j6@n1"
+    # It is as large as it was in the next plan.
+    policy = make("gandiva", {"introspect": True}).planner()
+    policy(view([grown, other, came("j6", 1)]))
+    placed = job("j6", on=[("n1", 1)], since=1)
+    assert told(policy(view([grown, other, placed, came("j7", 3)]))) == "j1=2 +j7@n2,n1"
+
+
 # --- health --------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,33 @@ def test_a_size_is_learned_from_when_the_rate_rests_on_it_alone(teller: Teller) 
                       ScalePoint(gpus=8, nodes=1, step_ns=Duration(277_777_777)))  # fmt: skip
 
 
+def means(teller: Teller) -> list[tuple[int, int, int]]:
+    """Return what was told of a job: its rate, and the mean of how many windows."""
+    told = (each.jobs[0] for _, each in teller.told)
+    return [(pace.rate_milli, pace.mean_milli, pace.samples) for pace in told]
+
+
+def test_a_mean_is_forgotten_once_a_job_goes_otherwise_until_there_is_a_new_one(
+    teller: Teller,
+) -> None:
+    teller.measured(rate(2000, mean_milli=2000, spread_milli=20, samples=8), times=30)
+    teller.measured(rate(1000), times=30)
+    assert means(teller) == [(2000, 2000, 8), (1000, 0, 0)]
+    teller.measured(rate(1000, mean_milli=1010, spread_milli=10, samples=8), times=20)
+    assert means(teller)[2:] == [(1000, 1010, 8)]
+
+
+def test_a_mean_is_kept_while_a_job_goes_as_its_windows_did(teller: Teller) -> None:
+    """Their spread is 100, and three times that is nothing new; one measurement says nothing."""
+    teller.measured(rate(2000, mean_milli=2000, spread_milli=100, samples=8), times=30)
+    teller.measured(rate(1000))
+    teller.measured(rate(2300), times=30)
+    assert means(teller) == [(2000, 2000, 8), (2300, 2000, 8)]
+    teller.measured(rate(2301), times=700)
+    assert means(teller)[1:] == [(2300, 2000, 8)]
+    assert teller.outlooks.runners["j1"].base.samples == 0
+
+
 def test_what_shares_its_gpus_says_nothing_of_its_family(teller: Teller) -> None:
     teller.outlooks.runners["j1"].shares = True
     teller.measured(rate(2000), times=30)
