@@ -448,7 +448,7 @@ def test_who_has_grown_where_nobody_comes_or_there_is_room_does_not_shrink() -> 
     policy = make("gandiva", {"introspect": True}).planner()
     policy(view([grown, other, came("j6", 1)]))
     placed = job("j6", on=[("n1", 1)], since=1)
-    assert told(policy(view([grown, other, placed, came("j7", 3)]))) == "j1=2 +j7@n2,n1"
+    assert told(policy(view([grown, other, placed, came("j7", 3)]))) == "j1=2 +j7@n1,n2"
 
 
 # --- health --------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ class Telling:
         self.unsure: dict[str, Instant] = {}
         """Jobs that were just resized, or whose GPUs others came to or left: until when a rate told
         may be of before; 0: as of this decision."""
+        self.unsettled: dict[str, tuple[Instant, Instant]] = {}
+        """Jobs that have shared GPUs, and may be alone: since when, and when that is looked at; 0:
+        as of this decision."""
         self.settled: dict[str, int] = {}
         """By job that has shared GPUs: the attempt, if what was told of it last is of it alone."""
         self.alone: dict[str, tuple[int, int]] = {}

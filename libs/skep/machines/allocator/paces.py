@@ -59,24 +59,15 @@ def forget(machine: AllocatorMachine, name: str) -> None:
         known.pop(name, None)
 
 
-def settle(machine: AllocatorMachine, job: JobState) -> None:
-    """Take over that a job that shared GPUs has been alone for long enough to tell how it goes.
-
-    What was measured before it first shared any may be of another phase.
-    """
-    if job.state is State.RUNNING and job.change is None:
-        machine.soft.telling.settled[job.job] = job.attempt
-        machine.soft.touched[job.job] = None
-
-
 def disturbed(machine: AllocatorMachine, job: JobState) -> None:
     """Take over that a job shares GPUs from now on, or goes on after it stood.
 
     What is told of it next says nothing of it alone: how it went is kept.
     """
-    told, soft = machine.soft.paces.get(job.job), machine.soft
-    if soft.telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
-        soft.telling.alone[job.job] = job.attempt, best(told[0])
+    told, telling = machine.soft.paces.get(job.job), machine.soft.telling
+    if telling.settled.pop(job.job, 0) == job.attempt and told is not None and best(told[0]):
+        telling.alone[job.job] = job.attempt, best(told[0])
+    telling.unsettled[job.job] = Instant(0), Instant(0)
 
 
 def shown(machine: AllocatorMachine, job: JobState) -> dict[str, Any]:

@@ -49,8 +49,7 @@ def enter(
         job.mixed = True  # Its processes run already: they are told once they have gone on.
     else:
         told(job, Share(share=packed.told, beside=tuple(name for name, _ in packed.beside)))
-    for name in (job.job, *(name for name, _ in packed.beside)):
-        paces.disturbed(machine, machine.jobs[name])
+    paces.disturbed(machine, job)
     parted(machine, packed.beside)
 
 
@@ -95,6 +94,7 @@ def parted(machine: AllocatorMachine, others: Iterable[Attempt]) -> None:
             machine.note_borrowed(job)
             machine.soft.reshare[name] = None
             machine.soft.telling.unsure[name] = Instant(0)
+            paces.disturbed(machine, job)
             if machine.soft.planned:
                 machine.soft.touched[name] = None
 

@@ -27,6 +27,7 @@ from skep.machines.allocator import changing, moving, paces, packs, resizing, tr
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.tries import MOVES, Undo, counted, families, key
 from skep.machines.base import Send
+from skep.perf.progress import WINDOW
 from skep.units import Duration, Instant, after, seconds
 from skep.view.plan import Migrate, Resize
 from skep.wire import subjects
@@ -212,12 +213,12 @@ def review(machine: AllocatorMachine, now: Instant) -> None:
     """End trials that can have no verdict any more, and put back what is to be."""
     known, soft = machine.tries, machine.soft
     if soft.telling.unsure:
-        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()
-                if name in machine.jobs}  # fmt: skip
-        soft.telling.unsure = {name: at for name, at in told.items() if at > now}
-        for name in [name for name, at in told.items() if at <= now]:
-            if machine.jobs[name].mixed and not packs.shares(machine, machine.jobs[name]):
-                paces.settle(machine, machine.jobs[name])
+        told = {name: at or after(now, SETTLES) for name, at in soft.telling.unsure.items()}
+        soft.telling.unsure = {
+            name: at for name, at in told.items() if at > now and name in machine.jobs
+        }
+    if soft.telling.unsettled:
+        _settle(machine, now)
     due = soft.telling.at is not None and soft.telling.at <= now
     looks, soft.telling.touched = due or soft.telling.touched, False
     for trial in list(known.open.values()) if looks else ():
@@ -230,6 +231,29 @@ def review(machine: AllocatorMachine, now: Instant) -> None:
         job = machine.jobs[name]
         if job.change is None and job.asked is None and job.successor is None:
             _put_back(machine, job, undo, now)
+
+
+def _settle(machine: AllocatorMachine, now: Instant) -> None:
+    """Take over of whom what is told is of them alone by now.
+
+    It is once something was told after they were: that is late where mini-batches are slow. As long
+    as nothing is, or something is done to one, it is looked again.
+    """
+    left, telling = dict[str, tuple[Instant, Instant]](), machine.soft.telling
+    for name, (since, at) in telling.unsettled.items():
+        job = machine.jobs.get(name)
+        if at > now:
+            left[name] = since, at
+        elif not at:
+            left[name] = now, after(now, SETTLES)
+        elif job is not None and job.state is State.RUNNING and not packs.shares(machine, job):
+            pace = machine.soft.paces.get(name)
+            if job.change is None and pace is not None and pace[1] > since:
+                telling.settled[name] = job.attempt
+                machine.soft.touched[name] = None
+            else:
+                left[name] = since, after(now, WINDOW)
+    telling.unsettled = left
 
 
 def _put_back(machine: AllocatorMachine, job: JobState, undo: Undo, now: Instant) -> None:

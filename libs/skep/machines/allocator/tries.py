@@ -207,8 +207,7 @@ def follow(machine: AllocatorMachine, fact: Any) -> None:
     if isinstance(fact, JobChanged) and fact.goal in (Goal.MIGRATE, Goal.RESIZE):
         _changed(machine, fact)
     elif isinstance(fact, JobChanged) and fact.goal is Goal.RESUME and machine.jobs[name].mixed:
-        paces.disturbed(machine, machine.jobs[name])
-        machine.soft.telling.unsure[name] = Instant(0)  # It may be alone from now on.
+        paces.disturbed(machine, machine.jobs[name])  # It may be alone from now on.
     for other, undo in list(tries.undoing.items()):
         if not _owed(machine, other, undo):
             del tries.undoing[other]

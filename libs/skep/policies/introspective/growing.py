@@ -73,14 +73,33 @@ def asked(known: Known) -> dict[str, JobView]:
     return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
 
 
-def give(view: VcView, known: Known, plan: Plan, less: dict[str, JobView]) -> list[Resize]:
-    """Return who has to give back what it has grown by, for all to go where a plan has them go."""
-    nodes, used = {node.node: node for node in view.nodes}, dict[str, int]()
+def give(view: VcView, known: Known, plan: Plan, grown: dict[str, JobView]) -> list[Resize]:
+    """Return who gives back how much of what it has grown by, for a plan to come true.
+
+    `grown`: those who have, by name, as they are; `known` has them as they asked to be.
+    """
+    nodes = {node.node: node for node in view.nodes}
+    left, less = dict[tuple[str, str], int](), dict[str, int]()
     for turn in plan.turns:
+        job = known.jobs[turn.job]
+        short = job.gpus
         for node in turn.nodes:
-            used[node] = used.get(node, 0) + known.jobs[turn.job].gpus
-    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()
-            if used.get(job.nodes[0][0], 0) > _free(job, nodes)]  # fmt: skip
+            there = node, job.pin
+            if there not in left:
+                left[there] = nodes[node].free_for(job.pin) if node in nodes else 0
+            taken = max(min(left[there], short), 0)
+            left[there], short = left[there] - taken, short - taken
+        for name, other in grown.items():
+            ((node, _),) = other.nodes
+            if short > 0 and node in turn.nodes and other.pin == job.pin:
+                each, workers = _each(other), less.get(name, other.workers)
+                asked = other.spec.resources.workers
+                less[name] = max(asked, workers - -(-short // each))
+                given = (workers - less[name]) * each
+                left[node, job.pin] += max(given - short, 0)
+                short -= min(given, short)
+    return [Resize(name, Reason.GPUS_NEEDED, workers) for name, workers in less.items()
+            if workers < grown[name].workers]  # fmt: skip
 
 
 def grow(

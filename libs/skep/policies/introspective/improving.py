@@ -26,14 +26,18 @@ def improve(view: VcView, units: Units, react: React) -> Plan:
     """
     units.follow(view)
     known, rules = units.known, units.rules
-    less, smaller = growing.shrink(view, known)
-    seen, hidden = view, {} if smaller else growing.asked(known)
-    if smaller or hidden:
-        seen = growing.freed(view, known, smaller or hidden)
-        units.lessen(smaller or hidden)
+    hidden = growing.asked(known)
+    less, smaller = growing.shrink(view, known) if not hidden else ([], hidden)
+    were, seen = {name: known.jobs[name] for name in hidden}, view
+    if smaller:
+        seen = growing.freed(view, known, smaller)
+        units.lessen(smaller)
     plan = react(seen, [*units.changes.values()])
-    less = less or growing.give(view, known, plan, hidden)
-    view = seen if less else view
+    if hidden:
+        less = growing.give(view, known, plan, were)
+        units.restore(were)
+    else:
+        view = seen
     idle, look_at = health.idle(known, plan, rules)
     more: list[Action] = [*idle]
     rests = [view.trial_after, view.move_after, *units.rests()]

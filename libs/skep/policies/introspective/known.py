@@ -163,9 +163,12 @@ class Known:
         What needs more of the node than the unit leaves, such as a gang of all of it, stands then
         in any case. Below 0: as many are missing.
         """
-        left = self.size(node) - unit.gpus
-        there = (self._sizes.get(node.node, {}), self._fresh.get(unit.pin, {}))
-        wanted = sum(gpus * many for some in there for gpus, many in some.items() if gpus <= left)
+        size = self.size(node)
+        left = size - unit.gpus
+        there, comes = self._sizes.get(node.node, {}), self._fresh.get(unit.pin, {})
+        wanted = sum(gpus * many for gpus, many in there.items() if gpus <= left)
+        # Who has no nodes yet, and needs several, may have what is left here.
+        wanted += sum(gpus * many for gpus, many in comes.items() if gpus <= left or gpus > size)
         return left - wanted + (unit.gpus if unit.gpus <= left else 0)
 
     def room(self, view: VcView) -> Room:

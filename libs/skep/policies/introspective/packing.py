@@ -140,6 +140,10 @@ def spread(view: VcView, units: Units, plan: Plan) -> tuple[list[Unpack], Instan
 
 def _beside(known: Known, node: NodeView, host: JobView, guest: JobView) -> bool:
     """Return whether a guest may run whenever a host does, each with GPUs of its own."""
+    able = {"rebind", "migrate"}.intersection(guest.can)
+    if not able and any(set(had) & set(dict(host.devices).get(name, ()))
+                        for name, had in guest.devices):  # fmt: skip
+        return False  # It goes on with its very own GPUs, or not at all.
     left = known.size(node) - host.gpus
     return guest.gpus <= left and known.spare(node, host) >= 0
 

@@ -258,6 +258,14 @@ class Units:
         self._show({name: (job, job) for name, job in less.items()})
         self._lessened.update(dict.fromkeys(less))
 
+    def restore(self, jobs: dict[str, JobView]) -> None:
+        """Have jobs be known as they are again, for the rest of a plan."""
+        for name, job in jobs.items():
+            smaller, seen = self._shown[name]
+            self.known.count(smaller, -1)
+            self.known.count(job, 1)
+            self._shown[name] = job, seen  # As those that plan turns see it until the next plan.
+
     def unfold(self, plan: Plan) -> Plan:
         """Return a plan of packs as one of jobs: who leads leaves with all that are beside it."""
         actions: list[Action] = []
