@@ -5,22 +5,25 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from skep.machines.allocator import AllocatorMachine, packs, trials
+from skep.machines.allocator import AllocatorMachine, paces, packs, trials
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect
+from skep.perf.progress import WINDOW
 from skep.policies.registry import POLICIES
 from skep.units import NS_PER_SECOND
 from skep.view.plan import Pack
 from skep.wire.advice import JobPace, Outlook
-from skep.wire.changes import AskResume, AskSuspend
+from skep.wire.changes import AskCheckpoint, AskResume, AskSuspend
 from skep.wire.spec import SizeHint
 from skep.wire.trials import Before, TrialBegun
-from tests.kit import Driver, at, heartbeat, started
+from tests.kit import Driver, at, exited, heartbeat, started
 from tests.unit.test_allocator_actions import CAN, WHY, Does, do, running
 from tests.unit.test_allocator_changes import ask, changed, known, of, told
 from tests.unit.test_allocator_trials import BERT, PACE, judged
 
 SETTLES = trials.SETTLES / NS_PER_SECOND
+AGAIN_AFTER = WINDOW / NS_PER_SECOND
+"""So much later it is looked again at who was not told of."""
 TRY = Pack("j2", "j1", WHY, trial=True)
 AGAIN = Pack("j3", "j1", WHY, trial=True)
 """Of another family than the first guest: nothing keeps it from being tried."""
@@ -130,3 +133,48 @@ def test_what_it_made_alone_before_it_stood_counts_until_it_has_gone_on_for_a_wh
     late = stood()
     paced(late, PACE // 4, GOES + SETTLES)
     assert host(do(late, AGAIN, second=GOES + SETTLES + 1)).solo_milli == PACE // 4
+
+
+def waits(decide: Driver[AllocatorMachine], first: float, last: float) -> None:
+    """Have so many seconds pass in which nothing is told of j1."""
+    second = first
+    while second <= last:
+        decide.tick(second)
+        decide(heartbeat(), second)
+        second += 5
+
+
+def test_what_was_told_while_gpus_were_shared_is_never_taken_as_of_a_job_alone() -> None:
+    """Slow mini-batches are told of late: then that counts."""
+    decide = parted()
+    late = PARTED + 3 * SETTLES
+    waits(decide, PARTED + 5, late)
+    assert decide.machine.soft.paces["j1"][0].rate_milli == PACE // 3
+    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE
+    paced(decide, PACE // 2, late + 1)
+    waits(decide, late + 2, late + 2 + AGAIN_AFTER)
+    before = host(do(decide, AGAIN, second=late + 3 + AGAIN_AFTER))
+    assert (before.solo_milli, before.rate_milli) == (PACE // 2, PACE // 2)
+
+
+def test_who_is_being_changed_when_it_is_looked_at_is_looked_at_again() -> None:
+    decide = parted()
+    paced(decide, PACE // 2, PARTED + SETTLES - 5)
+    effects = decide(ask(10, AskCheckpoint(job="j1")), PARTED + SETTLES - 1)
+    waits(decide, PARTED + SETTLES, PARTED + SETTLES)
+    assert decide.machine.jobs["j1"].change is not None
+    assert decide.machine.soft.telling.settled == {}
+    done(decide, effects, PARTED + SETTLES + 2)
+    waits(decide, PARTED + SETTLES + 3, PARTED + SETTLES + 3 + AGAIN_AFTER)
+    before = host(do(decide, AGAIN, second=PARTED + SETTLES + 4 + AGAIN_AFTER))
+    assert (before.solo_milli, before.rate_milli) == (PACE // 2, PACE // 2)
+
+
+def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:
+    decide = parted()
+    paced(decide, PACE // 2, PARTED + 5)
+    decide(exited("j1"), PARTED + 6)
+    waits(decide, PARTED + 10, PARTED + 2 * SETTLES)
+    telling = decide.machine.soft.telling
+    assert (telling.unsettled, telling.settled, telling.alone, telling.unsure) == ({}, {}, {}, {})
+    assert "j1" not in decide.machine.soft.paces

@@ -277,6 +277,10 @@ def test_it_is_looked_again_when_a_gang_will_have_stood_for_too_long() -> None:
     assert (told(stands), stands.look_at) == ("", NOW + seconds(5))
     both = plan(lasting(6 * 60, 5, 5))
     assert (told(both), both.look_at) == ("", NOW + seconds(10))
+    # Each has to have run for a quarter of a slice, whoever would be first.
+    for ran in ((70, 14), (14, 70), (70, 30, 14, 14)):
+        last = plan(lasting(7 * 60, *ran, small=4 // len(ran)))
+        assert (told(last), last.look_at) == ("", NOW + seconds(1))
     # With books kept from plan to plan it is let be until then, too.
     policy, seen = make("gandiva", {}).planner(), lasting(6 * 60 - 1, 30, 20)
     assert told(policy(seen)) == ""

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.policies.gandiva import Gandiva
+from skep.policies.introspective import growing
 from skep.policies.introspective.rules import Rules
 from skep.policies.introspective.units import Units
 from skep.policies.registry import NoPolicy, make
@@ -449,6 +450,55 @@ def test_who_has_grown_where_nobody_comes_or_there_is_room_does_not_shrink() -> 
     policy(view([grown, other, came("j6", 1)]))
     placed = job("j6", on=[("n1", 1)], since=1)
     assert told(policy(view([grown, other, placed, came("j7", 3)]))) == "j1=2 +j7@n1,n2"
+
+
+def test_nobody_gives_back_more_than_a_new_job_needs_beyond_what_is_free() -> None:
+    grown, other = elastic("j1", "n1", workers=4), gang("j2", ("n2", 3))
+    assert told(plan(view([grown, other, came("j3", 1)]))) == "j1=3 +j3@n1"
+    # Several have it from one.
+    assert told(plan(view([grown, other, came("j3", 1), came("j4", 1)]))) == "j1=2 +j3@n1 +j4@n1"
+    # What is left of a worker's GPUs is for the next.
+    large = replace(elastic("j5", "n1", workers=2), gpus=4, nodes=(("n1", 4),))
+    more = [large, elastic("j6", "n1", workers=2), gang("j7", ("n1", 2))]
+    news = [came("j8", 1), came("j9", 1)]
+    assert told(plan(view([*more, *news], nodes=1, size=8))) == "j5=1 +j8@n1 +j9@n1"
+    # A gang goes whole to where others have grown.
+    assert told(plan(view([grown, gang("j2", ("n2", 2)), came("j3", 3)]))) == "j1=1 +j3@n1"
+
+
+def test_a_new_gang_on_several_nodes_takes_what_is_free_of_each_first() -> None:
+    there = [elastic("j1", "n1", workers=3), gang("j2", ("n2", 2))]
+    assert told(plan(view([*there, came("j3", 5)]))) == "j1=1 +j3@n1,n2"
+    assert told(plan(view([*there, came("j3", 4)]))) == "j1=2 +j3@n1,n2"
+    # If that is enough nobody gives anything back.
+    full = [elastic("j1", "n1", workers=2), gang("j2", ("n2", 2)), gang("j4", ("n1", 1))]
+    assert told(plan(view([*full, came("j3", 3)]))) == "+j3@n1,n2"
+
+
+def test_who_has_grown_is_as_large_as_it_is_for_what_is_tried_beside_turns() -> None:
+    """Else a server would count as cleared by a move that leaves it as full as it is."""
+    there = [elastic("j1", "n1", workers=2), gang("j6", ("n1", 1)),
+             *(gang(f"j{n}", (f"n{n}", 15)) for n in (2, 3))]  # fmt: skip
+    new = came("j7", 15, hard=True)
+    assert tries(view([*there, new], nodes=3, size=16)) == []
+    # Who has never grown is moved.
+    moved = Migrate("j1", Reason.MAKES_WHOLE, ("n2",), trial=True, needed_milli=980, defrag=True)
+    asked = [elastic("j1", "n1"), *there[1:], new]
+    assert tries(view(asked, nodes=3, size=16)) == [moved]
+
+
+def test_turns_see_who_has_grown_as_it_is_once_nobody_comes() -> None:
+    units, grown = Units(RULES), elastic("j1", "n1", workers=3)
+    units.follow(view([grown, came("j2", 1)]))
+    smaller = growing.asked(units.known)
+    assert [job.gpus for job in smaller.values()] == [1]
+    units.lessen(smaller)
+    assert units.known.jobs["j1"] == smaller["j1"]
+    units.restore({"j1": grown})
+    assert units.known.jobs["j1"] == units.known.grown["j1"] == grown
+    assert next(iter(units.changes.values())) == (None, smaller["j1"])
+    units.follow(view([grown]))
+    assert units.changes["j1"] == (smaller["j1"], grown)
 
 
 # --- health --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tests.policy_kit import NOW, job, told
 from tests.unit.test_introspective import (
     MOVES,
     RULES,
+    TIED,
     came,
     known,
     mates,
@@ -78,6 +79,19 @@ def test_who_has_just_come_wants_gpus_as_well_wherever_it_goes() -> None:
     assert packs(*there, came("j5", 2)) == [tried("j3", "j2")]
     # A new gang of all GPUs cannot run while one of them does.
     assert packs(*there, came("j5", 4)) == []
+
+
+def test_a_new_gang_that_no_node_holds_wants_what_is_left_there() -> None:
+    there = [stands("j1"), runs("j2", 0, 100), stood("j3", 0, 90)]
+    assert packs(*there, came("j5", 5)) == [tried("j3", "j2")]
+
+
+def test_who_goes_on_with_its_very_own_gpus_only_is_packed_with_who_has_them() -> None:
+    """It never runs beside that one otherwise, however many others are idle."""
+    there = [stands("j1"), runs("j2", 0, 100)]
+    assert packs(*there, stood("j3", 0, 90, can=TIED)) == [tried("j3", "j2")]
+    for way in ("rebind", "migrate"):
+        assert packs(*there, stood("j3", 0, 90, can=(*TIED, way))) == []
 
 
 # --- where they part -----------------------------------------------------------------------------
