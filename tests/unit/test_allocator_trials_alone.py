@@ -170,6 +170,24 @@ def test_who_is_being_changed_when_it_is_looked_at_is_looked_at_again() -> None:
     assert (before.solo_milli, before.rate_milli) == (PACE // 2, PACE // 2)
 
 
+def test_a_rate_told_at_once_is_still_of_gpus_that_were_shared() -> None:
+    decide = parted()
+    paced(decide, PACE // 3, PARTED + AGAIN_AFTER)
+    waits(decide, PARTED + SETTLES, PARTED + 2 * SETTLES)
+    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE
+    paced(decide, PACE // 2, PARTED + 2 * SETTLES + 1)
+    waits(decide, PARTED + 2 * SETTLES + 2, PARTED + 2 * SETTLES + 2 + AGAIN_AFTER)
+    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE // 2
+
+
+def test_who_has_shared_gpus_is_measured_alone_after_a_restart_too() -> None:
+    decide = parted()
+    decide.restart(PARTED + 1)
+    paced(decide, PACE // 2, PARTED + SETTLES)
+    waits(decide, PARTED + SETTLES + 2, PARTED + SETTLES + 2)
+    assert paces.solo(decide.machine, decide.machine.jobs["j1"]) == PACE // 2
+
+
 def test_of_whom_it_is_settled_is_forgotten_when_it_is_over() -> None:
     decide = parted()
     paced(decide, PACE // 2, PARTED + 5)

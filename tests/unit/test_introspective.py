@@ -475,6 +475,23 @@ def test_a_new_gang_on_several_nodes_takes_what_is_free_of_each_first() -> None:
     assert told(plan(view([*full, came("j3", 3)]))) == "+j3@n1,n2"
 
 
+def test_what_is_given_back_makes_room_for_whole_workers_and_in_the_vc() -> None:
+    there = [elastic("j1", "n1", workers=2), gang("j2", ("n1", 1)), gang("j4", ("n2", 1))]
+    assert told(plan(view([*there, came("j6", 4, workers=2)]))) == "j1=1 +j6@n1,n2"
+    # Nodes may have more free than is left to the VC.
+    other = [gang("j4", ("n1", 3)), gang("j5", ("n2", 3)), came("j6", 2)]
+    seen = view([elastic("j1", "n3", workers=2), gang("j2", ("n3", 2)), *other], nodes=3)
+    assert told(plan(replace(seen, free=1, gpus=seen.gpus - 1))) == "j1=1 +j6@n1,n2"
+
+
+def test_who_is_suspended_for_a_new_job_spares_others_from_shrinking() -> None:
+    stood = replace(came("j6", 5), submitted_at=Instant(NOW - seconds(100)),
+                    waiting_since=Instant(NOW - seconds(100)))  # fmt: skip
+    there = [elastic("j1", "n1", workers=3), job("j2", 1, on=[("n1", 1)], ran=500, since=300),
+             gang("j5", ("n2", 4), since=300)]  # fmt: skip
+    assert told(plan(view([*there, stood]))) == "j1=2 -j5 +j6@n2,n1"
+
+
 def test_who_has_grown_is_as_large_as_it_is_for_what_is_tried_beside_turns() -> None:
     """Else a server would count as cleared by a move that leaves it as full as it is."""
     there = [elastic("j1", "n1", workers=2), gang("j6", ("n1", 1)),

@@ -506,8 +506,9 @@ class _Turns:
                 if last is not None:
                     yield self._crossing(first, last)
                     yield max(patience, last.since + self._slice)
+                since = self._now if books.due(first) >= self._most else patience
                 for each in self._on(node) if node and one.gpus > 1 else ():
-                    yield max(patience, each.since + self._slice // LOOK_PARTS)
+                    yield max(since, each.since + self._slice // LOOK_PARTS)
 
     def _least(self, node: str) -> JobView | None:
         """Return who may be suspended first on a node, or (without one) anywhere."""

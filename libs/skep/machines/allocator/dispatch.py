@@ -224,6 +224,8 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
         if job.state is State.RUNNING:
             limit(machine, job, now)
             soft.reshare[job.job] = None
+            if job.mixed:
+                soft.telling.unsettled[job.job] = Instant(0), Instant(0)
         if job.successor is not None:
             for name in job.successor.members:
                 command(machine, name, job.job, job.successor.attempt, now)

@@ -248,11 +248,13 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
             left[name] = now, after(now, SETTLES)
         elif job is not None and job.state is State.RUNNING and not packs.shares(machine, job):
             pace = machine.soft.paces.get(name)
-            if job.change is None and pace is not None and pace[1] > since:
+            if job.change is None and pace is not None and pace[1] > after(since, WINDOW):
                 telling.settled[name] = job.attempt
                 machine.soft.touched[name] = None
             else:
                 left[name] = since, after(now, WINDOW)
+        elif job is not None and job.state is State.BOUND:
+            left[name] = since, after(now, SETTLES)
     telling.unsettled = left
 
 

@@ -225,6 +225,8 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
     machine.soft.telling.unsure[fact.job] = Instant(0)
     for known in (tries.solo, machine.soft.telling.alone, machine.soft.telling.settled):
         known.pop(fact.job, None)  # It may be another one elsewhere, or with other workers.
+    if machine.jobs[fact.job].mixed:
+        machine.soft.telling.unsettled[fact.job] = Instant(0), Instant(0)
     opened = tries.of_job.get(fact.job, 0)
     trial = tries.open.get(opened)
     if trial is None or trial.kind is Kind.PACK or opened in tries.done:

@@ -24,7 +24,7 @@ from skep.policies.introspective.rules import (
     spent,
 )
 from skep.units import Duration, Instant
-from skep.view.plan import Plan, Resize
+from skep.view.plan import Plan, Resize, Suspend
 from skep.view.view import JobView, NodeView, VcView
 from skep.wire.reasons import Reason
 
@@ -73,33 +73,34 @@ def asked(known: Known) -> dict[str, JobView]:
     return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
 
 
-def give(view: VcView, known: Known, plan: Plan, grown: dict[str, JobView]) -> list[Resize]:
+def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
     """Return who gives back how much of what it has grown by, for a plan to come true.
 
-    `grown`: those who have, by name, as they are; `known` has them as they asked to be.
+    `smaller`: as who are elastic asked to be. No more is given back than it takes.
     """
-    nodes = {node.node: node for node in view.nodes}
-    left, less = dict[tuple[str, str], int](), dict[str, int]()
+    gone = {action.job: None for action in plan.actions if isinstance(action, Suspend)}
+    room = known.room(view, stopping=True)
+    for name in gone:
+        room.release(known.jobs[name])
+    left = {name: known.jobs[name] for name in smaller if name not in gone}
     for turn in plan.turns:
         job = known.jobs[turn.job]
-        short = job.gpus
-        for node in turn.nodes:
-            there = node, job.pin
-            if there not in left:
-                left[there] = nodes[node].free_for(job.pin) if node in nodes else 0
-            taken = max(min(left[there], short), 0)
-            left[there], short = left[there] - taken, short - taken
-        for name, other in grown.items():
+        place = room.fit(job, turn.nodes)
+        for name, other in left.items():
             ((node, _),) = other.nodes
-            if short > 0 and node in turn.nodes and other.pin == job.pin:
-                each, workers = _each(other), less.get(name, other.workers)
-                asked = other.spec.resources.workers
-                less[name] = max(asked, workers - -(-short // each))
-                given = (workers - less[name]) * each
-                left[node, job.pin] += max(given - short, 0)
-                short -= min(given, short)
-    return [Resize(name, Reason.GPUS_NEEDED, workers) for name, workers in less.items()
-            if workers < grown[name].workers]  # fmt: skip
+            each = _each(other)
+            asked = other.spec.resources.workers
+            while place is None and other.pin == job.pin and left[name].workers > asked:
+                # Nodes together may have more free than is left to the VC: then any serves.
+                if node not in turn.nodes and room.left(job.pin) >= job.gpus:
+                    break
+                room.release(replace(other, workers=1, gpus=each, nodes=((node, each),)))
+                left[name] = _smaller(left[name], left[name].workers - 1)
+                place = room.fit(job, turn.nodes)
+        if place is not None:
+            room.take(job, place)
+    return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in left.items()
+            if job.workers < known.jobs[name].workers]  # fmt: skip
 
 
 def grow(

@@ -34,10 +34,11 @@ def improve(view: VcView, units: Units, react: React) -> Plan:
         units.lessen(smaller)
     plan = react(seen, [*units.changes.values()])
     if hidden:
-        less = growing.give(view, known, plan, were)
         units.restore(were)
+        less = growing.give(view, known, plan, hidden)
     else:
         view = seen
+    plan = replace(plan, actions=(*less, *plan.actions))
     idle, look_at = health.idle(known, plan, rules)
     more: list[Action] = [*idle]
     rests = [view.trial_after, view.move_after, *units.rests()]
@@ -57,4 +58,4 @@ def improve(view: VcView, units: Units, react: React) -> Plan:
         more = [*grown]
     plan = units.unfold(plan)
     look_at = min((at for at in looks if at is not None), default=None)
-    return replace(plan, actions=(*less, *plan.actions, *more), look_at=look_at)
+    return replace(plan, actions=(*plan.actions, *more), look_at=look_at)

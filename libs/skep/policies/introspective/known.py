@@ -171,9 +171,11 @@ class Known:
         wanted += sum(gpus * many for gpus, many in comes.items() if gpus <= left or gpus > size)
         return left - wanted + (unit.gpus if unit.gpus <= left else 0)
 
-    def room(self, view: VcView) -> Room:
-        """Return what is left while all keep what they have."""
-        return Room.after(view, (), self._kept)
+    def room(self, view: VcView, *, stopping: bool = False) -> Room:
+        """Return what is left while all keep what they have; `stopping`: but for who leaves it."""
+        leaving = [job for job in self.jobs.values() if job.phase is Phase.STOPPING
+                   and not job.borrows] if stopping else ()  # fmt: skip
+        return Room.after(view, leaving, self._kept)
 
 
 def arrived(jobs: dict[str, JobView]) -> list[JobView]:
