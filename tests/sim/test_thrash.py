@@ -20,11 +20,12 @@ KNOWN = ("0", "8", "2651", "13438")
 in the third it was owed much, with a share of 1, and never fell behind who stood for it, and in the
 last who was to go on elsewhere went home, to GPUs that were being left for a gang."""
 
-LONG = ("104", "140", "157", "288")
-"""Four more, long ones. In the first a rate alone of before a phase was what a pack was held
+LONG = ("104", "140", "157", "288", "384")
+"""Five more, long ones. In the first a rate alone of before a phase was what a pack was held
 against, in the second packs left GPUs idle whenever a gang stood, in the third a gang was scattered
-since others had grown where it would have gone, and in the last a gang stood for 25 minutes, as of
-two smaller ones on its node never both had run for a slice."""
+since others had grown where it would have gone, in the fourth a gang stood for 25 minutes, as of two
+smaller ones on its node never both had run for a slice, and in the last one waited for the end of
+a trial of twenty."""
 
 
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from skep.policies.introspective import packing
-from skep.policies.introspective.units import OTHERWISE, Units
+from skep.policies.introspective.units import LATE_SLICES, OTHERWISE, Units
+from skep.policies.registry import make
 from skep.units import Instant, seconds
 from skep.view.plan import Pack, Plan, Unpack
 from skep.view.view import JobView, Phase, VcView
@@ -152,3 +153,24 @@ def test_what_nobody_measured_is_held_against_nothing() -> None:
     assert tries(replace(shown, jobs=tuple(apart))) == []
     blind = [replace(each, rates=()) for each in shown.jobs]
     assert tries(replace(shown, jobs=tuple(blind))) == []
+
+
+# --- who is tried, and who has come ---------------------------------------------------------------
+
+
+def test_for_a_new_job_trials_make_way_after_a_slice_and_for_a_while() -> None:
+    """A trial may last for many minutes, and a gang needs all GPUs of its node at once."""
+
+    def shown(waits: float) -> VcView:
+        since = Instant(NOW - seconds(waits))
+        gang = replace(came("j9", 4), submitted_at=since, waiting_since=since)
+        there = [runs(f"j{number}", number - 1, 300) for number in range(1, 5)]
+        return seen([replace(there[0], trial=1), *there[1:], gang], 4)
+
+    assert plan(shown(59)).turns == ()
+    assert [turn.job for turn in plan(shown(60)).turns] == ["j9"]
+    assert plan(shown(60 * LATE_SLICES)).turns == ()
+    planner = make("gandiva", {"introspect": True}).planner()
+    first = planner(shown(59))
+    assert first.look_at is not None
+    assert first.look_at <= NOW + seconds(1)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from skep.policies.introspective.known import Known
 from skep.policies.introspective.rules import MILLI, Rules, on_them, turns_give
-from skep.policies.kept import Change, Times, add, changes
+from skep.policies.kept import Change, Times, add, changes, due
 from skep.policies.preempt import QUEUED
 from skep.units import Instant
 from skep.view.plan import Action, Pack, Plan, Suspend
@@ -32,6 +32,9 @@ to be better than they are to be kept, so it does not come and go."""
 OTHERWISE = 250
 """Thousandths by which a pack has to make more or less than when it was kept, to be measured anew:
 less than a phase is worth that matters, and more than rates vary."""
+LATE_SLICES = 6
+"""For so long at most after it came nobody keeps GPUs from a job by being tried. Where that is not
+what it waits for, trials are let be again."""
 
 Members = tuple[JobView, ...]
 
@@ -71,7 +74,11 @@ class Units:
         self._waits: dict[str, dict[int, int]] = {}
         """By pin and priority: how many wait for GPUs."""
         self._most: dict[str, float] = {}
-        """By pin: the highest priority of those."""
+        """By pin: the highest priority of those; beyond all if one of them is late."""
+        self._late: dict[str, dict[str, None]] = {}
+        """By pin: who came a slice ago and has never run, and not LATE_SLICES ago yet."""
+        self._comes = Times()
+        """When those will be, or are no more."""
         self._minds: dict[str, dict[str, None]] = {}
         """By pin: units that yield to higher priorities only."""
         self._trials, self._moves = Times(), Times()
@@ -106,8 +113,11 @@ class Units:
             self._rest(old, new)
         stale.update(self._pack(shared))
         stale.update(self._pair(paired))
+        for name in [*self._comes.pop(view.now)]:
+            self._comes_late(self._jobs[name])
+            pins[self._jobs[name].pin] = None
         for pin in pins:
-            most = max(self._waits.get(pin, ()), default=-inf)
+            most = inf if self._late.get(pin) else max(self._waits.get(pin, ()), default=-inf)
             if most != self._most.get(pin, -inf):
                 self._most[pin] = most
                 stale.update(self._minds.get(pin, {}))
@@ -131,6 +141,20 @@ class Units:
         if job.phase in QUEUED:
             add(self._waits.setdefault(job.pin, {}), job.spec.priority, sign)
             pins[job.pin] = None
+            if not job.began_at:
+                self._late.get(job.pin, {}).pop(job.job, None)
+                at = job.waiting_since + self.rules.slice_ns
+                due(self._comes, job.job, at, come=sign > 0)
+
+    def _comes_late(self, job: JobView) -> None:
+        """Note that a job has come a slice ago and not run yet, or that this was not for trials."""
+        ends = job.waiting_since + LATE_SLICES * self.rules.slice_ns
+        late = self._late.setdefault(job.pin, {})
+        if self._now < ends:
+            late[job.job] = None
+            self._comes.put(job.job, ends)
+        else:
+            late.pop(job.job, None)
 
     def _rest(self, old: JobView | None, new: JobView | None) -> None:
         """Take over until when a job is to be let be."""
@@ -145,8 +169,8 @@ class Units:
                 times.drop(job.job)
 
     def rests(self) -> Iterator[Instant]:
-        """Yield until when some job is to be let be."""
-        for times in (self._trials, self._moves):
+        """Yield until when some job is to be let be, and when one that has come is late."""
+        for times in (self._trials, self._moves, self._comes):
             times.pass_by(self._now)
             first = times.first()
             if first is not None:
