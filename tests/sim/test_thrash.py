@@ -23,9 +23,9 @@ last who was to go on elsewhere went home, to GPUs that were being left for a ga
 LONG = ("104", "140", "157", "288", "384")
 """Five more, long ones. In the first a rate alone of before a phase was what a pack was held
 against, in the second packs left GPUs idle whenever a gang stood, in the third a gang was scattered
-since others had grown where it would have gone, in the fourth a gang stood for 25 minutes, as of two
-smaller ones on its node never both had run for a slice, and in the last one waited for the end of
-a trial of twenty."""
+since others had grown where it would have gone, in the fourth a gang stood for 25 minutes, as of
+two smaller ones on its node never both had run for a slice, and in the last one waited for the end
+of a trial of twenty."""
 
 
 def begun(number: int, at: float, *jobs: str, kind: Kind = Kind.PACK) -> TrialBegun:
