@@ -95,7 +95,16 @@ def test_every_line_has_its_settings(name: str) -> None:
     scenes = experiment.settings(None)
     labels = [each.label for each in scenes]
     assert len(labels) == len(dict.fromkeys(labels))
-    means = ("hundred_s", "jct_min", "makespan_min", "busy", "useful", "minutes", "queue_s")
+    means = (
+        "hundred_s",
+        "jct_min",
+        "makespan_min",
+        "busy",
+        "busy_coming",
+        "useful",
+        "minutes",
+        "queue_s",
+    )
     names = [*means, *(f"{vc}: {each}" for vc in gandiva.TENANTS for each in means)]
     curves = "explored", *(f"{vc}: done" for vc in gandiva.TENANTS)
     played = Played(seed=0, figures=dict.fromkeys(names, 1.0),
