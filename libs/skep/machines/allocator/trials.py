@@ -237,7 +237,8 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
     """Take over of whom what is told is of them alone by now.
 
     It is once something was told after they were: that is late where mini-batches are slow. As long
-    as nothing is, or something is done to one, it is looked again.
+    as nothing is, or something is done to one, it is looked again. Nothing is told of jobs of VCs
+    without a policy.
     """
     left, telling = dict[str, tuple[Instant, Instant]](), machine.soft.telling
     for name, (since, at) in telling.unsettled.items():
@@ -246,14 +247,16 @@ def _settle(machine: AllocatorMachine, now: Instant) -> None:
             left[name] = since, at
         elif not at:
             left[name] = now, after(now, SETTLES)
-        elif job is not None and job.state is State.RUNNING and not packs.shares(machine, job):
+        elif job is None or job.spec.vc not in machine.soft.planned:
+            pass
+        elif job.state is State.RUNNING and not packs.shares(machine, job):
             pace = machine.soft.paces.get(name)
             if job.change is None and pace is not None and pace[1] > after(since, WINDOW):
                 telling.settled[name] = job.attempt
                 machine.soft.touched[name] = None
             else:
                 left[name] = since, after(now, WINDOW)
-        elif job is not None and job.state is State.BOUND:
+        elif job.state is State.BOUND:
             left[name] = since, after(now, SETTLES)
     telling.unsettled = left
 
