@@ -89,8 +89,8 @@ def give(view: VcView, known: Known, plan: Plan, smaller: dict[str, JobView]) ->
         for name, other in left.items():
             ((node, _),) = other.nodes
             each = _each(other)
-            asked = other.spec.resources.workers
-            while place is None and other.pin == job.pin and left[name].workers > asked:
+            least = other.spec.resources.workers
+            while place is None and other.pin == job.pin and left[name].workers > least:
                 # Nodes together may have more free than is left to the VC: then any serves.
                 if node not in turn.nodes and room.left(job.pin) >= job.gpus:
                     break

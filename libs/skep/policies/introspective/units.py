@@ -80,7 +80,7 @@ class Units:
         self._comes = Times()
         """When those will be, or are no more."""
         self._minds: dict[str, dict[str, None]] = {}
-        """By pin: units that yield to higher priorities only."""
+        """By pin: units that yield to higher priorities only, and to who is late."""
         self._trials, self._moves = Times(), Times()
         """When each job may be in a trial, or be moved, again."""
         self._shown: dict[str, tuple[JobView, JobView]] = {}
@@ -255,7 +255,7 @@ class Units:
         elif job.trial:
             minds[name] = None
             if most <= job.spec.priority:
-                # What is tried is not disturbed: it yields to higher priorities only.
+                # What is tried is not disturbed by who may wait.
                 job = replace(job, can=tuple(each for each in job.can if each != "release"))
         if job.mate_milli and not pairs:
             job = replace(job, mate_milli=0)
@@ -372,7 +372,7 @@ def _mates(members: Sequence[JobView]) -> bool:
 def _folded(leads: JobView, members: Iterable[JobView]) -> tuple[JobView, bool, bool]:
     """Return a pack as a job, whether all of it does what that job does, and if it takes turns.
 
-    One that is tried, or was made by a tenant, yields only to higher priorities.
+    One that is tried, or was made by a tenant, yields to higher priorities, and to who is late.
     """
     members = [each for each in members if each.phase is not Phase.STOPPING or each is leads]
     priority = max(each.spec.priority for each in members)
