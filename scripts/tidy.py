@@ -6,8 +6,6 @@ A line may break a rule with a reason, in a comment on it or on the line above:
 
 The rules:
 
-    file-length     a source file has at most 600 lines
-    function-length a function has at most 60 lines
     line-length     a source line has at most 100 columns
     stray           libs/ and services/ hold their packages and nothing else: an editable install
                     would import a stray folder that the wheel lacks
@@ -15,7 +13,6 @@ The rules:
     set-order       libs/skep never iterates over a set: strings hash differently in each process
     sleep           a test waits on an event or a condition, never on time
     machine-path    no path that exists on one machine only
-    history         comments and docstrings tell what is true, not what was changed
     syntax          a Python file parses
     allow           an allowance names a rule and gives a reason
 """
@@ -23,18 +20,14 @@ The rules:
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILE_LINES_MAX = 600
-FUNCTION_LINES_MAX = 60
 LINE_COLUMNS_MAX = 100
 
 PACKAGES = {"libs": ("skep", "skep_job"), "services": ("skep_services",)}
@@ -59,7 +52,6 @@ RULES = tuple(re.findall(r"^    ([a-z]+(?:-[a-z]+)?) +[a-z]", __doc__, re.MULTIL
 # The words are written in halves so that this file may be checked by its own rule.
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}{])/(?:root|home/[a-z]\w*|Users/[A-Za-z]\w*)(?=[/\s\"'`]|$)")
-HISTORY = re.compile(r"\bno\s+longer\b", re.IGNORECASE)
 ALLOW = re.compile(r"tidy: allow\s*([\w-]*)\s*(.*)")
 
 SET_NAMES = ("AbstractSet", "FrozenSet", "MutableSet", "Set", "frozenset", "set")
@@ -131,9 +123,6 @@ def _allowed(finding: Finding, lines: list[str]) -> bool:
 
 def _text_findings(name: str, lines: list[str], root: Path) -> Iterator[Finding]:
     source = name.endswith(SOURCE_SUFFIXES) or name.rsplit("/", maxsplit=1)[-1] in SOURCE_NAMES
-    if source and len(lines) > FILE_LINES_MAX:
-        message = f"{len(lines)} lines; at most {FILE_LINES_MAX}: split it by what it is about"
-        yield Finding(name, FILE_LINES_MAX + 1, "file-length", message)
     # A tree directly under / may share its name with a folder in a container image.
     own_path = str(root.resolve()) if len(root.resolve().parts) > 2 else None
     for number, line in enumerate(lines, start=1):
@@ -159,18 +148,9 @@ def _python_findings(name: str, text: str) -> Iterator[Finding]:
         yield Finding(name, error.lineno or 1, "syntax", str(error.msg))
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > FUNCTION_LINES_MAX:
-                message = f"{node.name} has {length} lines; at most {FUNCTION_LINES_MAX}"
-                yield Finding(name, node.lineno, "function-length", message)
         if name.startswith("tests/") and isinstance(node, ast.Call) and _is_sleep(node):
             message = "wait on an event or a condition with a deadline"
             yield Finding(name, node.lineno, "sleep", message)
-    for line, words in (*_comments(text), *_docstrings(tree)):
-        if HISTORY.search(words):
-            message = "say what is true; the change log tells what was different"
-            yield Finding(name, line, "history", message)
     if name.startswith("libs/skep/"):
         for line in SetOrder().check(tree):
             yield Finding(name, line, "set-order", "use a dict or sorted(...)")
@@ -181,22 +161,6 @@ def _is_sleep(node: ast.Call) -> bool:
     if node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0:
         return False
     return ast.unparse(node.func) in {"time.sleep", "asyncio.sleep", "sleep"}
-
-
-def _comments(text: str) -> list[tuple[int, str]]:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
-
-
-def _docstrings(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return every bare string: docstrings of modules, classes and functions, and of fields."""
-    return [
-        (node.lineno, node.value.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ]
 
 
 class SetOrder(ast.NodeVisitor):

@@ -24,15 +24,12 @@ def test_the_tree_is_tidy() -> None:
 
 def test_every_rule_is_listed_in_the_docstring() -> None:
     assert tidy.RULES == (
-        "file-length",
-        "function-length",
         "line-length",
         "stray",
         "unfinished",
         "set-order",
         "sleep",
         "machine-path",
-        "history",
         "syntax",
         "allow",
     )
@@ -40,20 +37,6 @@ def test_every_rule_is_listed_in_the_docstring() -> None:
 
 def test_a_finding_reads_as_an_editor_expects() -> None:
     assert str(tidy.Finding("a.py", 3, "sleep", "wait")) == "a.py:3: sleep: wait"
-
-
-@pytest.mark.parametrize("lines,rules", [(600, []), (601, [(601, "file-length")])])
-def test_file_length(tmp_path: Path, lines: int, rules: list[tuple[int, str]]) -> None:
-    assert broken(tmp_path, "libs/skep/a.py", "x = 1\n" * lines) == rules
-
-
-@pytest.mark.parametrize("lines,rules", [(60, []), (61, [(2, "function-length")])])
-@pytest.mark.parametrize("define", ["def f():", "async def f():"])
-def test_function_length(
-    tmp_path: Path, define: str, lines: int, rules: list[tuple[int, str]]
-) -> None:
-    text = f"\n{define}\n" + "    x = 1\n" * (lines - 1)
-    assert broken(tmp_path, "scripts/a.py", text) == rules
 
 
 @pytest.mark.parametrize("columns,rules", [(100, []), (101, [(1, "line-length")])])
@@ -106,23 +89,6 @@ def test_the_path_of_the_tree_itself_is_a_machine_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["~/skep", "$HOME/root/x", "/tmp/x", "a/home/x", "/rooted"])
 def test_other_paths_are_fine(tmp_path: Path, path: str) -> None:
     assert broken(tmp_path, "README.md", f"cd {path}\n") == []
-
-
-@pytest.mark.parametrize(
-    "text,line",
-    [
-        ("# This is no " + "longer so.\n", 1),
-        ('"""A module.\n\nIt is no\nlonger so.\n"""\n', 1),
-        ('def f():\n    """Is No ' + 'longer so."""\n', 2),
-        ('class A:\n    x: int\n    """No ' + 'longer used."""\n', 3),
-    ],
-)
-def test_history(tmp_path: Path, text: str, line: int) -> None:
-    assert broken(tmp_path, "scripts/a.py", text) == [(line, "history")]
-
-
-def test_a_message_may_speak_of_the_past(tmp_path: Path) -> None:
-    assert broken(tmp_path, "scripts/a.py", 'print("the node is no ' + 'longer there")\n') == []
 
 
 @pytest.mark.parametrize("call", ["time.sleep(1)", "asyncio.sleep(0.1)", "sleep(delay)"])
