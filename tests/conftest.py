@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from scripts.embedded import Embedded
-from tests import ports
+from tests import needs, ports
 
 # Inputs are drawn afresh on every run and the failing one is printed as a blob that replays it;
 # only `ci` draws the same ones every time, so that what it says of a change is about the change.
@@ -38,3 +38,18 @@ Embedded.ports = ports.gangs()
 def free_port() -> int:
     """Return a loopback TCP port that nothing listens on."""
     return ports.free_port()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what this machine lacks, before any fixture of it is made."""
+    needs.require(*needs.of_item(item))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line for each missing thing how many tests it was missing to."""
+    reports = terminalreporter.stats.get("skipped", [])
+    for line in needs.summary(
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports
+    ):
+        terminalreporter.write_line(line)

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-import pytest
-
-from skep_services.adapters.docker_engine import Engine, EngineGoneError
+from skep_services.adapters.docker_engine import Engine
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.process_runtime import INTERPRETER, ProcessRuntime
 from skep_services.ports import NodeRuntime, RunExited, RunNotStarted, RunPlan, RunStarted
+from tests import needs
 
 DEADLINE_SECONDS = 120.0
 """Far more than anything here takes, even on a machine that is busy with other things."""
@@ -24,9 +23,6 @@ DEADLINE_SECONDS = 120.0
 PATH = os.environ["PATH"]
 
 NODE_VARIABLE = "NODE_UNDER_TEST"
-
-IMAGES = ("skep-base:bookworm", "python:3.11-slim-bookworm")
-"""Images that have what the tests' jobs need: a shell, its usual tools and Python."""
 
 
 def interpreter() -> tuple[str, ...]:
@@ -152,17 +148,11 @@ async def process_node(folder: Path) -> AsyncIterator[Node]:
         shutil.rmtree(node.state)
 
 
-def skip_without_engine() -> str:
+def image_of_engine() -> str:
     """Return an image to test with; skip the test where there is no engine or none of them."""
-    engine = Engine("test")
-    with closing(engine):
-        try:
-            chosen = [name for name in IMAGES if engine.has_image(name)]
-        except EngineGoneError as error:
-            pytest.skip(f"{error}")
-    if not chosen:
-        pytest.skip(f"no image to test with: neither of {', '.join(IMAGES)} is here")
-    return chosen[0]
+    needs.require("engine")
+    with closing(Engine("test")) as engine:
+        return next(name for name in needs.IMAGES if engine.has_image(name))
 
 
 def name_owner(state: Path) -> None:
@@ -175,7 +165,7 @@ def name_owner(state: Path) -> None:
 @asynccontextmanager
 async def docker_node(folder: Path) -> AsyncIterator[Node]:
     """A node of containers; whatever is left of it is removed in the end."""
-    node = Node(folder, DockerRuntime, skip_without_engine())
+    node = Node(folder, DockerRuntime, image_of_engine())
     name_owner(node.state)
     try:
         yield node

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import pytest
-
 from skep.traces.job import TraceJob
 from skep.units import Duration
 from skep.workloads import chronus, deepshare, dl2, elasticflow, gavel, pollux, salus, synergy
 from skep.workloads.models import Models
 from skep.workloads.situation import Situation
-
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
-needs_data = pytest.mark.skipif(
-    not (DATA / "pollux").is_dir(), reason="SKEP_SHARED_DATA names no folder with measurements"
-)
 
 GAVEL = """gpu_type,placement,job_type,num_gpus,iters_per_s
 v100,consolidated,"ResNet-50 (batch size 64)",1,4

@@ -7,6 +7,7 @@ into a net_cls control group, whose class its present and future sockets carry; 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -90,9 +91,8 @@ class Loopback:
             ["mount", "-t", "cgroup", "-o", "net_cls", "none", str(self._root)],
             check=False, capture_output=True,
         )  # fmt: skip
-        works = subprocess.run(["iptables", "-S"], check=False, capture_output=True)
         self._mounted = mounted.returncode == 0
-        self.works = self._mounted and works.returncode == 0
+        self.works = self._mounted and _filters()
 
     def cut(self, key: str, name: str, pid: int, cut: Cut) -> None:
         # There is nobody but the bus to talk to: `others` are it.
@@ -144,6 +144,13 @@ class Loopback:
         if self._mounted:
             subprocess.run(["umount", str(self._root)], check=False, capture_output=True)
         self._root.rmdir()
+
+
+def _filters() -> bool:
+    """Return whether there is a packet filter to use."""
+    if shutil.which("iptables") is None:
+        return False
+    return subprocess.run(["iptables", "-S"], check=False, capture_output=True).returncode == 0
 
 
 def _rules(number: int, how: str, delay: Delay | None) -> list[list[str]]:

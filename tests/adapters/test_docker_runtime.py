@@ -203,12 +203,11 @@ def _fields(plan: RunPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in plan.__struct_fields__}
 
 
+@pytest.mark.needs("root")
 @pytest.mark.asyncio
 async def test_container_has_the_agents_user_and_no_way_to_more(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can make an agent's folders for another user")
     nobody = 65534
     node.folder.chmod(0o755)
     node.log_path("a").parent.mkdir()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.needs("root", "namespaces", "ip", "iptables", "mkfs.ext4", "mount", "fsfreeze"),
+]
 
 SECONDS_MAX = 300
 JOBS, FAULTS = 24, 7
@@ -20,12 +23,6 @@ DONE_MIN = 5
 
 
 def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("chaos cuts off networks and disks: it needs root")
-    probe = subprocess.run(["unshare", "--net", "--mount", "true"], check=False,
-                           capture_output=True)  # fmt: skip
-    if probe.returncode:
-        pytest.skip(f"no namespaces of its own: {probe.stderr.decode().strip()}")
     told, drawn = tmp_path / "report.json", tmp_path / "timeline.svg"
     command = [sys.executable, "-m", "scripts.chaos", "--seed", "30", "--jobs", f"{JOBS}",
                "--faults", f"{FAULTS}", "--minutes", "0.35", "--kinds", KINDS,

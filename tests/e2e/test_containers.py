@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 from scripts.embedded import Embedded, until
+from tests import needs
 from tests.e2e.conftest import SITE_PACKAGES, Gate, Tenant
 from tests.e2e.test_suspend import Job
-from tests.node_runtimes import skip_without_engine
+from tests.node_runtimes import image_of_engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.docker]
 
@@ -29,7 +29,7 @@ print("skep_job" in sys.modules, here, flush=True)
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    return skip_without_engine()
+    return image_of_engine()
 
 
 @pytest.fixture
@@ -140,17 +140,13 @@ def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
 
 
 @pytest.mark.torch
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None,
-    reason="PyTorch is not installed: pip install 'skep[train]'",
-)
 def test_what_trains_in_a_container_is_changed_as_processes_are(
     cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path
 ) -> None:
     command = ["docker", "run", "--rm", image, "python3", "-c", "import sys; print(sys.version)"]
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if not version.startswith(f"3.{sys.version_info.minor}."):
-        pytest.skip(f"the machine's PyTorch is for another Python than the image's {version}")
+        needs.skip(f"the machine's PyTorch is for another Python than the image's {version}")
     inside = {
         "runtime": {"image": image},
         "workdir": str(tmp_path),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,6 @@ from scripts.crashes.cells import chosen
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 SEED = 3

@@ -1,6 +1,5 @@
 """Durable checkpoints of real PyTorch scripts: what goes on from one ends in the same bits."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,10 +14,6 @@ from tests.move_kit import after, environment_of, job, uninterrupted
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 

@@ -1,7 +1,6 @@
 """Two ranks with DistributedDataParallel are checkpointed, ended, begun again and moved as one."""
 
 import contextlib
-import importlib.util
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,6 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 STEPS = 7 * 40

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.job_agent import job_agent
 from tests.move_kit import job
 
@@ -28,7 +29,7 @@ def test_a_library_goes_on_after_it_was_told_to_end(
     library: str, module: str, exact: bool, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: pip install {module}")
+        needs.skip(f"{module} is not installed")
     scratch = {"SCRATCH": str(tmp_path / "scratch"), "HF_HUB_OFFLINE": "1"}
     names = {**scratch, "SKEP_CHECKPOINTS": str(tmp_path / "checkpoints")}
     (tmp_path / "checkpoints").mkdir()

@@ -5,7 +5,6 @@ has told it that it holds the state, and the successor never trains without `res
 """
 
 import contextlib
-import importlib.util
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,6 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 WIDE = ["--hidden", "128"]

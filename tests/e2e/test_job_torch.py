@@ -4,7 +4,6 @@ Importing PyTorch takes seconds, so the small loops run one after the other in o
 a phase of 20 mini-batches with optimizers of its own, and waits until its count was looked at.
 """
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -21,16 +20,8 @@ JOBS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs"
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
-needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None,
-    reason="scikit-learn is not installed: pip install 'skep[train]'",
-)
 
 BEGIN = """
 import torch
@@ -193,7 +184,7 @@ def test_the_count_is_exact(
     assert counts == sorted(counts)
 
 
-@needs_sklearn
+@pytest.mark.needs("sklearn")
 @pytest.mark.parametrize(
     "name, batches, demanded, status",
     [("digits_mlp.py", 90, "1.1", 1), ("digits_cnn.py", 45, "0.9", 0)],
@@ -211,7 +202,7 @@ def test_a_demo_script_learns_and_is_counted(
     assert agent.of_type("bye")[0]["steps"] == 4 * batches
 
 
-@needs_sklearn
+@pytest.mark.needs("sklearn")
 def test_two_ranks_train_together_and_each_is_counted(agent: JobAgent, free_port: int) -> None:
     command = [sys.executable, "-m", "skep_job", str(JOBS / "digits_ddp.py"), "--epochs", "8"]
     rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,10 +20,6 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 DEADLINE_S = 120.0

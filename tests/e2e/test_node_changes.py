@@ -1,7 +1,6 @@
 """Real training processes on a node whose agent is real, and dies: suspended, stored, moved."""
 
 import asyncio
-import importlib.util
 import itertools
 import os
 import signal
@@ -30,10 +29,6 @@ from tests.live_node import LiveNode
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import statistics
@@ -22,10 +21,6 @@ from skep.perf.interference import Load, slowdowns
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.torch,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 DEADLINE_S = 120.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import time
@@ -22,16 +21,8 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
-needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None,
-    reason="scikit-learn is not installed: pip install 'skep[train]'",
-)
 DIGITS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs" / "digits_ps.py"
 
 NewJob = Callable[..., Job]
@@ -356,7 +347,7 @@ def pushed(job: Job, elements: int, gradient: float) -> Tensor:
     return content
 
 
-@needs_sklearn
+@pytest.mark.needs("sklearn")
 def test_an_asynchronous_job_converges_while_servers_come_and_go(new_job: NewJob) -> None:
     job = new_job()
     job.coordinator(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -18,10 +17,7 @@ DIGITS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs" / "di
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("sklearn") is None or importlib.util.find_spec("torch") is None,
-        reason="PyTorch or scikit-learn is not installed: pip install 'skep[train]'",
-    ),
+    pytest.mark.needs("sklearn"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -13,15 +12,12 @@ import pytest
 from skep_job import accelerator
 from skep_job.accelerator import Accelerator, FakeLoad
 from skep_job.place import tree
+from tests import needs
 from tests.suspend_kit import JOBS, Driver, driver
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 SCRIPT = JOBS / "train_everything.py"
@@ -105,7 +101,7 @@ def test_a_device_that_is_full_leaves_it_as_it_was(job: Driver, folder: str) -> 
 def test_every_process_of_a_rank_changes_its_processors(job: Driver, folder: str) -> None:
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < 2:
-        pytest.skip("one processor: there is no other to go to")
+        needs.skip("this machine has one processor")
     first, other = mine[:2]
     # Loaders' workers are processes of their own.
     start(job, folder, str(first), 2)

@@ -1,7 +1,6 @@
 """Ranks whose command starts several training processes: they stop, give back and go on as one."""
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,10 +15,6 @@ from tests.live_node import JOBS, LiveNode
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

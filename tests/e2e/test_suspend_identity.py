@@ -1,20 +1,16 @@
 """A job that was suspended computes, to the last bit, what it computes when nobody touches it."""
 
-import importlib.util
 import random
 from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.suspend_kit import JOBS, Driver, driver
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 SCRIPT = JOBS / "train_everything.py"
@@ -25,7 +21,7 @@ STEPS = 80
 
 def devices() -> list[str]:
     """Return what this machine can train on."""
-    if importlib.util.find_spec("torch") is None:
+    if needs.missing("torch"):
         return ["cpu"]
     import torch
 

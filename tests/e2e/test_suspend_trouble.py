@@ -1,6 +1,5 @@
 """What a suspension does when the job, its host or its script is in the way."""
 
-import importlib.util
 import os
 import resource
 import select
@@ -17,10 +16,6 @@ from tests.suspend_kit import Driver, driver
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 STATE_BYTES = 3 * 4 * 1024 * 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from skep.cells.hived import import_hived
 from skep.cells.levels import cells_by_level
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota
 from skep.wire.spec import Problem
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data")) / "hived"
+from tests import needs
 
 GOOD = """
 kubeApiServerAddress: http://10.10.10.10:8080
@@ -346,10 +343,8 @@ def test_all_mistakes_are_told_together() -> None:
 
 
 def example(name: str) -> Any:
-    path = EXAMPLES / f"{name}_hivedscheduler.yaml"
-    if not path.exists():
-        pytest.skip(f"no {path}: HiveD's examples are looked for under SKEP_SHARED_DATA")
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    path = needs.data_file(f"hived/{name}_hivedscheduler.yaml")
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["basic", "default", "design"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,7 @@ from skep.perf.interference import (
     slowdowns,
 )
 from skep.perf.loads import GAVEL
-
-ROOT = Path(__file__).parents[2]
-DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data")) / "gavel"
+from tests import needs
 
 
 def test_alone_nothing_is_slower() -> None:
@@ -48,12 +44,12 @@ def test_busier_jobs_pack_worse() -> None:
     assert 0.75 < sums[-1] < 1 < sums[0] < 2
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="SKEP_SHARED_DATA names no folder with Gavel's data")
+@pytest.mark.needs("data")
 @pytest.mark.parametrize("gpu, error", [("k80", 0.04), ("p100", 0.06), ("v100", 0.12)])
 def test_pairs_that_were_not_fitted_are_met(gpu: str, error: float) -> None:
     from scripts.fit_interference import read_pairs
 
-    pairs = read_pairs(DATA)[gpu]
+    pairs = read_pairs(needs.DATA / "gavel")[gpu]
     random.Random(1).shuffle(pairs)  # As the fit shuffles them; the second half was held out.
     loads = {name: Load(0.0, *numbers) for name, numbers in GAVEL[gpu].items()}
     off = []

@@ -1,7 +1,6 @@
 """Which storages are moved, which are left, and that whatever goes wrong leaves them in place."""
 
 import gc
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +14,6 @@ from skep_job.release import PinnedMemory, Refused, SharedMemory, find, release,
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None,
-        reason="PyTorch is not installed: pip install 'skep[train]'",
-    ),
 ]
 
 KIB = 1024

@@ -5,15 +5,16 @@ A test speaks as the coordinator and as the other processes, so that every order
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed: pip install 'skep[train]'", allow_module_level=True)
+from tests import needs
+
+if why := needs.missing("torch"):
+    needs.skip(why)
 
 import torch
 from torch import nn

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("PyTorch is not installed: pip install 'skep[train]'", allow_module_level=True)
+from tests import needs
+
+if why := needs.missing("torch"):
+    needs.skip(why)
 
 import torch
 

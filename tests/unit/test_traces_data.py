@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from statistics import fmean, median, pstdev
 
 import pytest
@@ -12,9 +10,7 @@ import pytest
 from skep.traces.generators.draw import PHILLY, size_class
 from skep.units import in_seconds, seconds
 from skep_services.trace_files import load
-
-ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
+from tests import needs
 
 
 @pytest.mark.parametrize(
@@ -32,17 +28,12 @@ DATA = Path(os.environ.get("SKEP_SHARED_DATA", ROOT.parent / "shared" / "data"))
     ],
 )
 def test_public_traces_have_their_rows(file: str, jobs: int, left_out: int) -> None:
-    if not (DATA / file).exists():
-        pytest.skip(f"{file} is not in the folder of public data (SKEP_SHARED_DATA)")
-    trace = load(str(DATA / file), lenient=True, measured=str(DATA))
+    trace = load(needs.data_file(file), lenient=True, measured=str(needs.DATA))
     assert (len(trace.jobs), len(trace.problems)) == (jobs, left_out)
 
 
 def test_muris_milliseconds() -> None:
-    file = DATA / "muri/trace3.csv.gz"
-    if not file.exists():
-        pytest.skip(f"{file.name} is not in the folder of public data (SKEP_SHARED_DATA)")
-    trace = load(str(file))
+    trace = load(needs.data_file("muri/trace3.csv.gz"))
     for job in trace.jobs[:50]:
         # The bottleneck of a mini-batch, and the sum of its parts at most.
         mini_batch_s = job.run_time / 1e9 / job.mini_batches
@@ -51,11 +42,9 @@ def test_muris_milliseconds() -> None:
 
 
 def test_the_fit_to_philly_is_that_of_its_jobs() -> None:
-    file = DATA / "philly/philly.csv.gz"
-    if not file.exists():
-        pytest.skip(f"{file.name} is not in the folder of public data (SKEP_SHARED_DATA)")
+    file = needs.data_file("philly/philly.csv.gz")
     runs: dict[int, list[float]] = {size: [] for size in PHILLY}
-    for job in load(str(file)).jobs:
+    for job in load(file).jobs:
         runs[size_class(job.gpus)].append(in_seconds(job.run_time))
     assert sum(map(len, runs.values())) == 82_247
     for size in (1, 4, 8, 16):

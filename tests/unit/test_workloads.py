@@ -14,15 +14,14 @@ from skep.workloads.models import ORDER, TURNS, Models
 from skep.workloads.names import gpu_type, normalised
 from skep.workloads.situation import Steady
 from skep.workloads.table import Place, Work, between, fewest, nearest, scaled, together
+from tests import needs
 from tests.workload_kit import (
-    DATA,
     GAVEL,
     PAIRS,
     PLACEMENTS,
     SCALABILITY,
     at,
     job,
-    needs_data,
     small,
     small_tables,
 )
@@ -302,11 +301,11 @@ def test_other_texts_are_refused() -> None:
         elasticflow.parse({("a100", "gpt2"): ["global_batch_size,1,2", "64,0,nan"]})
 
 
-@needs_data
+@pytest.mark.needs("data")
 def test_the_published_tables_are_read() -> None:
     from skep_services import workload_tables
 
-    read = workload_tables.read(DATA)
+    read = workload_tables.read(needs.DATA)
     assert not read.absent
     models = Models(read.tables)
     # Chronus as its README says it: 1.00 / 0.58 / 0.32.
