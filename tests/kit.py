@@ -14,7 +14,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
-from skep.machines.base import Effect, Machine, Record, Restarted, Tick
+from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
@@ -39,7 +39,7 @@ T0 = Instant(1_700_000_000_000_000_000)
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-M = TypeVar("M", bound=Machine)
+M = TypeVar("M", bound=AnyMachine)
 
 
 def at(second: float) -> Instant:

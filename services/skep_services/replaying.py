@@ -15,7 +15,7 @@ import msgspec
 
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.base import Machine
+from skep.machines.base import AnyMachine
 from skep.machines.searches import SearchesMachine
 from skep.sim.again import Change, Log
 from skep.wire import codec, subjects
@@ -59,7 +59,7 @@ class Service(NamedTuple):
 
     stream: str
     facts: Any
-    make: Callable[[], Machine]
+    make: Callable[[], AnyMachine]
     wants: Mapping[str, tuple[type[Any], ...]]
 
 

@@ -241,7 +241,7 @@ class Health(msgspec.Struct, frozen=True):
     """When this process took over, by its own clock (wall-clock ns); 0 while it stands by."""
 
 
-async def answer_health(bus: Bus, chosen: Settings, shell: Shell, subject: str) -> None:
+async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subject: str) -> None:
     """Answer who asks on `subject` whether this process is well, from here on."""
 
     async def answer(asked: Delivery) -> None:
@@ -265,7 +265,7 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell, subject: str) 
     await bus.listen(subject, answer)
 
 
-async def say_ready(shell: Shell, log: Any) -> None:
+async def say_ready(shell: Shell[Any, Any], log: Any) -> None:
     """Log `ready` once the machine follows its inputs."""
     await shell.ready.wait()
     log.info("ready", epoch=shell.epoch, facts=shell.facts_applied, pid=os.getpid())

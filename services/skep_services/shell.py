@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -97,12 +97,20 @@ class Item(msgspec.Struct, frozen=True):
     last: bool = True
 
 
-class Shell:
-    """Drives one machine. Make it, then `run` it until it is cancelled or raises."""
+EventT = TypeVar("EventT")
+FactT = TypeVar("FactT")
+
+
+class Shell(Generic[EventT, FactT]):
+    """Drives one machine. Make it, then `run` it until it is cancelled or raises.
+
+    What comes from the bus is of the machine's events if the service subscribes to nothing else;
+    a test holds every service to that. What is put in from inside is checked by its type.
+    """
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Machine[EventT, FactT],
         *,
         bus: Bus,
         clock: Clock,
@@ -182,7 +190,7 @@ class Shell:
             for subscription in subscriptions:
                 await subscription.close()
 
-    async def put(self, event: Any) -> None:
+    async def put(self, event: EventT) -> None:
         """Let an event wait for the machine: answers to calls come in here."""
         await self._inbox.put(Item(event))
 

@@ -146,7 +146,7 @@ class Place:
         turn: Turn | None = None,
         keeper: Keeper | None = None,
         notes: InputNotes | None = None,
-    ) -> Shell:
+    ) -> Shell[Any, Any]:
         return Shell(
             machine,
             turn=turn,
@@ -171,7 +171,7 @@ def _fail(error: Exception) -> None:
 
 
 @asynccontextmanager
-async def running(shell: Shell) -> AsyncIterator[None]:
+async def running(shell: Shell[Any, Any]) -> AsyncIterator[None]:
     task = asyncio.ensure_future(shell.run())
     ready = asyncio.ensure_future(shell.ready.wait())
     async with asyncio.timeout(DEADLINE_S):
@@ -328,7 +328,7 @@ async def test_another_services_record_comes_fact_by_fact() -> None:
     async with running(shell):
         await seen.until(lambda: len(seen.events) == 4)
         assert shell.positions[subjects.ALLOC] == 1
-    facts = [event.facts for event in machine.events if isinstance(event, Facts)]
+    facts: list[Any] = [event.facts for event in machine.events if isinstance(event, Facts)]
     assert [len(group) for group in facts] == [1, 1, 1]
     assert [group[0].job for group in facts] == ["j1", "j2", "j3"]
 

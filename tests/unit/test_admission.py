@@ -584,11 +584,6 @@ def test_what_changes_nothing(event: Any, admission: Driver[AdmissionMachine]) -
     assert admission.machine.wake_at() is None
 
 
-def test_an_event_of_no_concern_is_a_bug(admission: Driver[AdmissionMachine]) -> None:
-    with pytest.raises(AssertionError, match="does not take"):
-        admission("gossip")
-
-
 def test_a_crash_forgets_nothing(admission: Driver[AdmissionMachine]) -> None:
     admission(added(joined()))
     admission(submission(1, key="k"))

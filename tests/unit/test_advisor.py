@@ -386,11 +386,6 @@ def test_a_fact_of_its_own_log_changes_nothing(service: Service) -> None:
     service.machine.check()
 
 
-def test_an_event_it_does_not_follow_is_a_bug(service: Service) -> None:
-    with pytest.raises(AssertionError, match="does not take"):
-        service.sees(0, object())
-
-
 def test_a_prediction_is_a_duration_that_can_be_sent(service: Service) -> None:
     service.hears(0, *run("j1", 3600.0), queued("j2", spec(10**9)))
     assert service.machine.remaining("j2") == Duration(10 * 365 * 24 * 3600 * NS_PER_SECOND)

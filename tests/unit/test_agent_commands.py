@@ -403,11 +403,6 @@ def test_runs_of_nobody_are_ended_and_forgotten() -> None:
     assert decide(RunExited("j9.1.0", 0, at(4))) == [Call(ForgetRun("j9.1.0"))]
 
 
-def test_an_event_of_no_concern_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="does not take"):
-        agent()("gossip")
-
-
 def test_incarnations_are_counted_across_restarts() -> None:
     decide = agent()
     rejoin = NodeJoined(**{name: getattr(SELF, name) for name in SELF.__struct_fields__

@@ -447,11 +447,6 @@ def test_what_changes_nothing(event: object) -> None:
     assert decide(event) == []
 
 
-def test_an_event_of_no_concern_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="does not take"):
-        allocator()("gossip")
-
-
 def test_an_end_that_nobody_may_reach_is_a_bug() -> None:
     decide = allocator(joined())
     decide(admitted(1))

@@ -412,8 +412,3 @@ def test_ranks_attempts_and_nodes_beyond_the_bounds_are_shed(
 def test_a_fact_of_its_own_log_changes_nothing(service: Service) -> None:
     service.machine.apply(EpochBegan(epoch=1, owner="x"))
     service.machine.check()
-
-
-def test_an_event_it_does_not_follow_is_a_bug(service: Service) -> None:
-    with pytest.raises(AssertionError, match="does not take"):
-        service.hears(object(), 0)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Any
 
 from skep.ids import job_id, job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
@@ -32,7 +31,7 @@ from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.cluster import FIFO, Cluster
-from skep.wire.codec import Facts, Unreadable
+from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import (
     CellsSet,
     End,
@@ -43,13 +42,16 @@ from skep.wire.facts import (
     JobRequeued,
     NodeAdded,
 )
-from skep.wire.findings import PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.moves import JobMoved, SuccessorBound, SuccessorDropped
 from skep.wire.node import NodeJoined
 from skep.wire.packs import GpusShared
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.spec import PRIORITY_MAX
 from skep.wire.trials import Judged
+
+AdvisorEvent = Facts | Finding | Unreadable
+"""What the advisor takes from outside."""
 
 ADVISE_EVERY = seconds(0.5)
 """How often a changed order is worth computing and sending: 512 jobs take about 4 ms."""
@@ -129,7 +131,7 @@ class AdvisorMachine:
         self.resend_after, self.expires_after = RESEND_AFTER, EXPIRES_AFTER
         """A simulation in which nothing is lost may be less busy."""
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: AdvisorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the advice that is due."""
         match event:
             case Facts():
@@ -144,9 +146,8 @@ class AdvisorMachine:
                 pass
             case RateLearned() | PhaseChanged() | Stalled() | Judged():
                 pass  # What it comes to is in the rates.
-            case _:
-                unexpected = f"the advisor does not take {event!r}"
-                raise AssertionError(unexpected)
+            case Measured():
+                pass  # How well a job learns moves it neither in the queue nor elsewhere.
         effects: list[Effect] = []
         due = self._advise_at()
         if due is not None and due <= now:
@@ -157,7 +158,7 @@ class AdvisorMachine:
             effects += [Send(subjects.ADVICE_OUTLOOK, each) for each in outlooks]
         return effects
 
-    def apply(self, fact: Any) -> None:
+    def apply(self, fact: EpochBegan) -> None:
         """Do nothing: the advisor's own log holds epochs only."""
 
     def wake_at(self) -> Instant | None:
@@ -204,7 +205,7 @@ class AdvisorMachine:
 
     # --- what is known -----------------------------------------------------------------------
 
-    def _fact(self, fact: Any, now: Instant) -> None:
+    def _fact(self, fact: ServiceFact, now: Instant) -> None:
         match fact:
             case JobQueued():
                 self._admit(fact)

@@ -8,7 +8,7 @@ rebuilds it: start and crash recovery are one path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -48,14 +48,24 @@ class Tick(msgspec.Struct, frozen=True):
     """The instant the machine asked for in `wake_at` has come."""
 
 
-class Machine(Protocol):
-    """A service's behaviour as a pure function of events and time."""
+EventT_contra = TypeVar("EventT_contra", contravariant=True)
+FactT_contra = TypeVar("FactT_contra", contravariant=True)
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+
+class Machine(Protocol[EventT_contra, FactT_contra]):
+    """A service's behaviour as a pure function of events and time.
+
+    `EventT_contra` is the closed union of what the machine takes from outside: every class that
+    its subjects carry is in it, and `decide` matches all of them, with no case for the rest, so
+    that a type checker finds the one that is missing. `FactT_contra` is what it records and is
+    rebuilt from.
+    """
+
+    def decide(self, event: EventT_contra | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return what follows from `event`; change durable state only through recorded facts."""
         ...
 
-    def apply(self, fact: Any) -> None:
+    def apply(self, fact: FactT_contra) -> None:
         """Take over one fact, just recorded or replayed. Contains no decisions."""
         ...
 
@@ -66,3 +76,7 @@ class Machine(Protocol):
     def check(self) -> None:
         """Assert what holds between two events."""
         ...
+
+
+AnyMachine = Machine[Any, Any]
+"""A machine where several kinds are treated alike, as in the simulator."""

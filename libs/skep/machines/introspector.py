@@ -28,8 +28,6 @@ What does not fit a bound is shed: telemetry costs quality, never liveness.
 
 from __future__ import annotations
 
-from typing import Any
-
 from skep.ids import job_sequence
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.attempt import Attempt
@@ -48,11 +46,14 @@ from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import Goal, JobChanged, Result
-from skep.wire.codec import Facts, Unreadable
-from skep.wire.facts import JobBound, JobEnded, JobRequeued
+from skep.wire.codec import Facts, ServiceFact, Unreadable
+from skep.wire.facts import EpochBegan, JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.trials import Judged, Trials
+
+IntrospectorEvent = Facts | NodeReport | Trials | Unreadable
+"""What the introspector takes from outside."""
 
 EMIT_EVERY = seconds(1.0)
 """As often as agents report."""
@@ -129,7 +130,7 @@ class IntrospectorMachine:
         self._restless: dict[str, Attempt] = {}
         """Those of them that are to be looked at."""
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: IntrospectorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the findings that are due."""
         match event:
             case NodeReport():
@@ -141,14 +142,11 @@ class IntrospectorMachine:
                 self._try(event, now)
             case Tick() | Restarted() | Unreadable():
                 pass
-            case _:
-                unexpected = f"the introspector does not take {event!r}"
-                raise AssertionError(unexpected)
         if self._due is None or now < self._due:
             return []
         return self._emit(now)
 
-    def apply(self, fact: Any) -> None:
+    def apply(self, fact: EpochBegan) -> None:
         """Do nothing: the introspector's own log holds epochs only."""
 
     def wake_at(self) -> Instant | None:
@@ -264,7 +262,7 @@ class IntrospectorMachine:
         self._restless.pop(attempt.job, None)
         self._ranks -= len(attempt.ranks)
 
-    def _fact(self, fact: Any) -> None:
+    def _fact(self, fact: ServiceFact) -> None:
         match fact:
             case JobBound():
                 self._end(fact.job, fact.attempt - 1)

@@ -20,7 +20,7 @@ from skep.machines import admission, allocator
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.dispatch import TAKE_OVER_AFTER
-from skep.machines.base import Machine, Record, Restarted, Tick
+from skep.machines.base import AnyMachine, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
@@ -108,7 +108,7 @@ class Again:
 
     def __init__(
         self,
-        make: Callable[[], Machine],
+        make: Callable[[], AnyMachine],
         log: Log,
         *,
         change: Change | None = None,

@@ -39,7 +39,7 @@ import msgspec
 
 from skep.cells.nodes import NodeState
 from skep.machines.agent import StartRank
-from skep.machines.base import Machine
+from skep.machines.base import AnyMachine
 from skep.policies.queue import JobQueue
 from skep.sim.logs import FactLog, LogRecord
 from skep.sim.model import AdmissionModel, AllocatorModel
@@ -236,7 +236,7 @@ class Watch:
 
     # --- machines --------------------------------------------------------------------------------
 
-    def compare(self, machine: Machine, fresh: Machine, log: FactLog) -> None:
+    def compare(self, machine: AnyMachine, fresh: AnyMachine, log: FactLog) -> None:
         """Raise unless replaying a log into `fresh` rebuilds `machine`."""
         for record in log.replay():
             for fact in record.facts:
@@ -260,7 +260,7 @@ class Watch:
             require(value == there[name], "I7", text)
 
 
-def durable(machine: Machine) -> dict[str, Any]:
+def durable(machine: AnyMachine) -> dict[str, Any]:
     """Return what a machine must know again after a crash, by name; dicts as ordered pairs."""
     soft = SOFT[type(machine).__name__]
     return {name: _plain(value) for name, value in vars(machine).items() if name not in soft}

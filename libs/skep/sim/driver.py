@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from skep.machines.base import Call, Effect, Machine, Record, Restarted, Send, Tick
+from skep.machines.base import AnyMachine, Call, Effect, Record, Restarted, Send, Tick
 from skep.machines.noting import note
 from skep.sim.logs import ENCODER, FactLog, LogRecord, Stored
 from skep.sim.network import Network
@@ -104,7 +104,7 @@ class Process:
     def __init__(
         self,
         name: str,
-        machine: Machine,
+        machine: AnyMachine,
         wiring: Wiring,
         habits: Habits,
         network: Network,

@@ -11,7 +11,7 @@ from skep.machines.advisor import AdvisorMachine
 from skep.machines.agent import AgentMachine, ExitProcess, Published, PublishEvent
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.trials import LASTS
-from skep.machines.base import Machine
+from skep.machines.base import AnyMachine
 from skep.sim.driver import Process, Wiring
 from skep.sim.logs import FactLog
 from skep.sim.network import Network
@@ -78,7 +78,7 @@ class Role:
         """Return whether its process serves."""
         return self.process is not None and self.process.serving and not self.process.paused
 
-    def machine(self) -> Machine:
+    def machine(self) -> AnyMachine:
         """Return a machine that knows nothing yet."""
         match self.service:
             case "admission":

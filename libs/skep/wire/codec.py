@@ -38,6 +38,10 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
+ServiceFact = AdmissionFact | AllocatorFact | SearchFact
+"""A fact that other services may follow."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody published a job spec. `raw` is whatever they sent."""
 
@@ -74,7 +78,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     service: str
     at: Instant
-    facts: tuple[Any, ...]
+    facts: tuple[ServiceFact, ...]
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +86,26 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     text: str
+
+
+BusEvent = (
+    Submission
+    | CancelRequest
+    | AskRequest
+    | SearchRequest
+    | Facts
+    | Unreadable
+    | Admin
+    | NodeEvent
+    | Command
+    | Heartbeat
+    | NodeReport
+    | Finding
+    | Advice
+    | Trials
+)
+"""Everything that `read` returns. It says Any: who subscribes to what is not known to types, and a
+test holds each service's subscriptions against its machine's events instead."""
 
 
 def encode(message: Any) -> bytes:
@@ -92,7 +116,7 @@ def encode(message: Any) -> bytes:
 def read(
     subject: str, payload: bytes, headers: Mapping[str, str], sequence: int, at: Instant
 ) -> Any:
-    """Return the event a delivered message is, or Unreadable.
+    """Return the event a delivered message is (a BusEvent), or Unreadable.
 
     `sequence` and `at` are the stream's for streamed messages, 0 for core messages.
     """
@@ -175,7 +199,7 @@ _RECORDS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-def _facts(service: str, subject: str, payload: bytes) -> Any:
+def _facts(service: str, subject: str, payload: bytes) -> Facts | Unreadable:
     if service not in _RECORDS:
         return Unreadable(subject=subject, text=f"no service {service!r} writes facts")
     try:

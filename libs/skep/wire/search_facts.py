@@ -359,11 +359,8 @@ class SearchOver(SearchMessage, frozen=True, tag="search-over"):
     params: dict[str, Value] = {}
 
 
-SearchFact = (
-    EpochBegan
-    | SearchBegan
-    | SearchRefused
-    | SearchTrialAdded
+SearchTrialFact = (
+    SearchTrialAdded
     | SearchTrialAdmitted
     | SearchTrialPutOff
     | SearchTrialTurned
@@ -374,6 +371,6 @@ SearchFact = (
     | SearchTrialAnswered
     | SearchTrialMeasured
     | SearchTrialOver
-    | SearchEnding
-    | SearchOver
 )
+
+SearchFact = EpochBegan | SearchBegan | SearchRefused | SearchTrialFact | SearchEnding | SearchOver

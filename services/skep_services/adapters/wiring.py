@@ -6,7 +6,7 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedErr
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
+
+EventT = TypeVar("EventT")
+FactT = TypeVar("FactT")
 
 Answers = Callable[[Bus], Deliver]
 """Makes what answers questions on the bus."""
@@ -52,7 +55,7 @@ def owner() -> str:
 async def serve(
     chosen: Settings,
     log: Any,
-    machine: Machine,
+    machine: Machine[EventT, FactT],
     *,
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
@@ -88,7 +91,7 @@ async def serve(
 async def drive(
     chosen: Settings,
     log: Any,
-    machine: Machine,
+    machine: Machine[EventT, FactT],
     bus: NatsBus,
     fatal: Fatal,
     *,
@@ -98,7 +101,7 @@ async def drive(
     follow: Sequence[Follow] = (),
     listen: Sequence[str] = (),
     notes: InputNotes | None = None,
-    prepare: Callable[[Shell], Awaitable[None]] | None = None,
+    prepare: Callable[[Shell[EventT, FactT]], Awaitable[None]] | None = None,
     answers: Answers | None = None,
 ) -> None:
     """Run a machine's shell on these adapters until cancelled; then close them.
@@ -138,7 +141,12 @@ async def drive(
 
 
 async def _answer(
-    chosen: Settings, log: Any, shell: Shell, bus: Bus, answers: Answers | None, fatal: Fatal
+    chosen: Settings,
+    log: Any,
+    shell: Shell[Any, Any],
+    bus: Bus,
+    answers: Answers | None,
+    fatal: Fatal,
 ) -> None:
     """Once it decides: answer what the machine would decide.
 
@@ -156,7 +164,12 @@ async def _answer(
 
 
 async def _lead(
-    chosen: Settings, log: Any, shell: Shell, bus: NatsBus, peers: Peers | None, fatal: Fatal
+    chosen: Settings,
+    log: Any,
+    shell: Shell[Any, Any],
+    bus: NatsBus,
+    peers: Peers | None,
+    fatal: Fatal,
 ) -> None:
     """From the takeover on: speak for the service, and look out for a later takeover."""
     if peers is None:

@@ -17,6 +17,7 @@ from skep.machines.searches import SearchesMachine
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
 from skep.wire import codec
+from skep.wire.facts import EpochBegan
 from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
 from skep.wire.search import SearchSpec, is_search_id, parse_search, search_id
@@ -79,6 +80,8 @@ class SearchesView:
     def apply(self, facts: codec.Facts) -> None:
         """Take over a record's facts."""
         for fact in facts.facts:
+            if not isinstance(fact, EpochBegan | SearchMessage):
+                continue  # Of another service.
             if isinstance(fact, SearchTrialOver):
                 trial = self._machine.searches[fact.search].trials[fact.trial]
                 self._curves.setdefault(fact.search, {})[fact.trial] = trial.steps, trial.values

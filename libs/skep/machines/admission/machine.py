@@ -26,7 +26,7 @@ from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.policies.check import cluster_problems
 from skep.units import Instant
 from skep.wire import subjects
-from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
@@ -53,6 +53,11 @@ from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Prob
 from skep.wire.verdict import Verdict
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+AdmissionEvent = (
+    Submission | CancelRequest | AskRequest | SearchRequest | Admin | Facts | Unreadable
+)
+"""What admission takes from outside: everything that is read from SUBMIT, ADMIN and ALLOC."""
 
 KEY_CHARACTERS_MAX = 256
 """Idempotency keys are remembered for ever: long enough for a UUID and a path, no more."""
@@ -138,7 +143,7 @@ class AdmissionMachine:
         """The latest request for a change that was accepted, by its sequence in SUBMIT."""
         self._effects: list[Effect] = []
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: AdmissionEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the verdict on a submission or cancellation, or the facts others' news lead to."""
         del now  # A verdict depends on what was asked and what exists, never on the hour.
         self._effects = []
@@ -159,14 +164,10 @@ class AdmissionMachine:
                         self._record(CellsSeen(cluster=fact.cluster))
             case SetVcs():
                 self._set_vcs(event)
-            case (
-                Restarted() | Tick() | Unreadable() | DrainNode() | QuarantineGpu()
-                | SearchRequest()
-            ):  # fmt: skip
+            case Restarted() | Tick() | Unreadable():
                 pass  # Nothing is owed: a verdict lost in a crash is in the facts for who asks.
-            case _:
-                text = f"admission does not take {event!r}"
-                raise AssertionError(text)
+            case DrainNode() | QuarantineGpu() | SearchRequest():
+                pass  # For the allocator and the service of searches.
         return self._effects
 
     def _set_vcs(self, event: SetVcs) -> None:

@@ -10,8 +10,6 @@ agent; after a restart the agent asks the runtime what is there and goes on.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from skep.machines.agent.changes import Changes
@@ -30,8 +28,12 @@ from skep.machines.agent.parts import (
     Rank,
     RankSaid,
     RankStats,
+    RunEvicted,
+    RunFrozen,
     RunHandled,
+    RunRestored,
     RunsListed,
+    RunThawed,
     StartRank,
     StopRun,
     StoreOpened,
@@ -51,6 +53,7 @@ from skep.wire.commands import (
     BindJob,
     ChangeJob,
     ClearNode,
+    Command,
     JoinAgain,
     RefuseNode,
     Resize,
@@ -84,6 +87,23 @@ from skep.wire.part_facts import (
 )
 from skep.wire.reports import DeviceTrouble, Heartbeat, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+
+Answered = (
+    RunStarted
+    | RunNotStarted
+    | RunExited
+    | RunHandled
+    | RunsListed
+    | StoreOpened
+    | RankSaid
+    | RankStats
+    | DevicesSeen
+    | Published
+)
+"""What an agent learns from its node: answers to its calls, its ranks and its devices."""
+
+AgentEvent = Command | Answered | Unreadable
+"""What an agent takes from outside."""
 
 REPORT_EVERY = seconds(1)
 HOST_SHARE = 2
@@ -130,7 +150,7 @@ class AgentMachine:
         """Bound of the parts that wait to be forgotten; a simulation makes it small."""
         self._effects: list[Effect] = []
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: AgentEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the facts, calls and messages that follow from `event`."""
         self._effects = []
         match event:
@@ -147,7 +167,7 @@ class AgentMachine:
             case RunExited():
                 self._down(event.token, event.code, now, asked=event.asked, left=event.left)
                 self._effects.append(Call(ForgetRun(event.token)))
-            case _ if isinstance(event, RunHandled):
+            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored():
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)
@@ -181,9 +201,6 @@ class AgentMachine:
                     self.changes.take(event, now)
             case Unreadable():
                 pass
-            case _:
-                text = f"an agent does not take {event!r}"
-                raise AssertionError(text)
         return self._effects
 
     def wake_at(self) -> Instant | None:

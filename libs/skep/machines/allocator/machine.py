@@ -11,7 +11,6 @@ crash and cost nothing but time.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 from skep.cells.keep import reconfigure
 from skep.cells.nodes import NodeState
@@ -44,11 +43,11 @@ from skep.machines.base import Effect, Record, Restarted, Tick
 from skep.policies.check import cluster_problems
 from skep.policies.queue import JobQueue
 from skep.units import Instant
-from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.advice import Outlook, QueueAdvice
+from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
+from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.changes import ChangeAsked, ChangeMessage
 from skep.wire.cluster import Cluster
-from skep.wire.codec import Facts, Unreadable
+from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import (
     Admitted,
     AllocatorFact,
@@ -89,6 +88,7 @@ from skep.wire.node import (
     MemberStarted,
     MemberStepped,
     NodeCleared,
+    NodeEvent,
     NodeJoined,
     Outcome,
 )
@@ -97,6 +97,9 @@ from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.resizes import ResizeMessage
 from skep.wire.trials import Judged, TrialMessage
+
+AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | Unreadable
+"""What the allocator takes from outside."""
 
 PROBLEMS_MAX = 100
 """Problems of one cluster file that are recorded: more would be the same mistake again."""
@@ -148,7 +151,7 @@ class AllocatorMachine:
         """What secrets of successors are derived from: a service's own, never recorded."""
         self.effects: list[Effect] = []
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: AllocatorEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the facts and commands that follow from `event`."""
         self.effects = []
         dispatch.awake(self, now)
@@ -191,9 +194,6 @@ class AllocatorMachine:
                 changing.heard(self, event, now)
             case MemberStepped() | Unreadable():
                 return []
-            case _:
-                text = f"the allocator does not take {event!r}"
-                raise AssertionError(text)
         if (not isinstance(event, Heartbeat) or self.effects) and not self.defers:
             trials.review(self, now)
             schedule.schedule(self, now)
@@ -214,7 +214,7 @@ class AllocatorMachine:
 
     # --- what others tell --------------------------------------------------------------------
 
-    def _admission(self, fact: Any, now: Instant) -> None:
+    def _admission(self, fact: ServiceFact, now: Instant) -> None:
         match fact:
             case Admitted():
                 if (job_sequence(fact.job) or 0) > self.last_queued:

@@ -16,6 +16,7 @@ from skep.machines.allocator.jobs import JobState, State
 from skep.units import Duration, Instant, after, seconds
 from skep.view.view import TrialView
 from skep.wire.changes import Goal, JobChanged, Result
+from skep.wire.facts import AllocatorFact
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun, TrialFact, TrialOver, Verdict
@@ -199,7 +200,7 @@ def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
                 _put_back(machine, trial, fact)
 
 
-def follow(machine: AllocatorMachine, fact: Any) -> None:
+def follow(machine: AllocatorMachine, fact: AllocatorFact) -> None:
     """Take over what any fact means for trials: what is measured by now, what is put back."""
     tries, name = machine.tries, getattr(fact, "job", "")
     if name in tries.of_job or isinstance(fact, GpusShared | TrialBegun | TrialOver):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
 from skep.wire.changes import (
+    Ask,
     AskOver,
     AskResume,
     AskSuspend,
@@ -16,6 +16,7 @@ from skep.wire.changes import (
     JobChanged,
     Result,
 )
+from skep.wire.codec import ServiceFact
 from skep.wire.facts import (
     Admitted,
     CancelAsked,
@@ -46,7 +47,7 @@ PASSING = (Reason.TOO_MANY_JOBS, Reason.OVER_QUOTA)
 
 
 def trial_of(
-    searches: Mapping[str, Search], jobs: Mapping[str, tuple[str, int]], fact: Any
+    searches: Mapping[str, Search], jobs: Mapping[str, tuple[str, int]], fact: ServiceFact
 ) -> tuple[Search, Trial] | None:
     """Return the trial that a fact is about, or None.
 
@@ -93,7 +94,7 @@ def _new(
     return (search, trial) if tried in (0, trial.tries) else None
 
 
-def follows(search: Search, trial: Trial, fact: Any, now: Instant) -> Iterator[SearchFact]:
+def follows(search: Search, trial: Trial, fact: ServiceFact, now: Instant) -> Iterator[SearchFact]:
     """Yield the facts that follow from another service's fact for the trial that it is about."""
     name, number = search.search, trial.number
 
@@ -167,7 +168,7 @@ def _ask_over(search: Search, trial: Trial, fact: AskOver, now: Instant) -> Iter
         yield SearchTrialStood(search=name, trial=number, stand=Stand.RUNNING, at=now)
 
 
-def _what(ask: Any) -> str:
+def _what(ask: Ask) -> str:
     if isinstance(ask, AskSuspend):
         return "suspend"
     return "resume" if isinstance(ask, AskResume) else ""

@@ -27,7 +27,7 @@ from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.changes import AskResume, AskSuspend, Result
-from skep.wire.codec import Facts, Unreadable
+from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import Measured
 from skep.wire.reasons import Reason
@@ -49,6 +49,7 @@ from skep.wire.search_facts import (
     SearchTrialAdmitted,
     SearchTrialAnswered,
     SearchTrialDemoted,
+    SearchTrialFact,
     SearchTrialGivenUp,
     SearchTrialHeard,
     SearchTrialMeasured,
@@ -63,6 +64,9 @@ from skep.wire.search_facts import (
     parse_request,
 )
 from skep.wire.spec import Problem
+
+SearchesEvent = SearchRequest | Facts | Measured | Unreadable
+"""What the service takes from outside."""
 
 OfSearch = CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
 
@@ -143,7 +147,7 @@ class SearchesMachine:
         self._soft = Soft()
         self._effects: list[Effect] = []
 
-    def decide(self, event: Any, now: Instant) -> list[Effect]:
+    def decide(self, event: SearchesEvent | Restarted | Tick, now: Instant) -> list[Effect]:
         """Return the answer to a request, or what follows from others' facts, metrics or time."""
         self._effects = []
         touched: dict[str, None] = {}
@@ -163,8 +167,6 @@ class SearchesMachine:
                 touched = dict.fromkeys(self.searches)
             case Unreadable():
                 pass
-            case _:
-                pass  # Other findings and other services' messages are none of its concern.
         for name in touched:
             self._follow(name, now)
         return self._effects
@@ -175,7 +177,7 @@ class SearchesMachine:
 
     # --- what others say ---------------------------------------------------------------------
 
-    def _heard(self, fact: Any, now: Instant) -> dict[str, None]:
+    def _heard(self, fact: ServiceFact, now: Instant) -> dict[str, None]:
         """Record what a fact of admission or the allocator means for a trial."""
         found = hearing.trial_of(self.searches, self.jobs, fact)
         if found is None:
@@ -448,7 +450,7 @@ class SearchesMachine:
             case _:
                 self._restore(fact)
 
-    def _apply_trial(self, fact: Any) -> None:
+    def _apply_trial(self, fact: SearchTrialFact) -> None:
         search = self.searches[fact.search]
         if isinstance(fact, SearchTrialAdded):
             stand = Stand.OUTSIDE if fact.outside else Stand.NEW
@@ -500,8 +502,6 @@ class SearchesMachine:
                 search.failures += silent
                 trial.steps, trial.values = trial.steps[-1:], trial.values[-1:]
                 self.jobs.pop(trial.job, None)
-            case _:
-                raise AssertionError(fact)
 
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
