@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep_job.control import describe
 from skep_job.plain import Under
 from skep_job.reporter import complain
 from skep_job.run import Run, UsageError
@@ -98,5 +99,5 @@ def _under_agent(
         )
         return Cooperation(observation, options)
     except Exception as error:  # Skep's own failure is not the script's.
-        complain(f"not under an agent: {type(error).__name__}: {error}")
+        complain(f"not under an agent: {describe(error)}")
         return None

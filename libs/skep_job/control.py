@@ -383,12 +383,28 @@ class Control:
 
 
 def describe(error: object) -> str:
-    """Return an error in one bounded text. Never raises."""
+    """Return an error in one bounded text that is never empty. Never raises.
+
+    An exception without a message, such as a failed assertion, is described by where it was raised.
+    """
     try:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
-        return str(text)[:TEXT_CHARACTERS_MAX]
+        if not isinstance(error, BaseException):
+            return str(error)[:TEXT_CHARACTERS_MAX]
+        message = str(error) or _raised_at(error)
+        return f"{type(error).__name__}: {message}"[:TEXT_CHARACTERS_MAX]
     except Exception:  # Whatever a foreign __str__ raises.
         return type(error).__name__
+
+
+def _raised_at(error: BaseException) -> str:
+    """Return where an exception was raised, in words."""
+    trace = error.__traceback__
+    if trace is None:
+        return "no message"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"in {code.co_name}, {os.path.basename(code.co_filename)}:{trace.tb_lineno}"
 
 
 def _is_whole(value: object) -> bool:

@@ -82,6 +82,8 @@ class Cooperation:
         self._hooks, self._settings = observation.hooks, observation.settings
         self._options = options
         self._metrics = Metrics(self._control.say)
+        self._reports = 0
+        atexit.register(self._metrics.send)  # What the rate limit holds back leaves at the end.
         self._together = Together(self._control)
         self._shields = 0
         self._run: Run | None = None
@@ -111,7 +113,6 @@ class Cooperation:
             self._elastic.regroup(self._together.leave, self._together.begin)
         control.say("can", tier="cooperative", can=self._can())
         self._catch_sigterm()
-        atexit.register(self._metrics.send)
         place: dict[str, Any] | None
         if self._elastic is not None and self._elastic.joins():
             place = self._elastic.join()
@@ -154,8 +155,9 @@ class Cooperation:
             self._checkpoint_on_time()
 
     def report(self, values: dict[str, Any]) -> None:
+        self._reports += 1
         try:
-            self._metrics.take(values, self._steps() + 1)  # Of the mini-batch being worked on.
+            self._metrics.take(values, self._step_of_report())
         except Exception as error:
             complain(f"a report was left out: {describe(error)}")
 
@@ -388,6 +390,16 @@ class Cooperation:
         assert self._run is not None
         arrived = self._arrived()
         return self._run.done if arrived is None else int(arrived["steps"])
+
+    def _step_of_report(self) -> int:
+        """Return the mini-batch that a report is about.
+
+        A script that uses no loop of the run is counted by the hooks, and one that shows them
+        nothing (no PyTorch, for example) by its reports.
+        """
+        if self._run is not None:
+            return self._steps() + 1  # The one that is worked on.
+        return self._tally.reached() or self._reports
 
     def _pause(self, since_ns: int) -> int:
         """Return how long training stood still, and keep that out of mini-batches' durations."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skep_job import snapshot, transfer
+from skep_job.control import describe
 from skep_job.snapshot import Snapshot
 from skep_job.tree import Tensors
 
@@ -111,5 +112,5 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, transfer.Broken, ValueError, KeyError, RuntimeError) as error:
-        reason = f"{what}: {type(error).__name__}: {error}"
+        reason = f"{what}: {describe(error)}"
         raise CopyFailed(reason) from error

@@ -63,6 +63,7 @@ def _observe() -> None:
         return
     # Imported here, so that outside Skep the script finds no module loaded but what runs it.
     from skep_job import ending
+    from skep_job.control import describe
     from skep_job.observe import boot
     from skep_job.reporter import complain
     from skep_job.settings import Unobserved
@@ -72,7 +73,7 @@ def _observe() -> None:
         outcome = boot(os.environ)
         why = outcome.why if isinstance(outcome, Unobserved) else ""
     except Exception as error:  # No descriptors or threads left, for example.
-        why = f"{type(error).__name__}: {error}"
+        why = describe(error)
     if why:
         complain(f"not observed: {why}")
 

@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from skep_job.control import Control
+from skep_job.control import Control, describe
 from skep_job.descriptors import WakePipe
 from skep_job.link import WAIT_S, Link, LinkLost
 from skep_job.settings import Settings
@@ -145,7 +145,7 @@ class Reporter:
 
     def _end(self, error: Exception | None = None) -> None:
         if error is not None:
-            complain(f"reports end here: {type(error).__name__}: {error}")
+            complain(f"reports end here: {describe(error)}")
             self._control.lose()
         if self._link is not None:
             self._link.close()

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from skep_job.control import Control
+from skep_job.control import Control, describe
 
 WINDOW = 64
 """Mini-batches whose median duration is reported: enough to pass over an evaluation in between."""
@@ -148,11 +148,7 @@ class Tally:
         """Stop counting for good and have the first reason reported. Never raises."""
         if self.failure is not None:
             return
-        try:
-            text = f"{where}: {type(error).__name__}: {error}"
-        except Exception:  # Whatever a foreign __str__ raises.
-            text = f"{where}: {type(error).__name__}"
-        self.failure = text[:FAILURE_CHARACTERS_MAX]
+        self.failure = f"{where}: {describe(error)}"[:FAILURE_CHARACTERS_MAX]
         self.levels.clear()  # So that every later step ends up in `join`, and there.
         try:
             self.wake()

@@ -27,6 +27,7 @@ def watch() -> None:
 
     def observe(_: ModuleType) -> None:
         watcher.remove()
+        from skep_job.control import describe
         from skep_job.observe import boot_at_first_step
         from skep_job.reporter import complain
 
@@ -34,7 +35,7 @@ def watch() -> None:
             outcome = boot_at_first_step(os.environ)
             why = outcome.why if outcome is not None else ""
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why = describe(error)
         if why:
             complain(f"not observed: {why}")
 

@@ -356,6 +356,10 @@ def test_errors_are_told_in_bounded_texts() -> None:
             raise RuntimeError
 
     assert describe(Mute()) == "Mute"
+    assert describe(ValueError()) == "ValueError: no message"
+    with pytest.raises(AssertionError) as failed:
+        _fail_silently()
+    assert describe(failed.value).startswith("AssertionError: in _fail_silently, test_job_control")
     assert len(describe(ValueError("x" * 9_000))) == TEXT_CHARACTERS_MAX
 
 
@@ -429,3 +433,7 @@ def test_who_has_no_device_gives_nothing_back_and_no_other_is_known_to(
     monkeypatch.setattr(suspend, "DRIVER", "libc.so")
     with pytest.raises(RuntimeError, match="without PyTorch"):
         suspend._release(None)
+
+
+def _fail_silently() -> None:
+    raise AssertionError
