@@ -227,3 +227,76 @@ def test_a_job_that_goes_on_elsewhere_is_told_where_in_whatever_follows(
     if suspended:
         decide.restart(50)
     assert returns(decide, "j1", 13).change == Resume(ranks=plans((2,)))
+
+
+def other_node(node: str) -> str:
+    return "node-2" if node == "node-1" else "node-1"
+
+
+def runs(decide: Driver[AllocatorMachine], number: int, **fields: Any) -> str:
+    """Have a job of one node start; return that node."""
+    decide(admitted(number, **fields))
+    (node,) = decide.machine.jobs[f"j{number}"].members
+    decide(started(f"j{number}", node=node))
+    decide(known(f"j{number}", node, ABLE))
+    return node
+
+
+def test_a_job_that_returns_has_its_vcs_cell_though_another_would_have_been_tighter() -> None:
+    decide = allocator(joined("node-1"), joined("node-2"))
+    home = runs(decide, 1, gpus=2)
+    stands_aside(decide, "j1", 10)
+    on = {runs(decide, number, gpus=4): number for number in (2, 3)}
+    decide(exited(f"j{on[other_node(home)]}", node=other_node(home)))
+    assert runs(decide, 4, gpus=1) == other_node(home), "a new job of 2 GPUs would go beside it"
+    decide(exited(f"j{on[home]}", node=home))
+
+    effects = decide(ask(11, AskResume(job="j1")))
+    assert [fact.job for fact in of(effects, GpusRegained)] == ["j1"]
+    assert [fact.job for fact in of(effects, JobPromoted)] == ["j1"]
+    assert not decide.machine.borrowed
+
+
+def test_a_job_that_returns_is_promoted_once_a_cell_of_its_vc_covers_it() -> None:
+    decide = allocator(joined("node-1"), joined("node-2"), nlp=4, vision=4)
+    home = runs(decide, 1, gpus=2)
+    stands_aside(decide, "j1", 10)
+    on = {runs(decide, 2, gpus=4): 2, runs(decide, 3, vc="vision", gpus=4): 3}
+    assert on[home] == 3, "its VC's cell is on the other node by now"
+    decide(exited("j3", node=home))
+    effects = decide(ask(11, AskResume(job="j1")))
+    assert not of(effects, JobPromoted)
+    assert list(decide.machine.borrowed) == ["j1"]
+    effects = decide(exited("j2", node=other_node(home)))
+    assert [fact.job for fact in of(effects, JobPromoted)] == ["j1"]
+
+
+def test_opportunistic_jobs_leave_the_gpus_of_a_job_that_is_to_go_on() -> None:
+    decide = allocator(joined())
+    runs(decide, 1, gpus=2)
+    stands_aside(decide, "j1", 10)
+    for number in (2, 3, 4, 5):
+        runs(decide, number, gpus=1, opportunistic=True)
+
+    commands = told(decide(ask(11, AskResume(job="j1"))))
+    assert [command.change for command in commands] == [Suspend(release=True)] * 2
+    first, second = commands
+    # Meanwhile no other job is offered what the first of them left.
+    assert not of(decide(changed(first)), GpusRegained)
+    assert not of(decide(admitted(6, gpus=1)), JobBound)
+    assert not of(decide(admitted(7, gpus=1, opportunistic=True)), JobBound)
+    effects = decide(changed(second))
+    assert [fact.job for fact in of(effects, GpusRegained)] == ["j1"]
+    assert [fact.job for fact in of(effects, JobPromoted)] == ["j1"]
+
+
+def test_a_job_that_is_to_go_on_does_not_go_ahead_of_one_that_waits_before_it() -> None:
+    decide = allocator(joined())
+    runs(decide, 1, gpus=2)
+    stands_aside(decide, "j1", 10)
+    runs(decide, 2, gpus=2, priority=1)
+    for number in (3, 4):
+        runs(decide, number, gpus=1, opportunistic=True)
+    decide(admitted(5, gpus=4, priority=1))
+    assert told(decide(ask(11, AskResume(job="j1")))) == []
+    assert decide.machine.jobs["j1"].away

@@ -548,6 +548,8 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
         if kept and any(name in kept for name in job.live):
             continue
         cost = returns_now(machine, job, now)
+        if not cost and not ruled and job.job not in soft.returning:
+            cost = len(reclaim(machine, job, now))
         room -= cost or _wait(machine, job)
     soft.looked = looked
 
@@ -566,6 +568,28 @@ def returns_now(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     why = Reason.REQUESTED if asked else Reason.WAITS_FOR_ITS_GPUS
     begin(machine, job, Goal.RESUME, Resume(), now, why)
     return len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
+
+
+def reclaim(machine: AllocatorMachine, job: JobState, now: Instant) -> list[str]:
+    """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
+
+    Until they have left, nobody else is offered GPUs of its nodes (`soft.returning`). It does not
+    go ahead of a job of its VC that waits before it.
+
+    Returns:
+        The attempts that leave, or are leaving already.
+    """
+    if job.spec.opportunistic or views.behind(machine, job):
+        return []
+    users = returns.lent(machine, job)
+    for name in users:
+        machine.soft.returning[job.job] = None
+        other = machine.jobs.get(cellwork.job_of(name))
+        if other is not None and cellwork.holder(other.job, other.attempt) == name:
+            give_way(machine, other, now, f"for {job.job}", memory=False)
+        elif other is not None and other.succeeds(cellwork.attempt_of(name)):
+            machine.give_up_move(other, now, f"{job.job} needed the GPUs")
+    return users
 
 
 def _wants_away(job: JobState) -> bool:

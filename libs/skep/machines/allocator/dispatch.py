@@ -130,6 +130,8 @@ class Soft:
         """By queue: the head that could not be placed, and `changes` then."""
         self.returned: dict[tuple[str, bool], None] = {}
         """Queues that a job came back to in this decision, because its claim was cancelled."""
+        self.returning: dict[str, None] = {}
+        """Suspended jobs without GPUs, of VCs without a policy, for which others leave theirs."""
         self.ripe: dict[str, None] = {}
         """Jobs with a reservation of which something may have changed since it was looked at."""
         self.vacant: Cells | None = None

@@ -331,7 +331,8 @@ def promote(
     if job.job not in machine.borrowed or known:
         return False
     hold = machine.cells.holds.get(cellwork.holder(job.job, job.attempt))
-    cover = machine.cells.cover if home else partial(_cover, machine, job)
+    anywhere = home or _returned(job)
+    cover = machine.cells.cover if anywhere else partial(_cover, machine, job)
     away = not home and not returns.kept(machine).keys().isdisjoint(job.live)
     spots = cover(hold) if hold is not None and not away else None
     if spots is None:
@@ -340,6 +341,14 @@ def promote(
     machine.record(JobPromoted(job=job.job, attempt=job.attempt,
                                levels=tuple(spot.level for spot in spots), at=now))  # fmt: skip
     return True
+
+
+def _returned(job: JobState) -> bool:
+    """Return whether an attempt had its VC's cells, was suspended, and is back on its nodes.
+
+    Its processes are there, so it cannot be placed anew: it has the cells that cover it there.
+    """
+    return job.suspended_at > 0 and job.began_at > 0
 
 
 def _cover(machine: AllocatorMachine, job: JobState, hold: Hold) -> tuple[Spot, ...] | None:

@@ -83,11 +83,12 @@ def _on_its_own(machine: AllocatorMachine, job: JobState) -> list[str]:
 
 
 def waits_for(machine: AllocatorMachine, job: JobState) -> str:
-    """Return a suspended job of a VC with a policy that is to go on with what this one has lent.
-
-    Empty if there is none.
-    """
+    """Return a suspended job that is to go on with what this one borrows; empty: there is none."""
     holder = cellwork.holder(job.job, job.attempt)
+    for name in machine.soft.returning:
+        other = machine.jobs.get(name)
+        if other is not None and other.away and holder in lent(machine, other):
+            return name
     for planned in machine.soft.planned.values():
         moves = machine.jobs.get(planned.leaving.get(holder, ""))
         if moves is not None and moves.away:
@@ -100,11 +101,14 @@ def waits_for(machine: AllocatorMachine, job: JobState) -> str:
 
 
 def kept(machine: AllocatorMachine) -> dict[str, None]:
-    """Return the nodes that others leave for jobs of a VC with a policy.
+    """Return the nodes that others leave for suspended jobs, or for jobs of a VC with a policy.
 
     Nothing claims those GPUs one by one, so nobody else may borrow any there until it is over.
     """
     found: dict[str, None] = {}
+    for name in machine.soft.returning:
+        job = machine.jobs.get(name)
+        found |= dict.fromkeys(job.live if job is not None and job.away else ())
     for planned in machine.soft.planned.values():
         found |= planned.awaited
         for name in planned.returning:

@@ -12,7 +12,14 @@ import heapq
 from typing import TYPE_CHECKING
 
 from skep.cells.holds import Placement
-from skep.machines.allocator import cellwork, changing, packing, placing, plans, views
+from skep.machines.allocator import (
+    cellwork,
+    changing,
+    packing,
+    placing,
+    plans,
+    views,
+)
 from skep.machines.allocator.jobs import State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
@@ -48,6 +55,8 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
             queue.advise(())
     if machine.soft.reshare:
         packing.follow(machine, now)
+    if machine.soft.returning:
+        _take_back(machine, now)
     bound = _finish(machine, now) if machine.soft.ripe else 0
     bound += plans.serve(machine, now, placing.MEMBERS_BOUND_MAX - bound)
     for opportunistic in (False, True):
@@ -59,7 +68,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
                  for (vc, kind), queue in machine.queues.items()
                  if kind is opportunistic and queue.entries
-                 and (kind or not views.rules(machine, vc))
+                 and (kind or not _held_back(machine, vc))
                  and (head := queue.head()) is not None]  # fmt: skip
         heapq.heapify(turns)
         while turns:
@@ -85,6 +94,19 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         _promote(machine, now)
 
 
+def _take_back(machine: AllocatorMachine, now: Instant) -> None:
+    """Have suspended jobs go on for which others left GPUs, before anyone else is offered those."""
+    for name in list(machine.soft.returning):
+        job = machine.jobs.get(name)
+        if job is not None and job.away and job.change is None:
+            if changing.returns_now(machine, job, now):
+                placing.promote(machine, job, now)
+            elif changing.reclaim(machine, job, now):
+                continue  # The others have yet to leave.
+        del machine.soft.returning[name]
+        machine.soft.changes += 1  # Those GPUs are no longer kept for it.
+
+
 def _nobody_waits(machine: AllocatorMachine) -> bool:
     """Return whether all queues are empty: every job there is has GPUs, claims some, or is parked.
 
@@ -92,6 +114,17 @@ def _nobody_waits(machine: AllocatorMachine) -> bool:
     """
     others = len(machine.placed) + len(machine.reserved) + len(machine.parked)
     return len(machine.jobs) == others
+
+
+def _held_back(machine: AllocatorMachine, vc: str) -> bool:
+    """Return whether a VC's queue is not served here.
+
+    Its policy places its jobs, or a suspended job of it takes back what its cells cover.
+    """
+    if views.rules(machine, vc):
+        return True
+    names = machine.soft.returning
+    return any(machine.jobs[name].spec.vc == vc for name in names if name in machine.jobs)
 
 
 def _returned(
@@ -103,7 +136,7 @@ def _returned(
     now, and that is not to wait for the next event.
     """
     back = [vc for vc, kind in machine.soft.returned
-            if kind is opportunistic and (kind or not views.rules(machine, vc))]  # fmt: skip
+            if kind is opportunistic and (kind or not _held_back(machine, vc))]  # fmt: skip
     machine.soft.returned.clear()
     heads = {vc: machine.queues[vc, opportunistic].head() for vc in back}
     having = {vc for _, vc in turns}
@@ -179,10 +212,5 @@ def _promote(machine: AllocatorMachine, now: Instant) -> None:
     for job in list(machine.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
             continue  # It has its turn in its policy's plan.
-        queue = machine.queues.get((job.spec.vc, False))
-        head = queue.head() if queue is not None else None
-        ahead = head is not None and head.claim < job.entry
-        if views.rules(machine, job.spec.vc):
-            ahead = views.waits(machine, job.spec.vc)
-        if not ahead and job.state is not State.STOPPING:
+        if job.state is not State.STOPPING and not views.behind(machine, job):
             placing.promote(machine, job, now)

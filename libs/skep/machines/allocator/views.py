@@ -218,6 +218,15 @@ def waits(machine: AllocatorMachine, vc: str) -> bool:
     return machine.soft.planned[vc].open
 
 
+def behind(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether another job of its VC waits for the VC's cells, and comes before this one."""
+    if rules(machine, job.spec.vc):
+        return waits(machine, job.spec.vc)
+    queue = machine.queues.get((job.spec.vc, False))
+    head = queue.head() if queue is not None else None
+    return head is not None and head.claim < job.entry
+
+
 def ended(machine: AllocatorMachine, job: JobState) -> None:
     """Keep what service a job had had, where a policy may learn from it."""
     vc = machine.cells.cluster.vcs.get(job.spec.vc)
