@@ -25,7 +25,7 @@ from skep.wire import codec
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import VirtualCluster
 from skep.wire.commands import Suspend
-from skep.wire.drafts import Answer, Judge, Judgement, Option, Outcome, Question, Start
+from skep.wire.drafts import Answer, Judge, Judgement, Option, Outcome, Question, Start, Touch
 from skep.wire.node import (
     Manner,
     MemberChanged,
@@ -41,7 +41,12 @@ from skep_services.drafts import JudgeOnly
 from tests.kit import T0, at, joined, spec
 
 WORLDS = 10
-CAN = ((), ("suspend", "release"), ("suspend", "release", "checkpoint", "rebind"))
+CAN = (
+    (),
+    ("suspend", "checkpoint"),
+    ("suspend", "release"),
+    ("suspend", "release", "checkpoint", "rebind"),
+)
 POLICIES = ("fifo", "fifo", "srtf", "las")
 
 
@@ -170,6 +175,11 @@ class World:
 
         answer = drafts.answer(machine, question, self.now, apart)
         assert before == (codec.encode(machine.snapshot()), machine.wake_at())
+        outcomes = [one.outcome for one in (*answer.options, *answer.in_vain)]
+        for outcome in (answer.outcome, *outcomes):
+            for one in outcome.others if outcome is not None else ():
+                # Nothing but a start can happen to a job that has no GPUs.
+                assert one.what is Touch.STARTS or self.state(one.job) is not State.QUEUED, one
         return answer
 
     def judge(self, wanted: JobSpec, instead: str = "") -> JobSpec | None:
@@ -239,7 +249,7 @@ def _plans(world: World) -> None:
     assert runs == (outcome.start in (Start.NOW, Start.AFTER)), (outcome, job)
     if outcome.start is Start.NOW:
         assert tuple(job.members.values()) == outcome.members
-    stopped = {one.job for one in outcome.others if one.what == "stops"}
+    stopped = {one.job for one in outcome.others if one.what in ("stops", "stores")}
     assert stopped == {each.job for each in world.allocator.jobs.values()
                        if each.state in (State.RUNNING, State.SUSPENDED)
                        and (real.state(each.job) is State.QUEUED

@@ -128,6 +128,65 @@ async def test_what_cannot_be_asked_is_refused(house: House) -> None:
     assert error(await house.op.json("POST", f"{path}/suspend", 409))[0] == "already-ended"
 
 
+async def test_what_the_allocator_refuses_at_once_is_refused_in_the_answer(house: House) -> None:
+    job = await running(house)
+    told = (await house.op.json("POST", f"/v1/jobs/{job}/checkpoint", 409, {}))["error"]
+    assert told["reason"] == "cannot"
+    assert "checkpoint" in told["text"]
+    waits = await submitted(house)
+    while house.cluster.allocator.machine.jobs[waits].members:
+        waits = await submitted(house)  # Until no GPU is left.
+    told = await house.op.json("POST", f"/v1/jobs/{waits}/migrate", 409, {})
+    assert error(told)[0] == "not-running"
+
+
+async def test_a_suspended_job_counts_as_suspended_and_not_as_running(house: House) -> None:
+    job = await running(house)
+    await ask(house, job, "suspend")
+    answer(house, job)
+    await house.caught_up()
+    vcs = {vc["vc"]: vc for vc in (await house.op.get("/v1/usage"))["vcs"]}
+    assert (vcs["nlp"]["running"], vcs["nlp"]["suspended"]) == (0, 1)
+
+
+async def test_an_ended_job_has_its_tier_and_no_rate(house: House) -> None:
+    job = await running(house)
+    house.gateway.indexer.fold.active[job].row.rate_milli = 1_500
+    house.cluster.exits(job)
+    await house.caught_up()
+    shown = await house.op.get(f"/v1/jobs/{job}")
+    assert (shown["state"], shown["tier"], shown["rate_milli"]) == (
+        "succeeded",
+        "cooperative",
+        None,
+    )
+
+
+async def test_a_unique_name_serves_where_an_id_does(house: House) -> None:
+    await house.with_nodes()
+    first = await submitted(house, name="train it")
+    second = await submitted(house, name="other")
+    await house.caught_up()
+    assert (await house.op.get("/v1/jobs/train%20it"))["job"] == first
+    assert (await house.op.get("/v1/jobs/other/why"))["job"] == second
+    assert (await house.op.get("/v1/events?job=other"))["events"]
+    third = await submitted(house, name="train it")
+    await house.caught_up()
+    told = (await house.op.get("/v1/jobs/train%20it", 409))["error"]
+    assert told["reason"] == "ambiguous-name"
+    assert f"{first}, {third}" in told["text"]
+    for job in (first, third):
+        house.cluster.runs(job)
+    house.cluster.exits(first)
+    await house.caught_up()
+    assert (await house.op.get("/v1/jobs/train%20it"))["job"] == third
+    house.cluster.exits(third)
+    await house.caught_up()
+    assert error(await house.op.get("/v1/jobs/train%20it", 409))[0] == "ambiguous-name"
+    await house.op.json("DELETE", "/v1/jobs/other", 202)
+    assert error(await house.op.get("/v1/jobs/nothing", 404))[0] == "unknown-job"
+
+
 async def test_a_gang_that_grows_and_shrinks_is_shown_as_it_is(house: House) -> None:
     await house.with_nodes()
     job = await submitted(house, elastic={"min": 1, "max": 2})

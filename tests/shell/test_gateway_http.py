@@ -319,7 +319,7 @@ async def test_paths_and_methods_that_are_not_there(house: House) -> None:
     assert error(await house.op.get("/v1/jobs/j1", 404))[0] == "unknown-job"
     assert error(await house.op.get("/v1/jobs/..%2Fetc", 404))[0] == "unknown-job"
     assert error(await house.op.get("/v1/events?follow=2", 400))[0] == "bad-value"
-    assert error(await house.op.get("/v1/events?job=odd", 400))[0] == "bad-value"
+    assert error(await house.op.get("/v1/events?job=odd", 404))[0] == "unknown-job"
 
 
 async def test_waiting_for_a_job_ends_when_it_does(house: House) -> None:

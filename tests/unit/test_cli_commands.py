@@ -254,8 +254,10 @@ def test_show_of_other_kinds_of_jobs(gateway: FakeGateway, run: Run) -> None:
     out = run("show", "j1")[1]
     assert "wants       8 GPUs (4 workers x 2), type h200" in out
     assert "runs        sh -c 'echo a b'" in out
-    assert "tier        opaque" in out
+    assert "tier        not known before it trains" in out
     assert "3 retries" in out
+    gateway.on("GET /v1/jobs/j1", whole(spec=spec, state="failed", **changes))
+    assert "tier        opaque" in run("show", "j1")[1]
     gateway.on("GET /v1/jobs/j1", whole(spec={"command": "a | b", "resources": {"topology": {}}}))
     assert "runs        a | b" in run("show", "j1")[1]
 
@@ -507,16 +509,16 @@ def test_followed_events_go_on_after_the_last_one_seen(gateway: FakeGateway, run
 
 def test_gpus(gateway: FakeGateway, run: Run) -> None:
     free = {"node": "node-1", "index": 0, "type": "cpu", "memory": 2**30, "job": None, "vc": None,
-            "rank": None, "utilisation": None, "borrowed": False,
+            "rank": None, "utilisation": None, "borrowed": False, "beside": [],
             "quarantined": True}  # fmt: skip
     held = {**free, "index": 1, "job": "j1", "vc": "nlp", "rank": 0, "utilisation": 97.4,
-            "borrowed": True, "quarantined": False}  # fmt: skip
+            "borrowed": True, "beside": ["j5"], "quarantined": False}  # fmt: skip
     gateway.on("GET /v1/gpus", {"gpus": [free, held]})
     code, out, err = run("gpu", "ls")
     assert code == 0
     assert out.splitlines()[1].split()[-1] == "quarantined"
     assert out.splitlines()[2].split() == [
-        "node-1", "1", "cpu", "1GiB", "97%", "j1", "0", "nlp", "borrowed"]  # fmt: skip
+        "node-1", "1", "cpu", "1GiB", "97%", "j1+j5", "0", "nlp", "borrowed"]  # fmt: skip
     assert err == "1 of 2 GPUs held\n"
     assert json.loads(run("gpu", "ls", "--json")[1])["gpus"][1] == held
     gateway.on("GET /v1/gpus", {"gpus": []})

@@ -37,7 +37,7 @@ CELL = {
 VC = {
     "vc": "nlp", "gpus": 8, "asked": 10, "weight": 2.0, "jobs_max": 100,
     "policy": "fifo", "options": {}, "used": 2, "borrowed": 4,
-    "running": 2, "queued": 3, "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
+    "running": 2, "suspended": 1, "queued": 3, "cells": [KIND, {**KIND, "pin": "mine", "bad": 0}],
     "bound": [CELL, {**CELL, "pin": "mine", "doomed": True, "jobs": [], "bad": 0}],
     "borrowers": [{"job": "j9", "gpus": 4, "nodes": ["a-2", "b-1"]}],
 }  # fmt: skip
@@ -88,9 +88,9 @@ def test_the_virtual_clusters_and_their_cells_are_listed(gateway: FakeGateway, r
     other = {**VC, "vc": "x", "gpus": 10, "cells": []}
     gateway.on("GET /v1/usage", {"vcs": [VC, other]})
     lines = run("vc", "ls")[1].splitlines()
-    assert lines[1].split()[:8] == ["nlp", "8", "of", "10", "2", "4", "2", "3"]
+    assert lines[1].split()[:8] == ["nlp", "8", "of", "10", "2", "4", "2", "1"]
     assert lines[1].endswith("1/2 v100/node (1 bad), 1/2 mine")
-    assert lines[2].split() == ["x", "10", "2", "4", "2", "3", "fifo", "2", "100", "-"]
+    assert lines[2].split() == ["x", "10", "2", "4", "2", "1", "3", "fifo", "2", "100", "-"]
     assert json.loads(run("vc", "ls", "--json")[1])["vcs"] == [VC, other]
     gateway.on("GET /v1/usage", {"vcs": []})
     assert "no virtual clusters" in run("vc", "ls")[2]
@@ -100,7 +100,7 @@ def test_a_virtual_cluster_is_shown_with_who_is_inside(gateway: FakeGateway, run
     gateway.on("GET /v1/vcs/nlp/usage", VC)
     out = run("vc", "show", "nlp")[1]
     head = ("nlp: 8 GPUs (10 asked for), weight 2; 2 used in its cells, 4 borrowed; "
-            "2 jobs placed, 3 queued")  # fmt: skip
+            "2 running, 1 suspended, 3 queued")  # fmt: skip
     assert out.splitlines()[0] == head
     assert "j1 (j2) →j3" in out
     assert "[mine] borne by this VC: bad" in out

@@ -420,6 +420,7 @@ def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:
             "used": 2,
             "borrowed": 1,
             "running": 2,
+            "suspended": 0,
             "queued": 1,
         },
         {
@@ -430,6 +431,7 @@ def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:
             "used": 1,
             "borrowed": 0,
             "running": 1,
+            "suspended": 0,
             "queued": 0,
         },
     ]

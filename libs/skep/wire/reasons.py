@@ -252,7 +252,7 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_GPUS: "not enough GPUs are free",
     Reason.WAITS_BEHIND: "an earlier or more important job comes first",
     Reason.WAITS_FOR_NODES: "nodes that could run it are drained or away",
-    Reason.WAITS_FOR_VICTIMS: "opportunistic jobs are being stopped to make room",
+    Reason.WAITS_FOR_VICTIMS: "the jobs on the GPUs that are reserved for it are making room",
     Reason.WAITS_FOR_CELLS: "its virtual cluster's cells are in use, or bad",
     Reason.WAITS_FOR_REPAIR: "bad hardware that its virtual cluster has to bear is in the way",
     Reason.WAITS_FOR_AFFINITY: "enough GPUs are idle, but not close enough to one another",

@@ -141,7 +141,7 @@ def positive(text: str) -> int:
 
 def options_cancel(parser: ArgumentParser) -> None:
     """Add what `cancel` takes."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs to end")
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs to end, by id or unique name")
 
 
 def run_cancel(arguments: Namespace) -> int:
@@ -179,7 +179,9 @@ def ask_cancel(client: Client, job: str) -> None:
 
 def options_wait(parser: ArgumentParser) -> None:
     """Add what `wait` takes."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs to wait for")
+    parser.add_argument(
+        "jobs", metavar="JOB", nargs="+", help="jobs to wait for, by id or unique name"
+    )
     parser.add_argument(
         "--for", dest="until", choices=("started", "ended"), default="ended",
         help="what to wait for (default: ended)",
@@ -219,6 +221,7 @@ def poll(client: Client, job: str, until: str, deadline: float | None) -> dict[s
         wait_s = max(0, min(POLL_S, int(left_s)))
         path = query(f"/v1/jobs/{quote(job)}", wait=until, timeout_s=wait_s)
         row: dict[str, Any] = client.get(path, wait_s + POLL_MARGIN_S)
+        job = row["job"]  # Another job may get the same name meanwhile.
         if reached(row, until) or (deadline is not None and time.monotonic() >= deadline):
             return row
         if wait_s == 0:

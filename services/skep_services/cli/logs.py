@@ -51,6 +51,7 @@ def run_logs(arguments: Namespace) -> int:
     """Print a job's output. `--json` prints one object per piece, with rank and text."""
     client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.follow else PATIENCE_S)
     row = client.get(f"/v1/jobs/{quote(arguments.job)}")
+    arguments.job = row["job"]  # Another job may get the same name meanwhile.
     ranks = ranks_of(arguments.rank, row)
     take = json_takers(ranks) if arguments.json else takers(ranks)
     if arguments.follow:

@@ -56,7 +56,7 @@ def _list_gpus(arguments: Namespace) -> int:
             Column("TYPE", [one["type"] for one in gpus], drop=2),
             Column("MEMORY", [render.size(one["memory"]) for one in gpus], right=True, drop=3),
             Column("USED", [_percent(one.get("utilisation")) for one in gpus], right=True, drop=1),
-            Column("JOB", [one["job"] or "-" for one in gpus]),
+            Column("JOB", [_jobs(one) for one in gpus]),
             Column("RANK", [_rank(one) for one in gpus], right=True, drop=4),
             Column("VC", [one["vc"] or "-" for one in gpus]),
             Column("NOTE", [_note(one) for one in gpus]),
@@ -65,6 +65,11 @@ def _list_gpus(arguments: Namespace) -> int:
     held = sum(1 for one in gpus if one["job"])
     say(f"{held} of {render.plural(len(gpus), 'GPU')} held")
     return exits.OK
+
+
+def _jobs(one: dict[str, Any]) -> str:
+    """Return the job that holds a GPU and those packed beside it: `j3+j5`."""
+    return "+".join([one["job"] or "-", *one["beside"]])
 
 
 def _percent(utilisation: float | None) -> str:

@@ -34,7 +34,9 @@ def common(parser: ArgumentParser) -> None:
 
 def job_argument(parser: ArgumentParser) -> None:
     """Add the one job a command is about."""
-    parser.add_argument("job", metavar="JOB", help="a job's id, such as j17")
+    parser.add_argument(
+        "job", metavar="JOB", help="a job's id, such as j17, or its name if only one has it"
+    )
 
 
 def client_of(arguments: Namespace, patience_s: float = PATIENCE_S) -> Client:

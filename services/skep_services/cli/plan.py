@@ -20,7 +20,7 @@ WHAT = {
     "moves": "moves {}",
     "resizes": "changes the size of {}",
     "shares": "shares GPUs with {}",
-    "stores": "has {} store its state",
+    "stores": "has {} store its state and leave",
     "borrows": "leaves {} without its cells: it goes on, borrowing",
     "unclaims": "takes from {} what was reserved for it",
     "starts": "starts {} as well",

@@ -167,9 +167,11 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
         )
     if not spec:
         return ""
-    if spec.get("script"):
+    if row["steps"]:
         return "observed (mini-batches are seen)"
-    return "opaque (any command)"
+    if row["state"] in ENDED:
+        return "opaque (no mini-batch was seen)"
+    return "not known before it trains (PyTorch is observed, anything else is opaque)"
 
 
 def _limits(limits: dict[str, Any]) -> str:

@@ -428,7 +428,10 @@ def _tell_up(home: str, arguments: Namespace, progress: Progress) -> None:
     print(f"  credentials      {folder.cluster_path(home)}")
     owned = [f"{vc} {_owned(one)}" for vc, one in cluster["vcs"].items()]
     print(f"  virtual clusters {', '.join(owned)}")
-    print(f"try: skep run{option} -- hostname    skep ps{option} -a    skep down{option}")
+    # Without a VC named `default` a job has to name one of several.
+    several = len(cluster["vcs"]) > 1 and "default" not in cluster["vcs"]
+    named = f" --vc {next(iter(cluster['vcs']))}" if several else ""
+    print(f"try: skep run{option}{named} -- hostname    skep ps{option} -a    skep down{option}")
 
 
 def _owned(vc: dict[str, Any]) -> str:

@@ -77,6 +77,7 @@ def _list(arguments: Namespace) -> int:
             Column("USED", [str(one["used"]) for one in vcs], right=True),
             Column("BORROWED", [str(one["borrowed"]) for one in vcs], right=True),
             Column("RUNNING", [str(one["running"]) for one in vcs], right=True, drop=2),
+            Column("SUSPENDED", [str(one["suspended"]) for one in vcs], right=True, drop=5),
             Column("QUEUED", [str(one["queued"]) for one in vcs], right=True),
             Column("POLICY", [one["policy"] for one in vcs], drop=4),
             Column("WEIGHT", [f"{one['weight']:g}" for one in vcs], right=True, drop=3),
@@ -123,9 +124,9 @@ def _show(arguments: Namespace) -> int:
     vc = client.get(path)
     owned = plural(vc["gpus"], "GPU")
     missing = f" ({vc['asked']} asked for)" if vc["asked"] > vc["gpus"] else ""
-    print(f"{vc['vc']}: {owned}{missing}, weight {vc['weight']:g}{_policy(vc)}; "
-          f"{vc['used']} used in its cells, {vc['borrowed']} borrowed; "
-          f"{plural(vc['running'], 'job')} placed, {vc['queued']} queued")  # fmt: skip
+    jobs = f"{vc['running']} running, {vc['suspended']} suspended, {vc['queued']} queued"
+    used = f"{vc['used']} used in its cells, {vc['borrowed']} borrowed"
+    print(f"{vc['vc']}: {owned}{missing}, weight {vc['weight']:g}{_policy(vc)}; {used}; {jobs}")
     kinds = vc["cells"]
     if kinds:
         print()

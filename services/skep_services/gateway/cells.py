@@ -155,9 +155,13 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
 
     `gpus` are those of its cells, `asked` as many as were asked for: more than that while too few
     nodes have joined. `used` are in its own cells, `borrowed` its jobs use opportunistically.
+    `running` counts jobs that hold their place and are not suspended; `suspended` the others.
     """
     cluster = fold.clusters.resolved
-    counts = {name: {"used": 0, "borrowed": 0, "running": 0, "queued": 0} for name in cluster.vcs}
+    counts = {
+        name: {"used": 0, "borrowed": 0, "running": 0, "suspended": 0, "queued": 0}
+        for name in cluster.vcs
+    }
     for job in fold.active.values():
         count = counts.get(job.row.vc)
         if count is None:
@@ -165,7 +169,7 @@ def vcs_view(fold: Fold, vc: str) -> list[Plain]:
         if job.row.state in PLACED:
             guaranteed = job.row.class_in_force == "guaranteed"
             count["used" if guaranteed else "borrowed"] += fold.holdings.counted(job)
-            count["running"] += 1
+            count["suspended" if job.row.state is State.SUSPENDED else "running"] += 1
         elif job.row.state is State.QUEUED:
             count["queued"] += 1
     return [

@@ -46,9 +46,11 @@ def apply(fold: Fold, job: Job, fact: ChangeFact) -> None:
     """Take over what the allocator says about a change."""
     match fact:
         case AskTaken():
-            job.asked(fact.number).ask = name_of(fact.ask)
+            one = job.asked(fact.number)
+            one.ask, one.taken = name_of(fact.ask), True
         case AskOver():
             one = job.asked(fact.number)
+            one.taken = True
             one.ask, one.result, one.ended_at = name_of(fact.ask), fact.result, fact.at
             one.why, one.detail = fact.why, fact.detail
         case MemberLearned():

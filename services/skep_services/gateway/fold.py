@@ -469,7 +469,7 @@ class Fold:
         job.released, job.changing = False, None
         job.claims = job.victims = ()
         row.steps = fact.steps
-        row.eta_s = row.stalled_since = None
+        row.rate_milli = row.eta_s = row.stalled_since = None
         job.detail = fact.detail
         job.trace = job.trace or fact.trace
         self.enter(job, State(fact.end.value))

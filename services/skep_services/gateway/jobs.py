@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from skep.ids import is_token
+from skep.ids import is_token, job_id, job_sequence
 from skep.wire import codec
 from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
@@ -37,6 +37,8 @@ WAIT_S = 30
 WAIT_S_MAX = 60
 """A long poll ends before proxies give up on the connection; the client asks again."""
 JOB_EVENTS_MAX = 10_000
+NAMESAKES_SHOWN = 5
+"""Ids told where several jobs have the name that was given."""
 ORDERS = ("submitted", "newest", "queue")
 
 STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
@@ -116,13 +118,14 @@ class Jobs:
 
         `wait=asked` with a `number` waits for the end of that request.
         """
-        job = self.job(request)
+        job = await self.job(request)
         until = request.query.get("wait", "")
         if until:
             reached = self._reached(request, until)
             timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
-            await self._watch.until(job.row.job, lambda: reached(self.job(request)), timeout_s)
-            job = self.job(request)
+            caller, name = caller_of(request), job.row.job
+            await self._watch.until(name, lambda: reached(self._by_id(caller, name)), timeout_s)
+            job = self._by_id(caller, name)
         return json_response(await self._whole(job))
 
     @staticmethod
@@ -143,7 +146,7 @@ class Jobs:
 
     async def curve(self, request: web.Request) -> web.StreamResponse:
         """Answer what the job said about its training since this process began to listen."""
-        job = self.job(request)
+        job = await self.job(request)
         points = self._indexer.live.curves.of(job.row.job)
         return json_response({"job": job.row.job, "points": [point._asdict() for point in points]})
 
@@ -154,19 +157,22 @@ class Jobs:
             options = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None
-        name = request.match_info["ask"]
-        done = await self._submitter.ask(caller_of(request), self.job(request), name, options)
+        name, job = request.match_info["ask"], await self.job(request)
+        if name == "pack" and isinstance(options.get("beside"), str):
+            beside = await self.named(caller_of(request), options["beside"])
+            options["beside"] = beside.row.job
+        done = await self._submitter.ask(caller_of(request), job, name, options)
         return json_response(done.body, done.status)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Ask for a job's end."""
-        done = await self._submitter.cancel(caller_of(request), self.job(request))
+        done = await self._submitter.cancel(caller_of(request), await self.job(request))
         return json_response(done.body, done.status)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
         """Answer why a job is where it is, and (`what_if=1`) what would start it now."""
         indexer = self._indexer
-        job = self.job(request)
+        job = await self.job(request)
         told = explain(job, indexer.fold, indexer.live, self._clock.now())
         told["trials"] = indexer.fold.ledger.of(job.row.job)
         if number(request, "what_if", 0):
@@ -183,7 +189,7 @@ class Jobs:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Answer a job's story."""
-        job = self.job(request)
+        job = await self.job(request)
         await self._indexer.settle()
         found = await self._indexer.events(EventQuery(JOB_EVENTS_MAX, None, job.row.job))
         docs = b",".join(doc for _, doc in found)
@@ -191,17 +197,43 @@ class Jobs:
 
     async def trace(self, request: web.Request) -> web.StreamResponse:
         """Answer a job's spans by their start."""
-        job = self.job(request)
+        job = await self.job(request)
         trace_id = trace_id_of(job)
         spans = b",".join(await self._indexer.spans(trace_id) if trace_id else [])
         head = b'{"trace_id":' + codec.encode(trace_id)
         return raw_response(head + b',"spans":[' + spans + b"]}")
 
-    def job(self, request: web.Request) -> Job:
+    async def job(self, request: web.Request) -> Job:
         """Return the job a request is about. Raises ApiError if the caller may not see one."""
-        name = request.match_info["job"]
+        return await self.named(caller_of(request), request.match_info["job"])
+
+    async def named(self, caller: Caller, name: str) -> Job:
+        """Return the job with this id, or the only one with this name.
+
+        A name means the caller's active job of that name; if none is active, the ended one.
+
+        Raises:
+            ApiError: there is no such job (404), or several have this name (409).
+        """
+        if job_sequence(name) is not None:
+            return self._by_id(caller, name)
+        found = [job.row.job for job in self._active("active", caller.vc, name)]
+        count = len(found)
+        if not found:
+            ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.vc, name=name))
+            found, count = [job_id(sequence) for sequence, _ in ended.lines], ended.total
+        if count > 1:
+            shown = ", ".join(found[:NAMESAKES_SHOWN])
+            more = f" and {count - NAMESAKES_SHOWN} more" if count > NAMESAKES_SHOWN else ""
+            text = f"{count} jobs have the name {name}: {shown}{more}; give the id of one"
+            raise ApiError(409, "ambiguous-name", text)
+        if not found:
+            raise unknown_job(name)
+        return self._by_id(caller, found[0])
+
+    def _by_id(self, caller: Caller, name: str) -> Job:
         job = self._indexer.fold.find(name)
-        if job is None or not caller_of(request).may(job.row.vc):
+        if job is None or not caller.may(job.row.vc):
             raise unknown_job(name)
         return job
 
@@ -216,8 +248,7 @@ class Jobs:
 
     async def _whole(self, job: Job) -> dict[str, Any]:
         spec = await self._indexer.spec(job)
-        placed = bool(job.attempts) and job.row.state in PLACED
-        tier, can = job.attempts[-1].can() if placed else ("", ())
+        tier, can = job.attempts[-1].can() if job.attempts else ("", ())
         return {
             **msgspec.structs.asdict(job.row),
             "spec": _json_or_none(spec),

@@ -16,7 +16,7 @@ import msgspec
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Clusters, Job, Node
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of a table or of a stored document."""
 
 EVENTS_KEPT = 1_000_000

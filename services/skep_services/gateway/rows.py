@@ -129,6 +129,8 @@ class Asked(msgspec.Struct, kw_only=True):
     """A request for a change. `result` is None until it has come to its end."""
 
     number: int
+    taken: bool = False
+    """The allocator has looked at it; what it refuses at once has its `result` by then."""
     ask: str = ""
     asked_at: int | None = None
     result: str | None = None
@@ -162,8 +164,11 @@ class Attempt(msgspec.Struct, kw_only=True):
     suspended_at: int | None = None
 
     def can(self) -> tuple[str, tuple[str, ...]]:
-        """Return tier and abilities of the whole gang, empty before every part has told them."""
-        parts = [part for part in self.members if part.outcome is None]
+        """Return tier and abilities of the whole gang, empty before every part has told them.
+
+        Of an attempt that is over: what it could do.
+        """
+        parts = [part for part in self.members if part.outcome is None] or self.members
         if not parts or not all(part.tier for part in parts):
             return "", ()
         names = (name for name in parts[0].can if all(name in part.can for part in parts))

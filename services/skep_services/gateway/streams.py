@@ -9,7 +9,7 @@ from aiohttp import web
 
 from skep.ids import job_sequence
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, number, raw_response
+from skep_services.gateway.api import ApiError, caller_of, number, raw_response
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.jobs import Jobs, tenant
@@ -50,7 +50,7 @@ class Streams:
         """Answer stored events, or (`follow`) those and every further one as it happens."""
         vc, job = tenant(request), request.query.get("job", "")
         if job and job_sequence(job) is None:
-            raise ApiError(400, Reason.BAD_VALUE, "`job` must be a job id such as j17")
+            job = (await self._jobs.named(caller_of(request), job)).row.job
         since = _since(request)
         if flag(request, "follow"):
             return await self._follow(request, EventQuery(PAGE, since, job, vc))
@@ -112,7 +112,7 @@ class Streams:
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Answer a rank's output, or (`follow`) go on until its attempt (or job) is over."""
-        job = self._jobs.job(request)
+        job = await self._jobs.job(request)
         latest = request.query.get("attempt", "latest") == "latest"
         follow = flag(request, "follow")
         tail = self._logs.open(

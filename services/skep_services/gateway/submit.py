@@ -16,7 +16,7 @@ import structlog
 
 from skep.ids import is_token, job_id
 from skep.wire import codec, subjects
-from skep.wire.changes import parse_ask
+from skep.wire.changes import Result, parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.search_facts import SearchVerdict
@@ -35,6 +35,8 @@ PUBLISH_TIMEOUT_S = 10.0
 """Longer than the bus takes to elect a leader (4 to 9 s)."""
 VERDICT_TIMEOUT_S = 5.0
 """Many times what admission takes (5 ms), and short of a person's patience."""
+TAKEN_TIMEOUT_S = 2.0
+"""How long to wait for the allocator's first word about a change: it takes milliseconds."""
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
@@ -131,6 +133,7 @@ class Submitter:
         """Publish a request for a change and return the verdict on it. Raises ApiError.
 
         `number` in the answer names the request; what comes of it is told by the job's `asks`.
+        What the allocator refuses at once is refused here.
         """
         row = job.row
         if row.state in ENDED:
@@ -153,6 +156,8 @@ class Submitter:
         log.info("change asked for", job=row.job, ask=name, number=number, by=caller.name)
         accepted = verdict.accepted if verdict is not None else None
         if verdict is None or accepted:
+            await self._watch.until(row.job, lambda: _taken(job, number), TAKEN_TIMEOUT_S)
+            _raise_if_refused(job, number)
             return Answer(202, {"job": row.job, "ask": name, "number": number,
                                 "accepted": accepted})  # fmt: skip
         if verdict.reason is Reason.UNKNOWN_JOB:
@@ -256,6 +261,20 @@ class Submitter:
             raise ApiError(503, "bus-away", text, key=key) from None
         except (RefusedError, MissingStreamError) as error:
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
+
+
+def _taken(job: Job, number: int) -> bool:
+    return any(one.taken for one in job.asks if one.number == number)
+
+
+def _raise_if_refused(job: Job, number: int) -> None:
+    """Raise ApiError (409) if the allocator has refused the change that has this number."""
+    for one in job.asks:
+        if one.number == number and one.result == Result.REFUSED:
+            reason = one.why or Result.REFUSED
+            text = TEXT[Reason(one.why)] if one.why else "the allocator refuses it"
+            detail = f": {one.detail}" if one.detail else ""
+            raise ApiError(409, reason, f"{text}{detail}", job=job.row.job, number=number)
 
 
 def vc_of(body: bytes) -> str:

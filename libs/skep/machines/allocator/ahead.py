@@ -74,6 +74,8 @@ class Ahead:
         self._facts: list[Any] = []
         self._orders: list[Any] = []
         self._others: dict[str, Touched] = {}
+        self._held = frozenset((*machine.placed, *machine.reserved))
+        """Jobs that have GPUs, or a claim on some, before anything is played on."""
         self._decisions = 0
         self._ends: list[tuple[Instant, str]] = []
         self._until: dict[str, int] = {}
@@ -182,6 +184,9 @@ class Ahead:
                 self._ended.append(fact.job)
                 self._limits = True
             case JobStopping():
+                known = self._others.get(fact.job)
+                if known is not None and known.what is Touch.SUSPENDS:
+                    del self._others[fact.job]  # Suspended first, and stopped all the same.
                 self._touch(fact.job, Touch.STOPS, fact.why)
             case JobChanging(goal=goal) if goal in GOALS and not fact.undoing:
                 size = fact.change.world if isinstance(fact.change, Resize) else 0
@@ -210,10 +215,10 @@ class Ahead:
         job = self._machine.jobs.get(name)
         if job is None or name in (self._name, self._instead):
             return
-        known = self._others.get(name)
-        if known is not None and known.what is Touch.STARTS:
-            del self._others[name]  # It has GPUs for a moment only: nothing comes of it.
+        if name not in self._held and what is not Touch.STARTS:
+            self._others.pop(name, None)  # It waits, before and after: nothing happens to it.
             return
+        known = self._others.get(name)
         if known is not None and what in (Touch.STOPS, Touch.MOVES, Touch.STARTS):
             return  # How it began to make room tells more than that it is claimed from, or is back.
         told, rate = self._machine.soft.paces.get(name), None
