@@ -23,6 +23,7 @@ from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.jobs import JobSocket
 from skep_services.shell import Shell
+from skep_services.undecided import Undecided
 from tests.kit import bind, plans
 from tests.node_runtimes import DEADLINE_SECONDS, PATH, process_runtime
 from tests.ports import free_port
@@ -38,6 +39,10 @@ class Quiet:
         self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
     ) -> None:
         """Say nothing."""
+
+    def report(self, what: str, **about: Any) -> None:
+        """Fail: nothing goes wrong in these tests."""
+        raise AssertionError(what, about)
 
     async def flush(self) -> None:
         """Have nothing to send."""
@@ -76,9 +81,10 @@ class LiveNode:
         self.calls = AgentCalls(self.bus, self.runtime, self.devices, self.state, inherited,
                                 self.fatal.append)  # fmt: skip
         self.shell = Shell(self.machine, bus=self.bus, clock=SystemClock(), observer=Quiet(),
-                           owner="test", facts=self.journal, calls=self.calls,
+                           owner="test", failures=Undecided(self.state / "undecided"),
+                           facts=self.journal, calls=self.calls,
                            listen=(subjects.command("node-1"),))  # fmt: skip
-        self.jobs = JobSocket(self.state, SystemClock(), self.shell.put)
+        self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear)
         self.calls.tell = self.jobs.tell
         await self.calls.open(self.shell.put)
         await self.jobs.open()

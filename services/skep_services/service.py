@@ -1,7 +1,8 @@
 """What every service's main does: settings, logs, bus, shell, health, and the exit code.
 
 Exit codes: 0 asked to stop, 64 bad configuration, 70 the bus is beyond repair, 71 another process
-owns the log, 72 the log is missing or corrupt, 73 the node's name is taken.
+owns the log, 72 the log is missing or corrupt, 73 the node's name is taken, 75 a message could not
+be decided (the next process tries again, and the one after passes over it).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from skep_services.ports import (
     SupersededError,
 )
 from skep_services.shell import Shell
+from skep_services.undecided import UndecidedError
 
 EXIT_OK = 0
 EXIT_CONFIGURATION = 64
@@ -37,6 +39,7 @@ EXIT_BUS = 70
 EXIT_SUPERSEDED = 71
 EXIT_LOG = 72
 EXIT_NAME_TAKEN = 73
+EXIT_UNDECIDED = 75
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +169,9 @@ def run(service: str, main: Callable[[Settings, Any], Awaitable[None]]) -> NoRet
     except NameTakenError as error:
         code = EXIT_NAME_TAKEN
         log.error("refused", error=str(error))
+    except UndecidedError as error:
+        code = EXIT_UNDECIDED
+        log.error("a message could not be decided; starting anew", error=str(error), exc_info=True)
     except (RefusedError, ConnectionError, BusLostError) as error:
         code = EXIT_BUS
         log.error("the bus is beyond repair", error=str(error))
@@ -239,6 +245,9 @@ class Health(msgspec.Struct, frozen=True):
     decide_us: Mapping[str, float]
     active_since: Instant = Instant(0)
     """When this process took over, by its own clock (wall-clock ns); 0 while it stands by."""
+    passed_over: int = 0
+    passed_latest: str = ""
+    """Messages that were passed over because `decide` raises on them, and the latest of them."""
 
 
 async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subject: str) -> None:
@@ -258,6 +267,8 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subj
             dropped=shell.dropped,
             decide_us=shell.decide_us(),
             active_since=shell.active_since,
+            passed_over=shell.passed_over,
+            passed_latest=shell.passed_latest,
         )
         if asked.reply:
             await bus.send(asked.reply, msgspec.json.encode(health), {})

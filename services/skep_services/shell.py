@@ -1,10 +1,10 @@
 """The asyncio shell that drives any machine: one bounded inbox, one consumer, no locks.
 
 For everything that waits in the inbox: decide; append the facts durably as one record (split only
-between events); then publish; then call; then re-arm the one timer. If an append fails the process
-ends, and start is recovery: replay, win the epoch, `Restarted`, follow on from the positions
-stored in the last record. A standby is a process that has replayed and not yet tried to win: it
-goes on replaying what the active process appends until its turn comes.
+between events); then publish; then call; then re-arm the one timer. If an append fails, or `decide`
+raises, the process ends, and start is recovery: replay, win the epoch, `Restarted`, follow on from
+the positions stored in the last record. A standby is a process that has replayed and not yet tried
+to win: it goes on replaying what the active process appends until its turn comes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from skep.machines.noting import note
 from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.inputs import NOTE_BYTES_MAX, InputNotes
+from skep_services import undecided
 from skep_services.ports import (
     Bus,
     Calls,
@@ -35,6 +36,7 @@ from skep_services.ports import (
     RefusedError,
     Turn,
 )
+from skep_services.undecided import Undecided, UndecidedError
 
 INBOX_MAX = 10_000
 """Two seconds of reports from 1,000 nodes with room to spare; streams wait when it is full, and
@@ -47,6 +49,9 @@ KEEP_EVERY = 20_000
 """Facts between two snapshots: to replay so many takes a quarter of a second."""
 KEEP_SHARE = 2
 """And as many for each of its entries: a large state must not be written over and over."""
+UNREAD_TEXT_MAX = 500
+REPORTS_MAX = 100
+"""Messages passed over that are reported one by one; of the later ones each hundredth."""
 FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.SEARCH)
 """Written by one service each, and never by anybody outside."""
 NOTES_BYTES = 32 * 1024
@@ -74,6 +79,10 @@ class Observer(Protocol):
         """Take note of one decision; `began` and `ended` are wall-clock ns."""
         ...
 
+    def report(self, what: str, **about: Any) -> None:
+        """Tell an operator of something that should not have happened."""
+        ...
+
     async def flush(self) -> None:
         """Send what has gathered, if anything."""
         ...
@@ -95,6 +104,17 @@ class Item(msgspec.Struct, frozen=True):
     stream: str = ""
     sequence: int = 0
     last: bool = True
+    part: int = 0
+    """Which of a record's facts it is."""
+    outside: bool = False
+    """Something outside this process said it, and may say it again."""
+
+    @property
+    def key(self) -> str:
+        """Return what a failure to decide this is noted by; empty for what comes from inside."""
+        if self.sequence:
+            return undecided.place(self.stream, self.sequence, self.part)
+        return undecided.sender(self.event) if self.outside else ""
 
 
 EventT = TypeVar("EventT")
@@ -116,6 +136,7 @@ class Shell(Generic[EventT, FactT]):
         clock: Clock,
         observer: Observer,
         owner: str,
+        failures: Undecided,
         facts: FactLog | None = None,
         keeper: Keeper | None = None,
         calls: Calls | None = None,
@@ -126,7 +147,8 @@ class Shell(Generic[EventT, FactT]):
     ) -> None:
         """Take the machine and its ports; `facts` is None for a machine that records nothing.
 
-        `owner` names this process in its epoch record. `turn` makes it stand by first. With a
+        `owner` names this process in its epoch record. `failures` remembers, from one process to
+        the next, on which messages `decide` raised. `turn` makes it stand by first. With a
         `keeper` the machine has a `snapshot`, and it is kept now and then. With `notes` what is
         decided on is noted beside the facts.
         """
@@ -140,6 +162,11 @@ class Shell(Generic[EventT, FactT]):
         self.ready = asyncio.Event()
         self._bus, self._clock, self._observer = bus, clock, observer
         self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
+        self._failures = failures
+        self.passed_over = 0
+        """Messages that were not decided on, because `decide` had raised on them."""
+        self.passed_latest = ""
+        """The latest of them, and why."""
         self._keeper, self._notes = keeper, notes
         self._keeping: asyncio.Future[None] | None = None
         self.facts_kept = 0
@@ -194,6 +221,10 @@ class Shell(Generic[EventT, FactT]):
         """Let an event wait for the machine: answers to calls come in here."""
         await self._inbox.put(Item(event))
 
+    async def hear(self, event: EventT) -> None:
+        """Let wait what somebody outside said by another way than the bus, such as a job."""
+        await self._inbox.put(Item(event, outside=True))
+
     # --- start ---------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
@@ -239,15 +270,19 @@ class Shell(Generic[EventT, FactT]):
             facts = event.facts
             if wish.facts:
                 facts = tuple(fact for fact in facts if isinstance(fact, wish.facts))
-            for fact in facts[:-1]:
+            for part, fact in enumerate(facts[:-1]):
                 single = msgspec.structs.replace(event, facts=(fact,))
-                await self._inbox.put(Item(single, delivery.stream, delivery.sequence, last=False))
+                item = Item(single, delivery.stream, delivery.sequence, last=False, part=part)
+                await self._inbox.put(item)
             event = msgspec.structs.replace(event, facts=facts[-1:])
-        await self._inbox.put(Item(event, delivery.stream, delivery.sequence))
+            part = max(0, len(facts) - 1)
+        else:
+            part = 0
+        await self._inbox.put(Item(event, delivery.stream, delivery.sequence, part=part))
 
     async def _heard(self, delivery: Delivery) -> None:
         try:
-            self._inbox.put_nowait(Item(_event(delivery)))
+            self._inbox.put_nowait(Item(_event(delivery), outside=True))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -265,12 +300,14 @@ class Shell(Generic[EventT, FactT]):
         decisions: list[tuple[Any, list[Effect]]] = []
         pending: list[Any] = []
         size = 0
+        passed = False
         for item in items:
             now = self._clock.now()
-            effects = self._decide(item.event, now)
+            if self._passes(item, now):
+                passed = passed or (bool(item.sequence) and self._facts is not None)
+                continue
+            effects, facts, weight = self._decide(item, now)
             decisions.append((item.event, effects))
-            facts = [effect.fact for effect in effects if isinstance(effect, Record)]
-            weight = sum(len(codec.encode(fact)) for fact in facts) if facts else 0
             if pending and size + weight > RECORD_BYTES:
                 await self._append(pending, size)
                 pending, size = [], 0
@@ -284,7 +321,8 @@ class Shell(Generic[EventT, FactT]):
                 # A batch may hold more notes than a record: advice of every job, for minutes.
                 await self._append(pending, size)
                 pending, size = [], 0
-        if pending:
+        if pending or passed:
+            # What was passed over is noted at once: to read it again would cost two more starts.
             await self._append(pending, size)
         for _, effects in decisions:
             await self._send(effects)
@@ -298,11 +336,42 @@ class Shell(Generic[EventT, FactT]):
             self._observer.decided(event, effects, began, ended)
         await self._observer.flush()
 
-    def _decide(self, event: Any, now: Instant) -> list[Effect]:
+    def _decide(self, item: Item, now: Instant) -> tuple[list[Effect], list[Any], int]:
+        """Return the effects of an event, the facts among them, and these facts' bytes.
+
+        Raises UndecidedError, having noted it durably, where that fails on a message from outside.
+        """
         began = time.perf_counter_ns()
-        effects = self.machine.decide(event, now)
+        try:
+            effects = self.machine.decide(item.event, now)
+            facts = [effect.fact for effect in effects if isinstance(effect, Record)]
+            weight = sum(len(codec.encode(fact)) for fact in facts) if facts else 0
+            assert weight <= RECORD_BYTES, f"facts of {weight} bytes: no record holds them"
+        except Exception as error:
+            if not item.key:
+                raise
+            failure = self._failures.failed(item.key, item.event, error, now)
+            text = f"attempt {failure.attempts} at {item.key}: {failure.error}"
+            raise UndecidedError(text) from error
         self._decided_ns.append(time.perf_counter_ns() - began)
-        return effects
+        return effects, facts, weight
+
+    def _passes(self, item: Item, now: Instant) -> bool:
+        """Pass over an event if earlier processes ended on it; return whether that is so."""
+        failure = self._failures.passes(item.key, now) if self._failures.failures else None
+        if failure is None:
+            return False
+        self.passed_over += 1
+        self.passed_latest = f"{failure.event} {item.key}: {failure.error}"
+        if self.passed_over <= REPORTS_MAX or self.passed_over % REPORTS_MAX == 0:
+            self._observer.report("a message was passed over: this service cannot decide on it",
+                                  message=item.key, kind=failure.event, error=failure.error,
+                                  attempts=failure.attempts, count=self.passed_over)  # fmt: skip
+        if self._notes is not None and item.sequence:
+            self._notes.passed(item.stream, item.sequence, now)
+        if item.sequence and item.last:
+            self.positions[item.stream] = item.sequence
+        return True
 
     async def _append(self, facts: list[Any], size: int) -> None:
         """Store facts that weigh `size` bytes, and what was noted."""
@@ -319,7 +388,11 @@ class Shell(Generic[EventT, FactT]):
         for effect in effects:
             if isinstance(effect, Send):
                 payload = codec.encode(effect.message)
-                await self._bus.send(effect.subject, payload, effect.headers)
+                try:
+                    await self._bus.send(effect.subject, payload, effect.headers)
+                except RefusedError as error:
+                    # It may be lost as any core message, and nobody is to wait for it.
+                    self._observer.report("a message could not be sent", error=str(error))
 
     def _keep(self) -> None:
         """Keep a snapshot if enough was recorded since the last one, and none is being stored."""
@@ -367,13 +440,17 @@ def _event(delivery: Delivery) -> Any:
     Raises CorruptLogError for another service's record that cannot be read: to pass over it would
     be to decide on a truth with a hole in it.
     """
-    event = codec.read(
-        delivery.subject,
-        delivery.payload,
-        delivery.headers,
-        delivery.sequence,
-        delivery.at,
-    )
+    try:
+        event = codec.read(
+            delivery.subject,
+            delivery.payload,
+            delivery.headers,
+            delivery.sequence,
+            delivery.at,
+        )
+    except Exception as error:
+        # Reading changes nothing, so that a bug in it need not end anything.
+        event = codec.Unreadable(subject=delivery.subject, text=repr(error)[:UNREAD_TEXT_MAX])
     if isinstance(event, codec.Unreadable) and delivery.stream in FACT_STREAMS:
         text = (
             f"stream {delivery.stream}, message {delivery.sequence}: not a record this program "

@@ -150,7 +150,16 @@ class Decisions:
     def decided(
         self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant
     ) -> None:
-        """Note what came in and what went out, with job and trace where there is one of each."""
+        """Note what came in and what went out, with job and trace where there is one of each.
+
+        Whatever a message says, it costs its own line at most: what was decided is durable.
+        """
+        try:
+            self._note(event, effects, began, ended)
+        except Exception as error:
+            self._log.error("not logged", took=type(event).__name__, error=repr(error))
+
+    def _note(self, event: Any, effects: Sequence[Effect], began: Instant, ended: Instant) -> None:
         if isinstance(event, Unreadable):
             self._log.warning("unreadable", subject=event.subject, text=event.text)
             return
@@ -178,6 +187,10 @@ class Decisions:
                 tell("cells alarm over" if fact.over else "cells alarm", rule=fact.rule,
                      chain=fact.chain, where=fact.where, vcs=fact.vcs, text=fact.text,
                      story=fact.story)  # fmt: skip
+
+    def report(self, what: str, **about: Any) -> None:
+        """Tell an operator of something that should not have happened."""
+        self._log.error(what, **about)
 
     async def flush(self) -> None:
         """Write the lines and send the spans that have gathered."""

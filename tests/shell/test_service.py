@@ -19,7 +19,7 @@ from skep_services.adapters import wiring
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.ports import CorruptLogError, Delivery, RefusedError, SupersededError
 from skep_services.shell import Shell
-from tests.shell.test_shell import Counter, Seen
+from tests.shell.test_shell import Counter, Seen, none_failed
 
 DEADLINE_S = 120.0
 NEEDED = {"SKEP_NATS_URL": "nats://127.0.0.1:1", "SKEP_NATS_USER": "x", "SKEP_NATS_PASSWORD": "p"}
@@ -145,7 +145,9 @@ async def test_health_is_answered(tmp_path: Path) -> None:
         raise error
 
     bus = MemoryBus(broker, "admission", fail)
-    shell = Shell(Counter(), bus=bus, clock=clock, observer=Seen(), owner="o")
+    shell = Shell(
+        Counter(), bus=bus, clock=clock, observer=Seen(), owner="o", failures=none_failed()
+    )
     chosen = service.settings("admission", {**NEEDED, "SKEP_STATE": str(tmp_path),
                                             "SKEP_NATS_USER": "admission"})  # fmt: skip
     await service.answer_health(bus, chosen, shell, subjects.health(chosen.identity))
@@ -177,7 +179,9 @@ async def test_what_if_that_cannot_be_answered_is_said(error: Exception, tmp_pat
     ended: list[Exception] = []
     clock = ManualClock()
     bus = Deaf(MemoryBroker(clock), "allocator", ended.append)
-    shell = Shell(Counter(), bus=bus, clock=clock, observer=Seen(), owner="x")
+    shell = Shell(
+        Counter(), bus=bus, clock=clock, observer=Seen(), owner="x", failures=none_failed()
+    )
     shell.active.set()
     chosen = service.settings("allocator", {**NEEDED, "SKEP_STATE": str(tmp_path)})
     fatal: Any = ended.append

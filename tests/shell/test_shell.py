@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,9 +38,15 @@ from skep_services.ports import (
     Turn,
 )
 from skep_services.shell import Follow, Shell
+from skep_services.undecided import Undecided
 
 DEADLINE_S = 120.0
 ALARM = seconds(5)
+
+
+def none_failed() -> Undecided:
+    """Return the note that no message failed; what fails is not remembered by the next process."""
+    return Undecided(Path("/nonexistent/undecided"))
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
@@ -98,12 +105,16 @@ class Seen:
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.flushes = 0
+        self.reports: list[str] = []
         self._news = asyncio.Condition()
 
     def decided(self, event: Any, effects: Sequence[Effect], began: int, ended: int) -> None:
         del effects
         assert began <= ended
         self.events.append(event)
+
+    def report(self, what: str, **about: Any) -> None:
+        self.reports.append(f"{what} {about}")
 
     async def flush(self) -> None:
         self.flushes += 1
@@ -146,6 +157,7 @@ class Place:
         turn: Turn | None = None,
         keeper: Keeper | None = None,
         notes: InputNotes | None = None,
+        failures: Undecided | None = None,
     ) -> Shell[Any, Any]:
         return Shell(
             machine,
@@ -155,6 +167,7 @@ class Place:
             clock=self.clock,
             observer=seen,
             owner="test",
+            failures=failures or none_failed(),
             facts=log or self.log(),
             calls=Answers(),
             follow=(Follow(subjects.SUBMIT), Follow(subjects.ALLOC)),
@@ -343,6 +356,7 @@ async def test_facts_nobody_asked_for_only_move_the_position() -> None:
         clock=place.clock,
         observer=seen,
         owner="test",
+        failures=none_failed(),
         facts=place.log(),
         follow=(Follow(subjects.ALLOC, facts=(JobOver,)),),
     )
@@ -421,7 +435,14 @@ async def test_another_services_record_that_cannot_be_read_is_the_end(garbage: b
 
 def test_a_machine_without_calls_must_not_call() -> None:
     place = Place()
-    shell = Shell(Counter(), bus=place.client, clock=place.clock, observer=Seen(), owner="t")
+    shell = Shell(
+        Counter(),
+        bus=place.client,
+        clock=place.clock,
+        observer=Seen(),
+        owner="t",
+        failures=none_failed(),
+    )
     assert shell.decide_us() == {}
     with pytest.raises(AssertionError, match="nothing carries out"):
         shell._calls.start("anything", _never)

@@ -220,3 +220,14 @@ def test_well_cluster(
     write_cluster(tmp_path, gateway.url)
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.endswith("all is well\n")
+
+
+def test_messages_that_were_passed_over_are_shown() -> None:
+    health = {"passed_over": 2, "passed_latest": "Submission SUBMIT/2/0: ValueError: a bug"}
+    (check,) = doctor.oddity_checks("admission", health, "the log")
+    assert check.level == doctor.WARN
+    assert check.text == (
+        "2 messages passed over, at last Submission SUBMIT/2/0: ValueError: a bug"
+    )
+    assert "the log" in check.todo
+    assert list(doctor.oddity_checks("admission", {}, "the log")) == []

@@ -14,6 +14,7 @@ record's first event, since the event before it for the others.
                                     another service's record fact by fact, as far as this service
                                     wants them
     [88211,2,42,0]                  message 42, and none followed
+    [88211,2,43,2]                  message 43, passed over: `decide` had raised on it
     [70512,{"type":"heartbeat"}]    a core message
     [70512,9,2000,15000000000,…]    advice, made 2000 ns before and in force for 15 s. Its jobs, in
                                     order: 17 is j17, as it was in the advice before, [17,1,8000] is
@@ -46,6 +47,9 @@ NOTED_STREAMS = (
 )  # fmt: skip
 """Numbers of streams, for ever: new ones come behind."""
 
+
+PASSED = 2
+"""Behind a message's sequence: it was passed over. Versions that do not know it read it as 0."""
 
 ADVICE = 9
 """Stands where the number of a stream would."""
@@ -82,6 +86,8 @@ class Input(msgspec.Struct, frozen=True):
     """The record that a start's snapshot stood for; 0: it was from the whole log."""
     led: bool = True
     """Facts followed, as far as is known."""
+    passed: bool = False
+    """It was not decided on: an earlier process had ended on it."""
 
 
 class InputNotes:
@@ -113,6 +119,11 @@ class InputNotes:
         """Note a message of a stream."""
         numbers = self._since(now), NOTED_STREAMS.index(stream), sequence
         self._add((b"[%d,%d,%d]" if led else b"[%d,%d,%d,0]") % numbers)
+
+    def passed(self, stream: str, sequence: int, now: Instant) -> None:
+        """Note a message of a stream that was not decided on, because `decide` raises on it."""
+        numbers = self._since(now), NOTED_STREAMS.index(stream), sequence, PASSED
+        self._add(b"[%d,%d,%d,%d]" % numbers)
 
     def heard(self, message: Message, now: Instant) -> None:
         """Note a core message."""
@@ -187,8 +198,9 @@ class NotesReader:
             return Input(at, message=self._advice(at, parts))
         if len(parts) > 1:
             stream = NOTED_STREAMS[_NUMBERS.decode(parts[0])]
+            passed = len(parts) > 2 and _NUMBERS.decode(parts[2]) == PASSED
             return Input(at, stream=stream, sequence=_NUMBERS.decode(parts[1]),
-                         led=len(parts) == 2)  # fmt: skip
+                         led=len(parts) == 2, passed=passed)  # fmt: skip
         if bytes(parts[0]) == b"1":
             return Input(at)
         try:

@@ -23,6 +23,7 @@ from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedErr
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
 from skep_services.tracing import Decisions
+from skep_services.undecided import Undecided
 
 EventT = TypeVar("EventT")
 FactT = TypeVar("FactT")
@@ -116,6 +117,7 @@ async def drive(
         clock=SystemClock(),
         observer=Decisions(chosen.service, log, write_lines, tracer),
         owner=owner(),
+        failures=Undecided(chosen.state / "undecided"),
         facts=facts,
         keeper=keeper,
         calls=calls,

@@ -328,10 +328,20 @@ def service_checks(client: Client) -> Iterator[Check]:
             yield Check(
                 identity, OK, f"epoch {service.get('epoch', 0)}, {facts} facts, {waiting} waiting"
             )
+            yield from oddity_checks(identity, service, _log_of(client, identity))
         else:
             text = str(service.get("error") or service.get("text") or "does not answer")
             yield Check(identity, FAIL, text, f"its log says why: {_log_of(client, identity)}")
     yield from token_checks(client)
+
+
+def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[Check]:
+    """Yield what a service that works has met and passed over."""
+    passed = health.get("passed_over", 0)
+    if passed:
+        text = f"{render.plural(passed, 'message')} passed over, at last {health['passed_latest']}"
+        todo = f"the service cannot decide on it, which is a bug: report it with the lines in {log}"
+        yield Check(identity, WARN, text, todo)
 
 
 def token_checks(client: Client) -> Iterator[Check]:
