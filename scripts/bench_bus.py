@@ -104,12 +104,12 @@ class Processes:
 def start_servers(processes: Processes, cluster: Cluster, folder: Path, count: int) -> None:
     """Start so many bus servers that know one another; the cluster's address becomes theirs."""
     nodes, vcs = [node.name for node in cluster.nodes], list(cluster.vcs)
-    users = nats_access.users(cluster.nats.users, nodes, vcs, init.REPLICAS)
+    accounts = nats_access.accounts(cluster.nats.users, nodes, vcs, init.REPLICAS)
     clients = [nats_server.free_port() for _ in range(count)]
     routes = [nats_server.free_port() for _ in range(count)]
     for index, (client, route) in enumerate(zip(clients, routes, strict=True)):
         name = f"nats-{index + 1}"
-        text = nats_server.config_text(port=client, store_dir=folder / name, users=users,
+        text = nats_server.config_text(port=client, store_dir=folder / name, accounts=accounts,
                                        server_name=name)  # fmt: skip
         if count > 1:
             known = json.dumps([f"nats-route://{HOST}:{one}" for one in routes])

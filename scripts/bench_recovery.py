@@ -37,8 +37,8 @@ from skep_services.adapters.nats_access import (
     ALLOCATOR,
     BOOTSTRAP,
     OPERATOR,
+    accounts,
     new_passwords,
-    users,
 )
 from skep_services.adapters.nats_api import StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
@@ -94,7 +94,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.passwords = new_passwords((), ("ml",))
-        self.server = Server(folder / "nats", users(self.passwords, (), ("ml",)))
+        self.server = Server(folder / "nats", accounts(self.passwords, (), ("ml",)))
 
     async def start(self) -> None:
         """Start it, and create the streams."""

@@ -99,7 +99,7 @@ class Deployment:
         """Make the credentials that are missing. Raises RuntimeError."""
         ports = ["--nats-port", str(self._nats_port), "--port", str(self._gateway_port)]
         module = [sys.executable, "-m", "skep_services.compose.init"]
-        _run([*module, str(self.secrets), *ports, *options], None)
+        sys.stderr.write(_run([*module, str(self.secrets), *ports, *options], None))
 
     def up(self) -> float:
         """Start everything; return after how many seconds it was well. Raises RuntimeError."""
@@ -136,6 +136,10 @@ class Deployment:
         """Stop and remove the containers, with `wipe` the volumes too."""
         # What has no state worth waiting for need not be asked twice.
         self.compose("down", "--remove-orphans", *(["--volumes", "--timeout", "2"] if wipe else []))
+        if wipe:
+            # The next bus servers have no streams that an earlier configuration is needed for.
+            for path in self.secrets.glob("nats-*.conf"):
+                path.unlink()
 
     def compose(self, *words: str) -> str:
         """Run compose; return what it printed. Raises RuntimeError with its words."""

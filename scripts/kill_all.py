@@ -36,7 +36,7 @@ from scripts.embedded import Embedded, until
 from scripts.loop_store import LoopStore
 from skep.wire import subjects
 from skep.wire.facts import Admitted, JobEnded, Repeated
-from skep_services.adapters.nats_access import BOOTSTRAP, new_passwords, users
+from skep_services.adapters.nats_access import BOOTSTRAP, accounts, new_passwords
 from skep_services.adapters.nats_api import StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
@@ -167,7 +167,7 @@ async def unsynced_once(jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="skep-unsynced-") as name:
         disk = LoopStore(Path(name))
         passwords = new_passwords((), ("batch",))
-        server = Unsynced(disk.path / "nats", users(passwords, (), ("batch",)))
+        server = Unsynced(disk.path / "nats", accounts(passwords, (), ("batch",)))
         await server.start()
         await server.wait_healthy(BOOTSTRAP)
         options = {one: LinkOptions(servers=(server.url,), identity=one, password=passwords[one])

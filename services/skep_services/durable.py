@@ -29,9 +29,13 @@ def _replace(path: str, draft: str, data: bytes, mode: int, *, sync: bool) -> No
         if sync:
             os.fsync(file.fileno())
     os.replace(draft, path)
-    if not sync:
-        return
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    if sync:
+        sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(path: str) -> None:
+    """Return once the names in a folder are on disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

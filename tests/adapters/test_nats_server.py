@@ -27,14 +27,12 @@ from skep_services.adapters.nats_access import (
     INTROSPECTOR,
     OPERATOR,
     SEARCHES,
+    accounts,
     identities,
     new_passwords,
-    users,
 )
 from skep_services.adapters.nats_api import Answer, ask
-from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
-from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import BINARY_VARIABLE, Server, binary, config_text
 from skep_services.adapters.nats_streams import (
     STREAM_PLANS,
@@ -43,46 +41,24 @@ from skep_services.adapters.nats_streams import (
     bootstrap_streams,
 )
 from skep_services.ports import Delivery, MissingStreamError, RefusedError
-from tests.adapters.worlds import DEADLINE_S, Inbox, NatsWorld, Placed
+from tests.adapters.worlds import (
+    DEADLINE_S,
+    NODES,
+    VCS,
+    Inbox,
+    NatsWorld,
+    Placed,
+    RealCluster,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
 
-NODES, VCS = ("n1", "n2"), ("ml", "web")
 NODE_1, VC_ML = "node-n1", "vc-ml"
 
 
-class Cluster:
-    """A server with the real users and streams."""
-
-    def __init__(self, folder: Path) -> None:
-        self.passwords = new_passwords(NODES, VCS)
-        self.server = Server(folder / "nats", users(self.passwords, NODES, VCS))
-        self.marker = folder / "streams.json"
-        self.fatal: list[Exception] = []
-        self._buses: list[NatsBus] = []
-
-    async def start(self) -> None:
-        await self.server.start()
-        await self.server.wait_healthy(BOOTSTRAP)
-        await bootstrap_streams(await self.bus(BOOTSTRAP), self.marker)
-
-    async def bus(self, identity: str) -> NatsBus:
-        options = LinkOptions(
-            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
-        )
-        bus = await NatsBus.connect(options, self.fatal.append)
-        self._buses.append(bus)
-        return bus
-
-    async def close(self) -> None:
-        for bus in self._buses:
-            await bus.close()
-        await self.server.stop()
-
-
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    made = Cluster(tmp_path)
+async def cluster(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    made = RealCluster(tmp_path)
     await made.start()
     yield made
     await made.close()
@@ -141,8 +117,7 @@ SENDS = {
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
     OPERATOR: ASKED | {"_INBOX.operator.x"},
     BOOTSTRAP: {"$JS.API.STREAM.INFO.SUBMIT"},
-    NODE_1: ANSWERS
-    | {
+    NODE_1: {
         "skep.v1.node.n1.joined",
         "skep.v1.report.n1",
         "skep.v1.heartbeat.n1",
@@ -252,7 +227,7 @@ EVERY_LISTEN = sorted(
     (ADMISSION_SERVICE, subjects.ADMISSION, subjects.ADMISSION_FACTS),
 ])  # fmt: skip
 async def test_who_writes_a_log_may_keep_snapshots_beside_it(
-    cluster: Cluster, tmp_path: Path, service: str, stream: str, subject: str
+    cluster: RealCluster, tmp_path: Path, service: str, stream: str, subject: str
 ) -> None:
     for owner in ("o1", "o2"):
         log = NatsFactLog(await cluster.bus(service), stream=stream, subject=subject,
@@ -267,7 +242,9 @@ async def test_who_writes_a_log_may_keep_snapshots_beside_it(
 
 
 @pytest.mark.parametrize("identity", sorted(FOLLOWS))
-async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, identity: str) -> None:
+async def test_each_identity_may_follow_its_streams_only(
+    cluster: RealCluster, identity: str
+) -> None:
     bus = await cluster.bus(identity)
     followed = set()
     for stream in subjects.STREAMS:
@@ -282,7 +259,7 @@ async def test_each_identity_may_follow_its_streams_only(cluster: Cluster, ident
 
 
 @pytest.mark.parametrize("identity", sorted(SENDS))
-async def test_each_identity_may_say_its_subjects_only(cluster: Cluster, identity: str) -> None:
+async def test_each_identity_may_say_its_subjects_only(cluster: RealCluster, identity: str) -> None:
     bus = await cluster.bus(identity)
     said = set()
     for subject in EVERY_SEND:
@@ -297,7 +274,9 @@ async def test_each_identity_may_say_its_subjects_only(cluster: Cluster, identit
 
 
 @pytest.mark.parametrize("identity", sorted(HEARS))
-async def test_each_identity_may_hear_its_subjects_only(cluster: Cluster, identity: str) -> None:
+async def test_each_identity_may_hear_its_subjects_only(
+    cluster: RealCluster, identity: str
+) -> None:
     bus = await cluster.bus(identity)
     heard = set()
     for subject in EVERY_LISTEN:
@@ -310,7 +289,7 @@ async def test_each_identity_may_hear_its_subjects_only(cluster: Cluster, identi
     assert heard == HEARS[identity] | own
 
 
-async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster) -> None:
+async def test_operator_hears_everything_of_skep_and_no_answers(cluster: RealCluster) -> None:
     bus = await cluster.bus(OPERATOR)
     await bus.listen("skep.v1.>", Inbox().deliver)
     for subject in (">", "_INBOX.>", "_INBOX.gateway.>", "$JS.>"):
@@ -318,7 +297,7 @@ async def test_operator_hears_everything_of_skep_and_no_answers(cluster: Cluster
             await bus.listen(subject, Inbox().deliver)
 
 
-async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path: Path) -> None:
+async def test_the_ring_runs_under_these_permissions(cluster: RealCluster, tmp_path: Path) -> None:
     """Submit, decide, command, report, answer: each by the identity that does it."""
     tenant, admission, allocator, agent, gateway = [
         await cluster.bus(name) for name in (VC_ML, ADMISSION_SERVICE, ALLOCATOR, NODE_1, GATEWAY)
@@ -361,7 +340,7 @@ async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path:
     assert not cluster.fatal
 
 
-async def test_publisher_without_the_right_to_look_up_goes_on_trying(cluster: Cluster) -> None:
+async def test_publisher_without_the_right_to_look_up_goes_on_trying(cluster: RealCluster) -> None:
     tenant = await cluster.bus(VC_ML)
     assert await tenant._is_claimed("skep.v1.submit.ml")
     assert await tenant._is_claimed("skep.v1.submit.ml")
@@ -371,7 +350,7 @@ async def test_publisher_without_the_right_to_look_up_goes_on_trying(cluster: Cl
 # --- streams -----------------------------------------------------------------------------------
 
 
-async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> None:
+async def test_streams_are_created_once_and_never_again(cluster: RealCluster) -> None:
     bus = await cluster.bus(BOOTSTRAP)
     written_at = cluster.marker.stat().st_mtime_ns
     await bootstrap_streams(bus, cluster.marker)
@@ -390,7 +369,7 @@ async def test_streams_are_created_once_and_never_again(cluster: Cluster) -> Non
 
 
 async def test_a_stream_of_an_earlier_version_learns_the_subjects_added_since(
-    cluster: Cluster,
+    cluster: RealCluster,
 ) -> None:
     bus = await cluster.bus(BOOTSTRAP)
     (submit,) = (plan for plan in STREAM_PLANS if plan.name == "SUBMIT")
@@ -405,7 +384,7 @@ async def test_a_stream_of_an_earlier_version_learns_the_subjects_added_since(
         await bootstrap_streams(bus, cluster.marker, plans=(fewer,))
 
 
-async def test_a_stream_configured_otherwise_is_told_apart(cluster: Cluster) -> None:
+async def test_a_stream_configured_otherwise_is_told_apart(cluster: RealCluster) -> None:
     bus = await cluster.bus(BOOTSTRAP)
     plans = [plan for plan in STREAM_PLANS if plan.name == "NODE"]
     changed = tuple(
@@ -424,13 +403,13 @@ async def test_a_stream_configured_otherwise_is_told_apart(cluster: Cluster) -> 
         await bootstrap_streams(bus, cluster.marker, replicas=3)
 
 
-async def test_a_damaged_marker_is_an_error(cluster: Cluster) -> None:
+async def test_a_damaged_marker_is_an_error(cluster: RealCluster) -> None:
     cluster.marker.write_text("[")
     with pytest.raises(ValueError, match=r"streams\.json"):
         await bootstrap_streams(await cluster.bus(BOOTSTRAP), cluster.marker)
 
 
-async def test_a_stream_the_server_refuses_is_an_error(cluster: Cluster) -> None:
+async def test_a_stream_the_server_refuses_is_an_error(cluster: RealCluster) -> None:
     plan = _plan("CLASH", "skep.v1.submit.*")
     with pytest.raises(RefusedError, match=r"creating stream CLASH.*overlap"):
         await bootstrap_streams(await cluster.bus(BOOTSTRAP), cluster.marker, plans=(plan,))
@@ -458,7 +437,7 @@ async def test_streams_refuse_deletion_of_messages(nats: NatsWorld) -> None:
 # --- the process ---------------------------------------------------------------------------------
 
 
-async def test_server_starts_stops_and_keeps_its_store(cluster: Cluster) -> None:
+async def test_server_starts_stops_and_keeps_its_store(cluster: RealCluster) -> None:
     server = cluster.server
     tenant = await cluster.bus(VC_ML)
     await tenant.publish(subjects.submit("ml"), b"x", "k", {})
@@ -485,14 +464,14 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         passwords = new_passwords((), ())
-        server = Server(tmp_path / "nats", users(passwords, (), ()), taken.getsockname()[1])
+        server = Server(tmp_path / "nats", accounts(passwords, (), ()), taken.getsockname()[1])
         await server.start()
         with pytest.raises(RuntimeError, match="address already in use"):
             await server.wait_healthy(BOOTSTRAP)
 
 
 async def test_a_server_that_ignores_sigterm_is_killed(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_server, "STOP_WITHIN_S", 0.05)
     os.kill(cluster.server.pid, 19)
@@ -527,8 +506,9 @@ async def test_acknowledgement_subjects_of_the_newer_form_are_understood(
 
 
 async def test_config_follows_the_findings(tmp_path: Path) -> None:
-    made = users(new_passwords(NODES, VCS), NODES, VCS)
-    text = config_text(port=4222, store_dir=tmp_path, users=made)
+    every = accounts(new_passwords(NODES, VCS), NODES, VCS)
+    text = config_text(port=4222, store_dir=tmp_path, accounts=every)
+    made = [user for account in every for user in account.users]
     for line in (
         'listen: "127.0.0.1:4222"',
         "sync_interval: always",

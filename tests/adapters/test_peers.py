@@ -21,9 +21,9 @@ from skep_services.adapters import wiring
 from skep_services.adapters.nats_access import (
     BOOTSTRAP,
     GATEWAY,
+    accounts,
     new_passwords,
     service_grants,
-    users,
 )
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
@@ -53,7 +53,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.passwords = new_passwords((), ("ml",), replicas=2)
-        self.server = Server(folder / "nats", users(self.passwords, (), ("ml",), replicas=2))
+        self.server = Server(folder / "nats", accounts(self.passwords, (), ("ml",), replicas=2))
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._buses: list[NatsBus] = []
 

@@ -17,13 +17,20 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
-from skep_services.adapters.nats_access import Grants, User
+from skep_services.adapters.nats_access import (
+    BOOTSTRAP,
+    Account,
+    Grants,
+    User,
+    accounts,
+    new_passwords,
+)
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
-from skep_services.adapters.nats_streams import StreamPlan
+from skep_services.adapters.nats_streams import StreamPlan, bootstrap_streams
 from skep_services.ports import Bus, Delivery, FactLog
 
 DEADLINE_S = 120.0
@@ -32,6 +39,12 @@ DEADLINE_S = 120.0
 ANYTHING = Grants((">",), (">",))
 IDENTITIES = ("a", "b", "tester")
 PASSWORD = "open sesame"
+
+
+NODES, VCS = ("n1", "n2"), ("ml", "web")
+"""Of a `RealCluster`."""
+
+Accounts = Callable[[tuple[Account, ...]], tuple[Account, ...]]
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
@@ -131,8 +144,8 @@ class NatsWorld:
 
     def __init__(self, folder: Path) -> None:
         self.fatal: asyncio.Queue[Exception] = asyncio.Queue()
-        users = [User(name=name, password=PASSWORD, grants=ANYTHING) for name in IDENTITIES]
-        self.server = Server(folder, users)
+        users = tuple(User(name=name, password=PASSWORD, grants=ANYTHING) for name in IDENTITIES)
+        self.server = Server(folder, [Account(name="TEST", users=users, jetstream=True)])
         self._buses: list[NatsBus] = []
         self._has_fact_stream = False
         self._logs = 0
@@ -196,6 +209,36 @@ class NatsWorld:
         for bus in self._buses:
             await bus.close()
         await self.server.kill()
+
+
+class RealCluster:
+    """A server with the real accounts and streams, or with other accounts of the same users."""
+
+    def __init__(self, folder: Path, others: Accounts = tuple) -> None:
+        self.passwords = new_passwords(NODES, VCS)
+        self.accounts = others(accounts(self.passwords, NODES, VCS))
+        self.server = Server(folder / "nats", self.accounts)
+        self.marker = folder / "streams.json"
+        self.fatal: list[Exception] = []
+        self._buses: list[NatsBus] = []
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.server.wait_healthy(BOOTSTRAP)
+        await bootstrap_streams(await self.bus(BOOTSTRAP), self.marker)
+
+    async def bus(self, identity: str) -> NatsBus:
+        options = LinkOptions(
+            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+        )
+        bus = await NatsBus.connect(options, self.fatal.append)
+        self._buses.append(bus)
+        return bus
+
+    async def close(self) -> None:
+        for bus in self._buses:
+            await bus.close()
+        await self.server.stop()
 
 
 class Proxy:

@@ -20,7 +20,7 @@ import pytest_asyncio
 from skep.machines.admission import AdmissionMachine
 from skep.wire import codec, subjects
 from skep.wire.admin import SetVcs
-from skep_services.adapters.nats_access import new_passwords, users
+from skep_services.adapters.nats_access import accounts, new_passwords
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
@@ -40,7 +40,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.passwords = new_passwords(NODES, TENANTS)
-        self.server = Server(folder / "nats", users(self.passwords, NODES, TENANTS))
+        self.server = Server(folder / "nats", accounts(self.passwords, NODES, TENANTS))
         self.processes: list[asyncio.subprocess.Process] = []
         self.buses: list[NatsBus] = []
 

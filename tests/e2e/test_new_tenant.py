@@ -12,6 +12,7 @@ import pytest
 
 from scripts.bare_client import bare_client
 from scripts.embedded import Embedded, until
+from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, SERVICES_ACCOUNT
 from tests.e2e.conftest import Tenant
 
 pytestmark = pytest.mark.e2e
@@ -82,7 +83,12 @@ def test_people_of_a_new_virtual_cluster_can_submit(own: Embedded, tmp_path: Pat
 
     credentials = own.about["nats"]["users"]["vc-fresh"], own.about["gateway"]["tokens"]["vc-fresh"]
     own.skep("down")
+    # As a version without accounts left it: the streams are in the server's own account.
+    accounts = own.home / "nats" / "store" / "jetstream"
+    (accounts / SERVICES_ACCOUNT).rename(accounts / GLOBAL_ACCOUNT)
     own.up()
+    assert not (accounts / GLOBAL_ACCOUNT).exists()
+    assert own.ended(jobs[0])["state"] == "succeeded"
     about = own.about
     assert (
         about["nats"]["users"]["vc-fresh"],

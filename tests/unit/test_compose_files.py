@@ -227,3 +227,19 @@ def test_a_tenant_made_later_gets_credentials_and_everybody_else_keeps_theirs(
     assert init.main([str(tmp_path)]) == 0, "they stay"
     assert json.loads((tmp_path / "cluster.json").read_text())["nats"]["users"] == known
     assert init.main([str(tmp_path), "--tenant", "no name"]) == init.EXIT_BAD_OPTIONS
+
+
+def test_bus_servers_from_before_accounts_keep_their_streams_until_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init.write(tmp_path, Wishes(nodes=2), 4222, accounts=False)
+    conf = tmp_path / f"{init.SERVERS[0]}.conf"
+    assert "\nauthorization: {" in conf.read_text()
+    assert init.main([str(tmp_path)]) == 0
+    assert "before tenants had accounts" in capsys.readouterr().out
+    assert "\nauthorization: {" in conf.read_text()
+    assert init.main([str(tmp_path), "--accounts"]) == 0
+    assert "\naccounts: {" in conf.read_text()
+    assert init.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert "\naccounts: {" in conf.read_text()

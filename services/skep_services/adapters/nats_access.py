@@ -1,9 +1,16 @@
-"""Who may say and hear what on the bus: the least each identity needs.
+"""Who may say and hear what on the bus: the accounts, and the least each identity in them needs.
 
 An identity is a NATS user. Its inboxes are `_INBOX.<identity>.>` and nobody else may listen there,
 so no identity reads another's answers. Its consumers are named after it, so no identity reads,
 resets or deletes another's consumer. Only `bootstrap` may create a stream, and nobody may delete
 or purge one.
+
+**Accounts.** Permissions bound what a user publishes and hears, but not the *reply subject* of
+what it publishes: the server answers there with its own rights. A tenant could so have JetStream
+write its answer into a fact stream. Therefore the streams and the services are in one account
+(`SERVICES_ACCOUNT`), and each tenant and each node is in an account of its own, which imports the
+few subjects that it may use. A reply subject means something only in the account of its user, and
+there no stream and no service listens.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -37,6 +45,25 @@ LOOK_UP = "$JS.API.STREAM.NAMES"
 
 PASSWORD_BYTES = 24
 
+SERVICES_ACCOUNT = "SKEP"
+"""The account of the streams, the services and the operators. The server names the folder of the
+streams after it. No identity of a tenant or a node can have this name."""
+
+GLOBAL_ACCOUNT = "$G"
+"""The account of a server that has no others; until accounts came, Skep's streams were there."""
+
+ANSWERED_WITHIN_S = 10
+"""How long the server remembers where the answer to a request from another account goes. A client
+repeats a request after 2 s; what is never answered must not fill the server's memory."""
+
+TENANT_CONNECTIONS_MAX = 64
+"""Connections of one tenant at the same time: its people's commands and its programs."""
+TENANT_SUBSCRIPTIONS_MAX = 1024
+"""Subscriptions of one tenant: 16 for each connection; a client needs 2."""
+NODE_CONNECTIONS_MAX = 16
+"""Connections of one node: its agent, the one before it, and health checks."""
+NODE_SUBSCRIPTIONS_MAX = 256
+
 
 class Grants(msgspec.Struct, frozen=True):
     """The subjects an identity may publish to and subscribe to."""
@@ -57,6 +84,22 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     password: str
     grants: Grants
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """A NATS account: users who share its subjects.
+
+    `exports` and `imports` are as the server's configuration has them. Without `connections_max`
+    and `subscriptions_max` only the server's own limits hold.
+    """
+
+    name: str
+    users: tuple[User, ...]
+    exports: tuple[dict[str, Any], ...] = ()
+    imports: tuple[dict[str, Any], ...] = ()
+    jetstream: bool = False
+    connections_max: int | None = None
+    subscriptions_max: int | None = None
 
 
 def node_identity(node: str) -> str:
@@ -93,10 +136,17 @@ def new_passwords(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -
     return {name: secrets.token_urlsafe(PASSWORD_BYTES) for name in every}
 
 
-def users(
+def accounts(
     passwords: Mapping[str, str], nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1
-) -> tuple[User, ...]:
-    """Return every user of a cluster; `passwords` has one for each of its identities."""
+) -> tuple[Account, ...]:
+    """Return the accounts of a cluster, that of the services first.
+
+    Args:
+        passwords: One for each of the cluster's identities.
+        nodes: Names of the nodes; each has an account.
+        vcs: Names of the virtual clusters; each has an account.
+        replicas: Processes of each service that decides.
+    """
     grants = {
         **people_grants(),
         **{
@@ -104,13 +154,108 @@ def users(
             for service in SERVICES
             for one in replica_identities(service, replicas)
         },
-        **{node_identity(node): node_grants(node) for node in nodes},
-        **{vc_identity(vc): vc_grants(vc) for vc in vcs},
     }
-    return tuple(
-        User(name=name, password=passwords[name], grants=grants[name])
-        for name in identities(nodes, vcs, replicas)
+    return (
+        services_account(
+            [User(name=name, password=passwords[name], grants=grants[name]) for name in grants],
+            nodes,
+        ),
+        *(node_account(node, passwords[node_identity(node)]) for node in nodes),
+        *(vc_account(vc, passwords[vc_identity(vc)]) for vc in vcs),
     )
+
+
+def in_one_account(every: Sequence[Account]) -> tuple[Account, ...]:
+    """Return the users of all accounts in the server's own, as it was before there were accounts.
+
+    Reply subjects are then not bounded. For streams that cannot be moved.
+    """
+    users = tuple(user for account in every for user in account.users)
+    return (Account(name=GLOBAL_ACCOUNT, users=users),)
+
+
+def services_account(users: Sequence[User], nodes: Sequence[str]) -> Account:
+    """Return the account of the streams: what others may use of it, and what it hears of nodes."""
+    return Account(
+        name=SERVICES_ACCOUNT,
+        users=tuple(users),
+        exports=(
+            *(_service_export(subject) for subject in _tenant_says("*")),
+            _service_export(subjects.node_event("*", "*")),
+            _stream_export("_INBOX.*.>"),
+            _stream_export(subjects.REPLIES),
+            _stream_export(subjects.command("*")),
+        ),
+        imports=tuple(
+            entry
+            for node in nodes
+            for entry in (
+                *(_imported("stream", node_identity(node), one) for one in _node_tells(node)),
+                *(_imported("service", node_identity(node), one) for one in _node_answers(node)),
+            )
+        ),
+        jetstream=True,
+    )
+
+
+def node_account(node: str, password: str) -> Account:
+    """Return the account of a node: its events go to the streams, its commands come to it."""
+    identity = node_identity(node)
+    return Account(
+        name=identity,
+        users=(User(name=identity, password=password, grants=node_grants(node)),),
+        exports=(
+            *(_stream_export(subject) for subject in _node_tells(node)),
+            *(_service_export(subject) for subject in _node_answers(node)),
+        ),
+        imports=(
+            _imported("service", SERVICES_ACCOUNT, subjects.node_event(node, "*")),
+            _imported("stream", SERVICES_ACCOUNT, subjects.command(node)),
+        ),
+        connections_max=NODE_CONNECTIONS_MAX,
+        subscriptions_max=NODE_SUBSCRIPTIONS_MAX,
+    )
+
+
+def vc_account(vc: str, password: str) -> Account:
+    """Return the account of a tenant: what it submits goes to SUBMIT, verdicts come to it."""
+    identity = vc_identity(vc)
+    return Account(
+        name=identity,
+        users=(User(name=identity, password=password, grants=vc_grants(vc)),),
+        imports=(
+            *(_imported("service", SERVICES_ACCOUNT, one) for one in _tenant_says(vc)),
+            _imported("stream", SERVICES_ACCOUNT, f"_INBOX.{identity}.>"),
+            _imported("stream", SERVICES_ACCOUNT, subjects.reply(vc, ">")),
+        ),
+        connections_max=TENANT_CONNECTIONS_MAX,
+        subscriptions_max=TENANT_SUBSCRIPTIONS_MAX,
+    )
+
+
+def _tenant_says(vc: str) -> tuple[str, ...]:
+    return (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc), subjects.search(vc))
+
+
+def _node_tells(node: str) -> tuple[str, ...]:
+    """Return what an agent says and nobody answers."""
+    return (subjects.report(node), subjects.heartbeat(node), subjects.span(node_identity(node)))
+
+
+def _node_answers(node: str) -> tuple[str, ...]:
+    return (subjects.logs(node), subjects.health(node_identity(node)))
+
+
+def _service_export(subject: str) -> dict[str, Any]:
+    return {"service": subject, "response_threshold": f"{ANSWERED_WITHIN_S}s"}
+
+
+def _stream_export(subject: str) -> dict[str, Any]:
+    return {"stream": subject}
+
+
+def _imported(kind: str, account: str, subject: str) -> dict[str, Any]:
+    return {kind: {"account": account, "subject": subject}}
 
 
 def people_grants() -> dict[str, Grants]:
@@ -224,24 +369,20 @@ def _gateway(identity: str) -> Grants:
 
 
 def node_grants(node: str) -> Grants:
-    """Return what a node's agent may do: speak for its own node, and hear its own commands."""
-    return _service(node_identity(node)) + Grants(
-        (
-            subjects.node_event(node, "*"),
-            subjects.report(node),
-            subjects.heartbeat(node),
-            LOOK_UP,
-        ),
-        (subjects.command(node), subjects.logs(node)),
-    )
+    """Return what a node's agent may do: speak for its own node, and hear its own commands.
+
+    `_R_.>` is where the server expects the answers to requests that came from another account;
+    in the node's account there are no others.
+    """
+    identity = node_identity(node)
+    health = subjects.health(identity)
+    says = (subjects.node_event(node, "*"), *_node_tells(node), health, "_R_.>")
+    return _inbox(identity) + Grants(says, (subjects.command(node), *_node_answers(node)))
 
 
 def vc_grants(vc: str) -> Grants:
     """Return what a tenant may do: submit, cancel, ask for changes in its VC, and hear verdicts."""
-    return _inbox(vc_identity(vc)) + Grants(
-        (subjects.submit(vc), subjects.cancel(vc), subjects.ask(vc), subjects.search(vc)),
-        (f"{subjects.PREFIX}.reply.{vc}.>",),
-    )
+    return _inbox(vc_identity(vc)) + Grants(_tenant_says(vc), (subjects.reply(vc, ">"),))
 
 
 def _inbox(identity: str) -> Grants:

@@ -70,6 +70,9 @@ REFUSED_LOGINS_MAX = 3
 VIOLATIONS_MAX = 64
 """Distinct subjects remembered for the statistics; beyond that only the count goes on."""
 
+TOO_MANY_CONNECTIONS = "maximum account active connections exceeded"
+"""What the server says to a login beyond the limit of its account."""
+
 _VIOLATION = re.compile(r'permissions violation for (\w+)[^"]* "([^"]+)"')
 
 
@@ -142,15 +145,16 @@ class Link:
         self._last_attempt_at = 0.0
         self._logins_refused = 0
         self._login_refused = asyncio.Event()
+        self._too_many = False
         self._refused_subscriptions: set[str] = set()
 
     @classmethod
     async def connect(cls, options: LinkOptions, on_fatal: OnFatal) -> Link:
         """Return a connected link.
 
-        Raises RefusedError if the server refuses the login, ConnectionError if no server answered
-        within `connect_within_s`. `on_fatal` is called at most once, with the reason why this
-        process should end; it must not raise.
+        Raises RefusedError if the server refuses the login or its identity has too many
+        connections, ConnectionError if no server answered within `connect_within_s`. `on_fatal` is
+        called at most once, with the reason why this process should end; it must not raise.
         """
         link = cls(options, on_fatal)
         await link._connect()
@@ -175,7 +179,10 @@ class Link:
             servers = ", ".join(self._options.servers)
             if refused in done:
                 message = (
-                    f"the bus at {servers} refuses the login of {self.identity!r}: "
+                    f"the bus at {servers} refuses another connection: {self.identity!r} has as "
+                    f"many connections as it may have; close some of its programs"
+                    if self._too_many
+                    else f"the bus at {servers} refuses the login of {self.identity!r}: "
                     f"check its password and whether the server knows it"
                 )
                 raise RefusedError(message)
@@ -391,6 +398,9 @@ class Link:
                 self._login_refused.set()
                 if self._watcher is not None:
                     self.fatal(RefusedError(f"the bus refuses the login of {self.identity!r}"))
+        elif TOO_MANY_CONNECTIONS in text.lower() and self._watcher is None:
+            self._too_many = True
+            self._login_refused.set()
         elif not self._closing:
             self._attempts += 1
             if self._attempts == 1:

@@ -15,11 +15,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from skep.units import GIB, MIB
-from skep_services.adapters.nats_access import User
+from skep_services.adapters.nats_access import GLOBAL_ACCOUNT, Account, User
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.adapters.nats_streams import STORE_BYTES_MIN
@@ -81,7 +82,7 @@ def config_text(
     *,
     port: int,
     store_dir: Path,
-    users: Sequence[User],
+    accounts: Sequence[Account],
     host: str = "127.0.0.1",
     server_name: str = "skep",
     store_bytes_max: int = STORE_BYTES_MAX,
@@ -94,7 +95,6 @@ def config_text(
     Every acknowledged write is on disk (`sync_interval: always`): with the default of two minutes a
     power failure takes acknowledged messages, and sometimes whole streams, with it.
     """
-    users_text = "\n".join(_user_text(user) for user in users)
     return f"""\
 server_name: {json.dumps(server_name)}
 listen: {json.dumps(f"{host}:{port}")}
@@ -113,11 +113,7 @@ jetstream {{
 }}
 # The client library reads the older form of acknowledgement subjects only.
 feature_flags {{ js_ack_fc_v2: false }}
-authorization {{
-  users: [
-{users_text}
-  ]
-}}
+{_accounts_text(accounts)}
 {_cluster_text(cluster) if cluster else _alone_text(store_dir)}"""
 
 
@@ -145,14 +141,39 @@ cluster {{
 """
 
 
-def _user_text(user: User) -> str:
-    grants = user.grants
-    return (
-        f"    {{ user: {json.dumps(user.name)}, password: {json.dumps(user.password)},\n"
-        f"      permissions: {{\n"
-        f"        publish: {{ allow: {json.dumps(list(grants.publish))} }}\n"
-        f"        subscribe: {{ allow: {json.dumps(list(grants.subscribe))} }} }} }}"
-    )
+def _accounts_text(accounts: Sequence[Account]) -> str:
+    if [one.name for one in accounts] == [GLOBAL_ACCOUNT]:
+        # The server refuses this name where other accounts are described.
+        users = [_user_tree(user) for user in accounts[0].users]
+        return f"authorization: {json.dumps({'users': users}, indent=1)}"
+    return f"accounts: {json.dumps({one.name: _account_tree(one) for one in accounts}, indent=1)}"
+
+
+def _account_tree(account: Account) -> dict[str, Any]:
+    """Return an account as the server's configuration has it, which may be written as JSON."""
+    limits = {
+        "max_connections": account.connections_max,
+        "max_subscriptions": account.subscriptions_max,
+    }
+    tree = {
+        "jetstream": "enabled" if account.jetstream else None,
+        "limits": {key: value for key, value in limits.items() if value is not None},
+        "exports": list(account.exports),
+        "imports": list(account.imports),
+        "users": [_user_tree(user) for user in account.users],
+    }
+    return {key: value for key, value in tree.items() if value}
+
+
+def _user_tree(user: User) -> dict[str, Any]:
+    return {
+        "user": user.name,
+        "password": user.password,
+        "permissions": {
+            "publish": {"allow": list(user.grants.publish)},
+            "subscribe": {"allow": list(user.grants.subscribe)},
+        },
+    }
 
 
 def free_port() -> int:
@@ -169,12 +190,12 @@ class Server:
     Starting again after `stop` or `kill` uses the same port and store.
     """
 
-    def __init__(self, folder: Path, users: Sequence[User], port: int = 0) -> None:
+    def __init__(self, folder: Path, accounts: Sequence[Account], port: int = 0) -> None:
         self.folder = folder
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self.log_path = folder / "nats-server.log"
-        self._users = tuple(users)
+        self._accounts = tuple(accounts)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -185,7 +206,8 @@ class Server:
 
     def config(self) -> str:
         """Return the configuration it is started with."""
-        return config_text(port=self.port, store_dir=self.folder / "store", users=self._users)
+        store = self.folder / "store"
+        return config_text(port=self.port, store_dir=store, accounts=self._accounts)
 
     async def start(self) -> None:
         """Start the process; `wait_healthy` tells when it is of use."""
@@ -213,7 +235,8 @@ class Server:
         `identity` needs the right to ask `$JS.API.INFO`. Raises RuntimeError with the server's last
         words if the process ended, TimeoutError if it was not healthy in time.
         """
-        password = next(user.password for user in self._users if user.name == identity)
+        users = (user for account in self._accounts for user in account.users)
+        password = next(user.password for user in users if user.name == identity)
         async with asyncio.timeout(within_s):
             await self._wait_listening()
             options = LinkOptions(servers=(self.url,), identity=identity, password=password)

@@ -43,6 +43,14 @@ The bus servers take new users in when they read their configuration again:
 The gateway reads its tokens by itself.
 """
 
+BEFORE_ACCOUNTS = """\
+warning: the bus servers of this folder were configured before tenants had accounts of their own.
+They stay so, because the streams of a cluster of servers cannot be moved to another account: a
+tenant or a node can still have the server answer on subjects of others. With nothing to keep, make
+the folder anew: `skep_services.compose.init --accounts`, and remove the volumes of the bus servers
+and of bootstrap.
+"""
+
 EXIT_BAD_OPTIONS = 64
 
 
@@ -58,6 +66,10 @@ def main(arguments: Sequence[str]) -> int:
         "--tenant", action="append", default=[], metavar="VC",
         help="credentials for a virtual cluster that `skep vc apply` made",
     )  # fmt: skip
+    parser.add_argument(
+        "--accounts", action="store_true",
+        help="give tenants and nodes accounts also where there were none; the streams begin anew",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     try:
         wishes = Wishes(
@@ -66,19 +78,39 @@ def main(arguments: Sequence[str]) -> int:
             vcs=dict(map(parse_vc, given.vc)) if given.vc else None,
             port=given.port,
         )
-        write(given.folder, wishes, given.nats_port, given.tenant)
+        earlier = has_no_accounts(given.folder) and not given.accounts
+        write(given.folder, wishes, given.nats_port, given.tenant, accounts=not earlier)
     except (ConfigError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_BAD_OPTIONS
+    if earlier:
+        sys.stdout.write(BEFORE_ACCOUNTS)
     if given.tenant:
         sys.stdout.write(RELOAD)
     return 0
 
 
-def write(target: Path, wishes: Wishes, nats_port: int, more: Sequence[str] = ()) -> Cluster:
+def has_no_accounts(target: Path) -> bool:
+    """Return whether the bus servers of a folder were configured before there were accounts."""
+    try:
+        text = (target / f"{SERVERS[0]}.conf").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return "\naccounts: " not in text
+
+
+def write(
+    target: Path,
+    wishes: Wishes,
+    nats_port: int,
+    more: Sequence[str] = (),
+    *,
+    accounts: bool = True,
+) -> Cluster:
     """Write all files into `target`; return the cluster. Raises ConfigError, OSError.
 
     `more` are virtual clusters whose people get credentials, although they are set elsewhere.
+    Without `accounts` everybody is in one, as streams that cannot be moved need it.
     """
     if not 0 < nats_port <= 65536 - len(SERVERS):
         text = f"--nats-port {nats_port}: three ports from --nats-port on are 1 to 65535"
@@ -105,9 +137,11 @@ def write(target: Path, wishes: Wishes, nats_port: int, more: Sequence[str] = ()
             for one in nats_access.replica_identities(service, REPLICAS)
         ),
     )
-    users = nats_access.users(cluster.nats.users, nodes, vcs, REPLICAS)
+    every = nats_access.accounts(cluster.nats.users, nodes, vcs, REPLICAS)
+    if not accounts:
+        every = nats_access.in_one_account(every)
     for server in SERVERS:
-        _write(target / f"{server}.conf", _server_text(server, users, cluster.nats.users[ROUTE]))
+        _write(target / f"{server}.conf", _server_text(server, every, cluster.nats.users[ROUTE]))
     for name in contained:
         _write(target / f"{name}.password", cluster.nats.users[name])
     tokens = {token: name for name, token in cluster.gateway.tokens.items()}
@@ -115,12 +149,12 @@ def write(target: Path, wishes: Wishes, nats_port: int, more: Sequence[str] = ()
     return cluster
 
 
-def _server_text(server: str, users: Sequence[nats_access.User], password: str) -> str:
+def _server_text(server: str, accounts: Sequence[nats_access.Account], password: str) -> str:
     return nats_server.config_text(
         port=CLIENT_PORT,
         host="0.0.0.0",  # noqa: S104 - the containers' own network; compose publishes to loopback
         store_dir=Path(STORE),
-        users=users,
+        accounts=accounts,
         server_name=server,
         cluster=nats_server.Membership(
             port=ROUTE_PORT,

@@ -11,6 +11,7 @@ import os
 import sys
 
 from skep_services.adapters import nats_server
+from skep_services.adapters.nats_store import StoreError
 from skep_services.supervisor import boot, tenants
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import EXIT_FAILED, Supervisor, say, write_state
@@ -27,7 +28,7 @@ def main() -> int:
     os.set_inheritable(int(lock), False)
     try:
         return asyncio.run(_run(home))
-    except OSError as error:
+    except (OSError, StoreError) as error:
         # The machine's trouble, such as a full disk: where we were is of no help with it.
         text = f"{type(error).__name__}: {error}"
         say("supervisor failed", error=text)
@@ -47,6 +48,7 @@ async def _run(home: str) -> int:
         text = f"{folder.cluster_path(home)} is gone"
         raise FileNotFoundError(text)
     plan = cluster_plan(cluster, home, str(nats_server.binary()))
+    boot.move_streams(home)
     boot.write_files(home, cluster)
     supervisor = Supervisor(
         home,

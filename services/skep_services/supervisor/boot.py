@@ -16,7 +16,7 @@ from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep.wire.codec import encode
 from skep.wire.runs import RunExited, RunStarted
-from skep_services.adapters import nats_access, nats_server
+from skep_services.adapters import nats_access, nats_server, nats_store
 from skep_services.adapters.docker_records import has_containers
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.nats_bus import NatsBus
@@ -50,12 +50,25 @@ def write_files(home: str, cluster: Cluster) -> None:
         os.makedirs(os.path.dirname(path), mode=folder.FOLDER_MODE, exist_ok=True)
     text = nats_server.config_text(
         port=port_of(cluster.nats.url),
-        store_dir=Path(home, "nats", "store"),
-        users=nats_access.users(cluster.nats.users, nodes, vcs),
+        store_dir=_store(home),
+        accounts=nats_access.accounts(cluster.nats.users, nodes, vcs),
     )
     folder.write_text(nats_config_path(home), text)
     names = {token: name for name, token in cluster.gateway.tokens.items()}
     folder.write_json(tokens_path(home), names)
+
+
+def move_streams(home: str) -> None:
+    """Have the streams of an earlier version belong to the services' account; no server may run.
+
+    Raises StoreError, OSError.
+    """
+    if nats_store.move_streams(_store(home)):
+        say("streams moved", account=nats_access.SERVICES_ACCOUNT)
+
+
+def _store(home: str) -> Path:
+    return Path(home, "nats", "store")
 
 
 async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:

@@ -5,6 +5,10 @@ on the bus and a token for the gateway. So the latest of what operators asked fo
 the bus each second, and whoever is new gets both: in `cluster.json`, in the bus server's
 configuration (which it is told to read again), and in the gateway's tokens (which it reads again
 by itself). Nobody's are taken away here: who is gone is refused by admission.
+
+A bus server that reads its configuration again lets the users of a new account in at once, but
+connects the account with the others only the next time it reads it (nats-server 2.15.1). So each
+new tenant is tried out, and the server is told to read again until what the tenant says arrives.
 """
 
 from __future__ import annotations
@@ -20,13 +24,19 @@ from skep.policies.check import cluster_problems
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
 from skep_services.adapters import nats_access
-from skep_services.adapters.nats_api import latest
+from skep_services.adapters.nats_api import PubAck, latest, publish_once
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.ports import RefusedError
 from skep_services.supervisor import boot
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import VCS_MAX, Cluster, ConfigError, new_token
 from skep_services.supervisor.run import say
+
+TRY_WITHIN_S = 1.0
+"""A bus server answers in milliseconds; one that does not is tried again."""
+
+TRY_EVERY_S = 0.2
+"""Between two attempts: the server needs some milliseconds to read its configuration."""
 
 LOOK_EVERY_S = 1.0
 """A look costs the bus a millisecond, and a person who was just given a virtual cluster waits."""
@@ -48,27 +58,52 @@ async def _look(home: str, cluster: Cluster, reload: Callable[[], None]) -> None
                           password=cluster.nats.users[name])  # fmt: skip
     link = await Link.connect(options, on_fatal=_lost)
     seen = b""
+    untried: list[str] = []
     try:
         while True:
             asked = await latest(link, subjects.ADMIN, subjects.admin("vcs"))
             if asked != seen:
                 seen = asked
-                await _take(home, cluster, asked, reload)
-            await asyncio.sleep(LOOK_EVERY_S)
+                untried += await _take(home, cluster, asked)
+            if untried:
+                untried = [vc for vc in untried if not await is_connected(cluster, vc)]
+            if untried:
+                reload()
+            await asyncio.sleep(TRY_EVERY_S if untried else LOOK_EVERY_S)
     finally:
         await link.close()
 
 
-async def _take(home: str, cluster: Cluster, asked: bytes, reload: Callable[[], None]) -> None:
+async def _take(home: str, cluster: Cluster, asked: bytes) -> list[str]:
+    """Make credentials for who has none in `cluster` and in its files; return whose were made."""
+    before = cluster.who
     try:
         if not admit(cluster, asked_for(asked)):
-            return
+            return []
     except ConfigError as error:
         say("credentials not made", error=str(error))
-        return
+        return []
     await asyncio.to_thread(_write, home, cluster)
-    reload()
     say("credentials made", vcs=cluster.tenants)
+    return [vc for vc in cluster.who if vc not in before]
+
+
+async def is_connected(cluster: Cluster, vc: str) -> bool:
+    """Return whether what a tenant says reaches the stream of submissions. Nothing is stored."""
+    identity = nats_access.vc_identity(vc)
+    options = LinkOptions(servers=tuple(cluster.nats.url.split(",")), identity=identity,
+                          password=cluster.nats.users[identity],
+                          connect_within_s=TRY_WITHIN_S)  # fmt: skip
+    try:
+        link = await Link.connect(options, on_fatal=_lost)
+    except (ConnectionError, RefusedError):
+        return False
+    try:
+        headers = {"Nats-Expected-Stream": "NONE"}
+        answer = await publish_once(link, subjects.submit(vc), b"", headers, TRY_WITHIN_S)
+        return isinstance(answer, PubAck)
+    finally:
+        await link.close()
 
 
 def asked_for(payload: bytes) -> list[str]:
