@@ -19,8 +19,9 @@ TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """What a node or VC may be called: it becomes one token of a NATS subject."""
 
 
-JOB = re.compile(r"j([1-9][0-9]{0,19})")
-"""A job id: the sequence is a stream's, an unsigned integer of 64 bits, without leading zeros."""
+JOB = re.compile(r"j([1-9][0-9]{0,17})")
+"""A job id: the sequence is a stream's, without leading zeros. 18 digits are more than a stream
+will ever have, and fit the signed integers of 64 bits that databases have."""
 
 
 def is_token(text: str) -> bool:

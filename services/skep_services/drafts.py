@@ -26,6 +26,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine, drafts
 from skep.units import KIB
 from skep.wire import codec
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.drafts import ASKED_FOR_S, Answer, Judge, Judgement, Outcome, Question
 from skep.wire.parse import parse_spec
 from skep.wire.spec import JobSpec
@@ -92,7 +93,7 @@ class Drafter:
         """Return the answer to a question, both encoded."""
         try:
             question = _QUESTIONS.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             return self._problem(f"not a question: {error}")
         machine, now, here = self._machine, self._clock.now(), os.getpid()
 
@@ -105,7 +106,7 @@ class Drafter:
         try:
             data = await _read(pipe, within_s)
             _ANSWERS.decode(data)
-        except (CopyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (CopyError, TimeoutError, *UNDECODABLE) as error:
             return self._problem(f"the question could not be answered: {error!r}")
         else:
             return data
@@ -135,7 +136,7 @@ class JudgeOnly:
         """Return the judgement on a spec, both encoded; empty for what is no such question."""
         try:
             asked = _JUDGES.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             return b""
         machine, parsed = self._machine, parse_spec(asked.spec.encode())
         instead = machine.active.get(asked.instead)

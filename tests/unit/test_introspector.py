@@ -12,6 +12,7 @@ from skep.perf.reported import COUNT_MAX
 from skep.perf.steady import WINDOWS
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
+from skep.wire.bounds import ATTEMPT_MAX
 from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import End, EpochBegan, JobBound, JobEnded, JobRequeued
@@ -351,7 +352,7 @@ def test_many_jobs_are_told_in_messages_of_bounded_size(service: Service) -> Non
     for node in range(2):
         largest = rank(0, COUNT_MAX, 0.0, 0.0, utilisation=1000,
                        memory=COUNT_MAX)  # fmt: skip
-        begin = 10**18
+        begin = 10**17
         jobs = [
             job(f"j{begin + number}", largest, attempt=10**9 - 1)
             for number in range(node, count, 2)
@@ -368,7 +369,7 @@ def test_many_jobs_are_told_in_messages_of_bounded_size(service: Service) -> Non
 def test_one_rate_fits_the_size_reckoned_with() -> None:
     largest = JobRate(
         job="j" + "9" * (introspector.JOB_LENGTH_MAX - 1),
-        attempt=introspector.ATTEMPT_MAX - 1,
+        attempt=ATTEMPT_MAX - 1,
         steps=COUNT_MAX,
         rate_milli=RATE_MILLI_MAX,
         utilisation=1000,

@@ -12,7 +12,7 @@ import pytest
 
 from scripts import generate_proto
 from scripts.proto_examples import GROUPS
-from skep.wire import codec, subjects
+from skep.wire import bounds, codec, subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
 from skep.wire.commands import BindJob
 from skep.wire.facts import Admitted, Refused
@@ -159,7 +159,7 @@ def test_the_largest_spec_fits_its_facts_and_commands() -> None:
     spec = JobSpec(name="x", vc="nlp", command=("x" * filler,))
     admitted = Admitted(job="j1", spec=spec, submitted_at=T0, key="k" * 256)
     assert len(codec.encode(admitted)) < codec.RECORD_BYTES_MAX
-    assert len(codec.encode(bind(argv=spec.command))) < codec.MESSAGE_BYTES_MAX
+    assert len(codec.encode(bind(argv=spec.command))) < bounds.MESSAGE_BYTES_MAX
 
 
 def test_the_longest_refusal_fits_its_record() -> None:
@@ -180,7 +180,7 @@ def test_the_longest_advice_fits_a_message() -> None:
     jobs = tuple(JobAdvice(job=f"j{10**18 + n}", why=Reason.PREDICTED_SHORTEST) for n in
                  range(ADVISED_MAX))  # fmt: skip
     advice = QueueAdvice(at=T0, expires_at=T0, jobs=jobs)
-    assert len(codec.encode(advice)) < codec.MESSAGE_BYTES_MAX
+    assert len(codec.encode(advice)) < bounds.MESSAGE_BYTES_MAX
 
 
 # --- the AsyncAPI document ----------------------------------------------------------------------

@@ -90,4 +90,4 @@ def test_the_spec_example_is_accepted() -> None:
 )
 def test_the_codec_reads_what_each_subject_promises(subject: str, name: str) -> None:
     for message in GROUPS[name]:
-        assert codec.read(subject, codec.encode(message), {}, 1, Instant(1)) == message
+        assert codec.read(subject, codec.encode(message), {}, 1, Instant(2 * 10**18)) == message

@@ -41,10 +41,11 @@ from skep.perf.progress import (
     RankWindow,
     stall_limit,
 )
-from skep.perf.reported import COUNT_MAX, INSTANT_MAX, course_of, is_sane
+from skep.perf.reported import COUNT_MAX, course_of, is_sane
 from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.bounds import ATTEMPT_MAX, INSTANT_MAX
 from skep.wire.changes import Goal, JobChanged, Result
 from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import EpochBegan, JobBound, JobEnded, JobRequeued
@@ -90,10 +91,7 @@ CALM = 3
 """Looks at an attempt whose rate has become what it will be, so that whoever compares rates told
 one after the other has seen some that agree."""
 
-JOB_LENGTH_MAX = 20
-ATTEMPT_MAX = 10**9
-"""A larger number comes from a broken agent."""
-
+JOB_LENGTH_MAX = 19
 JOB_RATE_BYTES_MAX = 250
 """One JobRate in JSON with every field at its largest, and the comma after it."""
 

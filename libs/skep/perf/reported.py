@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from skep.perf.course import Course
 from skep.units import Instant
+from skep.wire.bounds import INSTANT_MAX
 from skep.wire.reports import RankProgress
 
 COUNT_MAX = 10**15
-INSTANT_MAX = 2**62
 """Larger values come from a broken agent; every finding made of smaller ones can be encoded."""
 
 

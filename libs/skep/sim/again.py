@@ -25,6 +25,7 @@ from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
 from skep.wire import codec
+from skep.wire.bounds import LogDecoder
 from skep.wire.codec import Facts
 from skep.wire.commands import Move
 from skep.wire.facts import EpochBegan, JobWaits, NodeLost
@@ -320,10 +321,10 @@ def _starts(records: Sequence[Recorded]) -> Iterator[tuple[int, int]]:
         yield began, 0
 
 
-_KEPT: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    AdmissionMachine: msgspec.json.Decoder(tuple[admission.Kept, ...]),
-    AllocatorMachine: msgspec.json.Decoder(tuple[allocator.Kept, ...]),
-    SearchesMachine: msgspec.json.Decoder(tuple[SearchesKept, ...]),
+_KEPT: dict[type[Any], LogDecoder[Any]] = {
+    AdmissionMachine: LogDecoder(tuple[admission.Kept, ...]),
+    AllocatorMachine: LogDecoder(tuple[allocator.Kept, ...]),
+    SearchesMachine: LogDecoder(tuple[SearchesKept, ...]),
 }
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from skep.machines import admission, allocator
 from skep.units import Instant
+from skep.wire.bounds import LogDecoder
 from skep.wire.facts import AdmissionFact, AgentFact, AllocatorFact
 
 ENCODER = msgspec.json.Encoder()
@@ -86,16 +87,16 @@ class _AgentRecord(LogRecord, frozen=True):
     facts: tuple[AgentFact, ...]
 
 
-_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
-    "admission": msgspec.json.Decoder(_AdmissionRecord),
-    "allocator": msgspec.json.Decoder(_AllocatorRecord),
-    "agent": msgspec.json.Decoder(_AgentRecord),
+_DECODERS: dict[str, LogDecoder[Any]] = {
+    "admission": LogDecoder(_AdmissionRecord),
+    "allocator": LogDecoder(_AllocatorRecord),
+    "agent": LogDecoder(_AgentRecord),
 }
 
 
-_KEPT: dict[str, msgspec.json.Decoder[Any]] = {
-    "admission": msgspec.json.Decoder(tuple[admission.Kept, ...]),
-    "allocator": msgspec.json.Decoder(tuple[allocator.Kept, ...]),
+_KEPT: dict[str, LogDecoder[Any]] = {
+    "admission": LogDecoder(tuple[admission.Kept, ...]),
+    "allocator": LogDecoder(tuple[allocator.Kept, ...]),
 }
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from msgspec import Meta
 
 from skep.ids import is_token
+from skep.wire.bounds import LISTED_MAX, NODES_MAX, Device, Short, Token
 from skep.wire.cluster import (
     JOBS_MAX,
     QUARANTINE,
@@ -28,9 +32,9 @@ class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
     Without `chains` the nodes that join make them up.
     """
 
-    vcs: dict[str, VirtualCluster]
-    chains: dict[str, Chain] = {}
-    pins: dict[str, Pin] = {}
+    vcs: Annotated[dict[Short, VirtualCluster], Meta(max_length=LISTED_MAX)]
+    chains: Annotated[dict[Short, Chain], Meta(max_length=NODES_MAX)] = {}
+    pins: Annotated[dict[Short, Pin], Meta(max_length=LISTED_MAX)] = {}
     quarantine: QuarantineRule = QUARANTINE
 
     @property
@@ -56,7 +60,7 @@ def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:
 class DrainNode(Message, frozen=True, tag="drain-node", forbid_unknown_fields=True):
     """Place nothing more on a node (or, with `drain` false, use it again): `admin.drain`."""
 
-    node: str
+    node: Token
     drain: bool = True
 
 
@@ -66,8 +70,8 @@ class QuarantineGpu(Message, frozen=True, tag="quarantine-gpu", forbid_unknown_f
     `device` is its index on the node. What runs there goes on.
     """
 
-    node: str
-    device: int
+    node: Token
+    device: Device
     quarantine: bool = True
 
 

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from skep.units import Duration, Instant
+from typing import Annotated
+
+from msgspec import Meta
+
+from skep.wire.bounds import (
+    LISTED_MAX,
+    Attempt,
+    Bytes,
+    Count,
+    JobName,
+    Length,
+    Milli,
+    Moment,
+    Short,
+    Text,
+    World,
+)
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
@@ -13,9 +29,9 @@ ADVISED_MAX = 512
 class JobAdvice(Message, frozen=True):
     """One queued job: predicted remaining run time (None if unknown) and what it rests on."""
 
-    job: str
+    job: JobName
     why: Reason
-    remaining: Duration | None = None
+    remaining: Length | None = None
 
 
 class QueueAdvice(Message, frozen=True, tag="queue-advice"):
@@ -24,9 +40,9 @@ class QueueAdvice(Message, frozen=True, tag="queue-advice"):
     Holds the first ADVISED_MAX queued jobs. Not to be followed after `expires_at`.
     """
 
-    at: Instant
-    expires_at: Instant
-    jobs: tuple[JobAdvice, ...]
+    at: Moment
+    expires_at: Moment
+    jobs: Annotated[tuple[JobAdvice, ...], Meta(max_length=LISTED_MAX)]
 
 
 class JobPace(Message, frozen=True):
@@ -37,32 +53,32 @@ class JobPace(Message, frozen=True):
     `samples` windows in which it went like that (0: too few for that).
     """
 
-    job: str
-    attempt: int
-    steps: int
-    rate_milli: int
-    utilisation: int = 0
-    memory: int = 0
-    remaining: Duration | None = None
-    mean_milli: int = 0
-    spread_milli: int = 0
-    samples: int = 0
+    job: JobName
+    attempt: Attempt
+    steps: Count
+    rate_milli: Milli
+    utilisation: Count = 0
+    memory: Bytes = 0
+    remaining: Length | None = None
+    mean_milli: Milli = 0
+    spread_milli: Milli = 0
+    samples: Count = 0
 
 
 class ScalePoint(Message, frozen=True):
     """What a mini-batch takes on so many GPUs of so many nodes."""
 
-    gpus: int
-    nodes: int
-    step_ns: Duration
+    gpus: World
+    nodes: World
+    step_ns: Length
 
 
 class FamilyScale(Message, frozen=True):
     """How the jobs of a family go on one type of GPU, as far as it was measured."""
 
-    family: str
-    gpu_type: str
-    points: tuple[ScalePoint, ...]
+    family: Text
+    gpu_type: Short
+    points: Annotated[tuple[ScalePoint, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Outlook(Message, frozen=True, tag="outlook"):
@@ -71,9 +87,9 @@ class Outlook(Message, frozen=True, tag="outlook"):
     Holds until something else is said; all of it is told again now and then.
     """
 
-    at: Instant
-    jobs: tuple[JobPace, ...] = ()
-    families: tuple[FamilyScale, ...] = ()
+    at: Moment
+    jobs: Annotated[tuple[JobPace, ...], Meta(max_length=LISTED_MAX)] = ()
+    families: Annotated[tuple[FamilyScale, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 Advice = QueueAdvice | Outlook

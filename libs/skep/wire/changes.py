@@ -16,11 +16,12 @@ import msgspec
 
 from skep.ids import job_sequence
 from skep.units import Instant
+from skep.wire.bounds import UNDECODABLE, Fraction, JobName, Words, World, convert_unbounded
 from skep.wire.commands import Change
 from skep.wire.member import Member
 from skep.wire.message import Message
 from skep.wire.node import Manner, Tier
-from skep.wire.parse import nearest, shape_problems
+from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
 from skep.wire.spec import SERVERS_MAX, WORKERS_MAX, Problem
 
@@ -31,7 +32,7 @@ ASK_BYTES_MAX = 4096
 class _Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ask"):
     """What a tenant asks for. `parse_ask` refuses unknown keys; in facts they are skipped."""
 
-    job: str
+    job: JobName
 
 
 class AskSuspend(_Ask, frozen=True, tag="suspend"):
@@ -54,7 +55,7 @@ class AskMigrate(_Ask, frozen=True, tag="migrate"):
     A node that it is on already may be among those named, for other GPUs there.
     """
 
-    to: str = ""
+    to: Words = ""
 
 
 class AskResize(_Ask, frozen=True, tag="resize"):
@@ -63,8 +64,8 @@ class AskResize(_Ask, frozen=True, tag="resize"):
     Or so many parameter servers, within its `ps`, or both. What is not given stays as it is.
     """
 
-    workers: int | None = None
-    servers: int | None = None
+    workers: World | None = None
+    servers: World | None = None
 
 
 class AskPack(_Ask, frozen=True, tag="pack"):
@@ -73,8 +74,8 @@ class AskPack(_Ask, frozen=True, tag="pack"):
     `share` is the part of each device's memory it may use, above 0 and below 1; 0: an even one.
     """
 
-    beside: str
-    share: float = 0.0
+    beside: JobName
+    share: Fraction = 0.0
 
 
 class AskUnpack(_Ask, frozen=True, tag="unpack"):
@@ -108,7 +109,7 @@ def parse_ask(raw: bytes) -> Ask | list[Problem]:
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
     try:
         tree = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
                         suggestion='publish {"ask": "suspend", "job": "j17"}')]  # fmt: skip
     if not isinstance(tree, dict):
@@ -132,12 +133,12 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
     if job_sequence(tree["job"]) is None:
         return [Problem(path="$.job", reason=Reason.BAD_VALUE, text="`job` must be a job id",
                         suggestion="such as j17")]  # fmt: skip
-    made: Ask = msgspec.convert(tree, kind)
+    made: Ask = convert_unbounded(tree, kind)
     if isinstance(made, AskResize):
         problems = list(_size_problems(made))
     if isinstance(made, AskPack):
         problems = _pack_problems(made)
-    return problems or made
+    return problems or bound_problems(kind, tree, "$") or made
 
 
 def _size_problems(ask: AskResize) -> Iterator[Problem]:

@@ -8,9 +8,12 @@ order in which the chain lists its nodes: its children and its GPUs follow by ar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+from skep.wire.bounds import LISTED_MAX, NAMES_MAX, NODES_MAX, Number, Whole, Words
 
 JOBS_MAX = 1_000_000
 """Unfinished jobs a VC may have unless its entry says less: it bounds every queue."""
@@ -28,8 +31,8 @@ class _Part(
 class Level(_Part, frozen=True):
     """One level of a chain: each of its cells consists of `fanout` cells of the level below."""
 
-    name: str
-    fanout: int
+    name: Words
+    fanout: Whole
 
 
 class NodeCell(_Part, frozen=True):
@@ -38,8 +41,8 @@ class NodeCell(_Part, frozen=True):
     Without `devices` they are 0, 1, and so on. A node with two types of GPU is in two chains.
     """
 
-    node: str
-    devices: tuple[int, ...] = ()
+    node: Words
+    devices: Annotated[tuple[Whole, ...], Meta(max_length=NODES_MAX)] = ()
 
 
 class Chain(_Part, frozen=True):
@@ -51,28 +54,28 @@ class Chain(_Part, frozen=True):
     their index, by `level/index`.
     """
 
-    gpu: str
-    levels: tuple[Level, ...]
-    node_level: str
-    nodes: tuple[NodeCell, ...]
-    leaf: str = "gpu"
-    names: dict[str, str] = {}
+    gpu: Words
+    levels: Annotated[tuple[Level, ...], Meta(max_length=NODES_MAX)]
+    node_level: Words
+    nodes: Annotated[tuple[NodeCell, ...], Meta(max_length=2 * NODES_MAX)]
+    leaf: Words = "gpu"
+    names: Annotated[dict[Words, Words], Meta(max_length=LISTED_MAX)] = {}
 
 
 class Quota(_Part, frozen=True):
     """So many cells of one level of a chain, wherever they are."""
 
-    chain: str
-    level: str
-    count: int
+    chain: Words
+    level: Words
+    count: Whole
 
 
 class Pin(_Part, frozen=True):
     """One particular physical cell, given a name so that a virtual cluster can own it."""
 
-    chain: str
-    level: str
-    index: int
+    chain: Words
+    level: Words
+    index: Whole
 
 
 class VirtualCluster(_Part, frozen=True):
@@ -83,13 +86,13 @@ class VirtualCluster(_Part, frozen=True):
     `policy` orders its guaranteed jobs, by these `options` (`skep policies` lists them).
     """
 
-    cells: tuple[Quota, ...] = ()
-    pinned: tuple[str, ...] = ()
-    gpus: int = 0
-    weight: float = 1.0
-    jobs_max: int = JOBS_MAX
-    policy: str = FIFO
-    options: dict[str, Any] = {}
+    cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
+    pinned: Annotated[tuple[Words, ...], Meta(max_length=LISTED_MAX)] = ()
+    gpus: Whole = 0
+    weight: Number = 1.0
+    jobs_max: Whole = JOBS_MAX
+    policy: Words = FIFO
+    options: Annotated[dict[Words, Any], Meta(max_length=NAMES_MAX)] = {}
 
 
 class QuarantineRule(_Part, frozen=True):
@@ -101,11 +104,11 @@ class QuarantineRule(_Part, frozen=True):
     quarantined by this rule at one time, or one GPU (0: none).
     """
 
-    jobs: int = 3
-    within: int = 300
-    window: int = 86_400
-    share: float = 0.1
-    signs: tuple[str, ...] = ("signal", "not-started")
+    jobs: Whole = 3
+    within: Whole = 300
+    window: Whole = 86_400
+    share: Number = 0.1
+    signs: Annotated[tuple[Words, ...], Meta(max_length=NAMES_MAX)] = ("signal", "not-started")
 
 
 QUARANTINE = QuarantineRule()
@@ -118,7 +121,7 @@ class Cluster(_Part, frozen=True):
     Without `chains` the nodes that join make them up, one chain for each kind of node.
     """
 
-    chains: dict[str, Chain] = {}
-    pins: dict[str, Pin] = {}
-    vcs: dict[str, VirtualCluster] = {}
+    chains: Annotated[dict[Words, Chain], Meta(max_length=NODES_MAX)] = {}
+    pins: Annotated[dict[Words, Pin], Meta(max_length=LISTED_MAX)] = {}
+    vcs: Annotated[dict[Words, VirtualCluster], Meta(max_length=LISTED_MAX)] = {}
     quarantine: QuarantineRule = QUARANTINE

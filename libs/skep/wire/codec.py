@@ -9,20 +9,23 @@ from typing import Any
 import msgspec
 
 from skep.ids import job_id, job_sequence
-from skep.units import Instant
+from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import Advice
+from skep.wire.bounds import UNDECODABLE, LogDecoder
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
-from skep.wire.node import NodeEvent
+from skep.wire.node import NodeEvent, NodeJoined, join_problem
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search_facts import SearchFact, SearchRequest
 from skep.wire.trials import Trials
 
-MESSAGE_BYTES_MAX = 1024 * 1024
 RECORD_BYTES_MAX = 512 * 1024
+AHEAD_MAX = seconds(24 * 3600.0)
+"""How far a node's clock may be ahead of the bus's. A time beyond that is no time at all, and the
+bus's own is taken in its place, as the event itself may be true."""
 
 ENCODER = msgspec.json.Encoder()
 
@@ -139,21 +142,25 @@ def read(
         case "fact":
             return _facts(parsed.first, subject, payload)
         case _:
-            return _typed(parsed, subject, payload)
+            return _typed(parsed, subject, payload, at)
 
 
-def _typed(parsed: subjects.Parsed, subject: str, payload: bytes) -> Any:
+def _typed(parsed: subjects.Parsed, subject: str, payload: bytes, at: Instant) -> Any:
     decoder = _DECODERS.get(parsed.kind)
     if decoder is None:
         return Unreadable(subject=subject, text=f"nothing is read from `{parsed.kind}`")
     try:
         message = decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return Unreadable(subject=subject, text=str(error))
     speaker = getattr(message, "node", parsed.first)
     if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
         text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"
         return Unreadable(subject=subject, text=text)
+    if isinstance(message, NodeJoined) and (wrong := join_problem(message)):
+        return Unreadable(subject=subject, text=wrong)
+    if parsed.kind == "node" and at and getattr(message, "at", at) > at + AHEAD_MAX:
+        return msgspec.structs.replace(message, at=at)
     if isinstance(message, SetVcs):
         for problem in vcs_problems(message.vcs):
             # Taken as a whole or not at all: half a list of tenants is nobody's wish.
@@ -192,10 +199,10 @@ class _SearchRecord(msgspec.Struct, frozen=True):
     facts: tuple[SearchFact, ...]
 
 
-_RECORDS: dict[str, msgspec.json.Decoder[Any]] = {
-    "admission": msgspec.json.Decoder(_AdmissionRecord),
-    "allocator": msgspec.json.Decoder(_AllocatorRecord),
-    "searches": msgspec.json.Decoder(_SearchRecord),
+_RECORDS: dict[str, LogDecoder[Any]] = {
+    "admission": LogDecoder(_AdmissionRecord),
+    "allocator": LogDecoder(_AllocatorRecord),
+    "searches": LogDecoder(_SearchRecord),
 }
 
 
@@ -204,7 +211,7 @@ def _facts(service: str, subject: str, payload: bytes) -> Facts | Unreadable:
         return Unreadable(subject=subject, text=f"no service {service!r} writes facts")
     try:
         record = _RECORDS[service].decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return Unreadable(subject=subject, text=str(error))
     return Facts(service=service, at=record.at, facts=record.facts)
 

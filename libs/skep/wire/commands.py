@@ -8,7 +8,26 @@ answered, so the agent need not remember floors at or below it one by one.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
+from msgspec import Meta
+
+from skep.wire.bounds import (
+    LISTED_MAX,
+    RANKS_MAX,
+    Attempt,
+    Count,
+    Devices,
+    Fraction,
+    JobName,
+    Port,
+    Rank,
+    Seconds,
+    Short,
+    Text,
+    Token,
+    World,
+)
 from skep.wire.message import Message
 
 AGENT_PYTHON = "@python"
@@ -18,9 +37,9 @@ AGENT_PYTHON = "@python"
 class RankPlan(Message, frozen=True):
     """One process of a gang: its rank, its rank on this node, its devices there."""
 
-    rank: int
-    local_rank: int
-    devices: tuple[int, ...]
+    rank: Rank
+    local_rank: Rank
+    devices: Devices
 
 
 class BindJob(Message, frozen=True, tag="bind-job"):
@@ -35,32 +54,32 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `secret`.
     """
 
-    order: int
-    epoch: int
-    settled: int
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    name: str
-    vc: str
-    argv: tuple[str, ...]
-    ranks: tuple[RankPlan, ...]
-    world: int
-    node_rank: int
-    nodes: int
-    master_address: str
-    master_port: int
-    env: dict[str, str] = {}
-    workdir: str = ""
-    trace: str = ""
-    image: str = ""
-    awaits: str = ""
-    share: float = 0.0
-    beside: tuple[str, ...] = ()
-    servers: int = 0
-    secret: str = ""
-    joins: int = 0
+    order: Count
+    epoch: Count
+    settled: Count
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    name: Text
+    vc: Short
+    argv: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)]
+    ranks: Annotated[tuple[RankPlan, ...], Meta(max_length=RANKS_MAX)]
+    world: World
+    node_rank: Rank
+    nodes: World
+    master_address: Short
+    master_port: Port
+    env: Annotated[dict[Text, Text], Meta(max_length=LISTED_MAX)] = {}
+    workdir: Text = ""
+    trace: Short = ""
+    image: Text = ""
+    awaits: Short = ""
+    share: Fraction = 0.0
+    beside: Annotated[tuple[Short, ...], Meta(max_length=LISTED_MAX)] = ()
+    servers: Count = 0
+    secret: Short = ""
+    joins: Count = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
@@ -69,32 +88,32 @@ class StopJob(Message, frozen=True, tag="stop-job"):
     `joins` is the order of the BindJob that the part began with if it joined, or was to.
     """
 
-    order: int
-    epoch: int
-    settled: int
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    grace_s: float
-    joins: int = 0
+    order: Count
+    epoch: Count
+    settled: Count
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    grace_s: Seconds
+    joins: Count = 0
 
 
 class RefuseNode(Message, frozen=True, tag="refuse-node"):
     """Another agent of this name is alive: the one with `identity` must exit."""
 
-    epoch: int
-    node: str
-    identity: str
-    text: str
+    epoch: Count
+    node: Token
+    identity: Short
+    text: Text
 
 
 class JoinAgain(Message, frozen=True, tag="join-again"):
     """The agent with `identity` is heard, but its join is not known or was not taken: join anew."""
 
-    epoch: int
-    node: str
-    identity: str
+    epoch: Count
+    node: Token
+    identity: Short
 
 
 class ClearNode(Message, frozen=True, tag="clear-node"):
@@ -104,10 +123,10 @@ class ClearNode(Message, frozen=True, tag="clear-node"):
     was given up when it lost it.
     """
 
-    order: int
-    epoch: int
-    node: str
-    identity: str
+    order: Count
+    epoch: Count
+    node: Token
+    identity: Short
 
 
 class Hold(StrEnum):
@@ -125,7 +144,7 @@ class Suspend(Message, frozen=True, tag="suspend"):
     """
 
     release: bool = False
-    step: int = 0
+    step: Count = 0
     hold: Hold = Hold.SCHEDULER
 
 
@@ -135,7 +154,7 @@ class Resume(Message, frozen=True, tag="resume"):
     This ends one hold; while there is another, the part stays suspended and says so (unchanged).
     """
 
-    ranks: tuple[RankPlan, ...] = ()
+    ranks: Annotated[tuple[RankPlan, ...], Meta(max_length=RANKS_MAX)] = ()
     hold: Hold = Hold.SCHEDULER
 
 
@@ -146,10 +165,10 @@ class Checkpoint(Message, frozen=True, tag="checkpoint"):
 class Target(Message, frozen=True):
     """Where a rank's successor listens for its state; `token` proves that it is meant."""
 
-    rank: int
-    host: str
-    port: int
-    token: str
+    rank: Rank
+    host: Short
+    port: Port
+    token: Short
 
 
 class Move(Message, frozen=True, tag="move"):
@@ -159,7 +178,7 @@ class Move(Message, frozen=True, tag="move"):
     stopped, as the allocator has recorded.
     """
 
-    targets: tuple[Target, ...]
+    targets: Annotated[tuple[Target, ...], Meta(max_length=RANKS_MAX)]
 
 
 class Resize(Message, frozen=True, tag="resize"):
@@ -175,16 +194,16 @@ class Resize(Message, frozen=True, tag="resize"):
     agree on the mini-batch where they meet, as no node knows how far the others are.
     """
 
-    generation: int
-    world: int
-    ranks: tuple[RankPlan, ...]
-    master_address: str
-    master_port: int
-    step: int = 0
-    servers: int = 0
+    generation: Count
+    world: World
+    ranks: Annotated[tuple[RankPlan, ...], Meta(max_length=RANKS_MAX)]
+    master_address: Short
+    master_port: Port
+    step: Count = 0
+    servers: Count = 0
     prepare: bool = False
     agree: bool = False
-    at: str = ""
+    at: Short = ""
 
 
 class Share(Message, frozen=True, tag="share"):
@@ -194,8 +213,8 @@ class Share(Message, frozen=True, tag="share"):
     (unchanged).
     """
 
-    share: float = 0.0
-    beside: tuple[str, ...] = ()
+    share: Fraction = 0.0
+    beside: Annotated[tuple[Short, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 Change = Suspend | Resume | Checkpoint | Move | Resize | Share
@@ -208,16 +227,16 @@ class ChangeJob(Message, frozen=True, tag="change-job"):
     their orders; the answer to the latest is told again whenever it is asked for again.
     """
 
-    order: int
-    epoch: int
-    settled: int
-    node: str
-    identity: str
-    job: str
-    attempt: int
+    order: Count
+    epoch: Count
+    settled: Count
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
     change: Change
-    deadline_ms: int
-    trace: str = ""
+    deadline_ms: Count
+    trace: Short = ""
 
 
 Command = BindJob | StopJob | ChangeJob | RefuseNode | JoinAgain | ClearNode

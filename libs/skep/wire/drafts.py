@@ -8,8 +8,12 @@ to anybody, so an answer promises nothing about the next moment. `Judge` is the 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from skep.units import Duration, Instant
+from msgspec import Meta
+
+from skep.units import Instant
+from skep.wire.bounds import LISTED_MAX, Length, Short, Words
 from skep.wire.member import Member
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
@@ -109,9 +113,9 @@ class Question(Message, frozen=True, tag="question"):
     other virtual clusters as well.
     """
 
-    job: str = ""
+    job: Short = ""
     spec: JobSpec | None = None
-    remaining: dict[str, Duration] = {}
+    remaining: Annotated[dict[Short, Length], Meta(max_length=LISTED_MAX)] = {}
     others: bool = False
 
 
@@ -131,9 +135,9 @@ class Answer(Message, frozen=True, tag="answer"):
 class Judge(Message, frozen=True, tag="judge"):
     """Would this be admitted, in place of the job `instead`, if any? `spec` is as submitted."""
 
-    vc: str
-    spec: str
-    instead: str = ""
+    vc: Short
+    spec: Words
+    instead: Short = ""
 
 
 class Judgement(Message, frozen=True, tag="judgement"):

@@ -5,7 +5,22 @@ Rates are thousandths of a mini-batch per second (`rate_milli`), of the slowest 
 
 from __future__ import annotations
 
-from skep.units import Instant
+from typing import Annotated
+
+from msgspec import Meta
+
+from skep.wire.bounds import (
+    LISTED_MAX,
+    Attempt,
+    Bytes,
+    Count,
+    JobName,
+    Milli,
+    Moment,
+    Short,
+    Values,
+    World,
+)
 from skep.wire.message import Message
 from skep.wire.trials import Judged
 
@@ -19,44 +34,44 @@ class JobRate(Message, frozen=True):
     a window has ended and there are enough of them (0 in between).
     """
 
-    job: str
-    attempt: int
-    steps: int
-    rate_milli: int
-    utilisation: int = 0
-    memory: int = 0
-    workers: int = 0
-    mean_milli: int = 0
-    spread_milli: int = 0
-    samples: int = 0
+    job: JobName
+    attempt: Attempt
+    steps: Count
+    rate_milli: Milli
+    utilisation: Count = 0
+    memory: Bytes = 0
+    workers: World = 0
+    mean_milli: Milli = 0
+    spread_milli: Milli = 0
+    samples: Count = 0
 
 
 class Rates(Message, frozen=True, tag="rates"):
     """The rates of jobs that ran in the last window, on `skep.v1.finding.rates`."""
 
-    at: Instant
-    jobs: tuple[JobRate, ...]
+    at: Moment
+    jobs: Annotated[tuple[JobRate, ...], Meta(max_length=LISTED_MAX)]
 
 
 class RateLearned(Message, frozen=True, tag="rate-learned"):
     """An attempt has its first full window, on `skep.v1.finding.learned`."""
 
-    at: Instant
-    job: str
-    attempt: int
-    rate_milli: int
-    trace: str = ""
+    at: Moment
+    job: JobName
+    attempt: Attempt
+    rate_milli: Milli
+    trace: Short = ""
 
 
 class PhaseChanged(Message, frozen=True, tag="phase-changed"):
     """A job's rate moved to another level and stayed there, on `skep.v1.finding.phase`."""
 
-    at: Instant
-    job: str
-    attempt: int
-    before_milli: int
-    after_milli: int
-    trace: str = ""
+    at: Moment
+    job: JobName
+    attempt: Attempt
+    before_milli: Milli
+    after_milli: Milli
+    trace: Short = ""
 
 
 class Stalled(Message, frozen=True, tag="stalled"):
@@ -65,12 +80,12 @@ class Stalled(Message, frozen=True, tag="stalled"):
     `since` is when its latest mini-batch ended; `over` says that it has resumed.
     """
 
-    at: Instant
-    job: str
-    attempt: int
-    since: Instant
+    at: Moment
+    job: JobName
+    attempt: Attempt
+    since: Moment
     over: bool = False
-    trace: str = ""
+    trace: Short = ""
 
 
 class Measured(Message, frozen=True, tag="measured"):
@@ -79,11 +94,11 @@ class Measured(Message, frozen=True, tag="measured"):
     `values` are those of its first rank, by the names that its script gives them.
     """
 
-    at: Instant
-    job: str
-    attempt: int
-    step: int
-    values: dict[str, float]
+    at: Moment
+    job: JobName
+    attempt: Attempt
+    step: Count
+    values: Values
 
 
 Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged

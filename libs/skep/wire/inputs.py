@@ -36,6 +36,7 @@ from skep.ids import job_id, job_sequence
 from skep.units import Duration, Instant
 from skep.wire import subjects
 from skep.wire.advice import JobAdvice, Outlook, QueueAdvice
+from skep.wire.bounds import LogDecoder
 from skep.wire.findings import Measured
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
@@ -237,4 +238,4 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(list[int | list[msgspec.Raw]])
 _NUMBERS = msgspec.json.Decoder(int)
 _JOBS = msgspec.json.Decoder(int | list[int | tuple[int, int, Duration | None]])
-_MESSAGES = msgspec.json.Decoder(NotedMessage)
+_MESSAGES: LogDecoder[NotedMessage] = LogDecoder(NotedMessage)

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from skep.units import Instant
+from msgspec import Meta
+
+from skep.wire.bounds import (
+    DEVICES_MAX,
+    NAMES_MAX,
+    RANKS_MAX,
+    Abilities,
+    Attempt,
+    Bytes,
+    Count,
+    Device,
+    Incarnation,
+    JobName,
+    MaybeBytes,
+    Moment,
+    Nanoseconds,
+    Port,
+    Rank,
+    Short,
+    Status,
+    Text,
+    Token,
+    Values,
+)
 from skep.wire.message import Message
 
 
 class Gpu(Message, frozen=True):
     """One device of a node. `memory` is bytes, `uuid` the vendor's name for it if it has one."""
 
-    index: int
-    type: str
-    memory: int = 0
-    uuid: str = ""
+    index: Device
+    type: Short
+    memory: Bytes = 0
+    uuid: Short = ""
 
 
 class NodeJoined(Message, frozen=True, tag="node-joined"):
@@ -24,14 +48,27 @@ class NodeJoined(Message, frozen=True, tag="node-joined"):
     in it. `ports` are the first and last TCP port gangs may meet on at `address`.
     """
 
-    node: str
-    identity: str
-    incarnation: int
-    address: str
-    ports: tuple[int, int]
-    gpus: tuple[Gpu, ...]
-    cpus: int
-    memory: int
+    node: Token
+    identity: Short
+    incarnation: Incarnation
+    address: Short
+    ports: tuple[Port, Port]
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=DEVICES_MAX)]
+    cpus: Count
+    memory: Bytes
+
+
+def join_problem(joined: NodeJoined) -> str:
+    """Return what is wrong with an inventory whose values are in bounds, or nothing."""
+    first, last = joined.ports
+    if first > last:
+        return f"ports {first} to {last}: the first must not be above the last"
+    seen: dict[int, None] = {}
+    for gpu in joined.gpus:
+        if gpu.index in seen:
+            return f"gpus: two devices have the index {gpu.index}"
+        seen[gpu.index] = None
+    return ""
 
 
 class Outcome(StrEnum):
@@ -49,8 +86,8 @@ class Outcome(StrEnum):
 class RankExit(Message, frozen=True):
     """How one rank ended: status, minus the signal's number, or None where nobody saw it."""
 
-    rank: int
-    code: int | None
+    rank: Rank
+    code: Status | None
 
 
 class MemberStarted(Message, frozen=True, tag="member-started"):
@@ -59,24 +96,24 @@ class MemberStarted(Message, frozen=True, tag="member-started"):
     `order` is that of the BindJob if the part joins a gang, which may happen more than once.
     """
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    at: Instant
-    trace: str = ""
-    order: int = 0
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    at: Moment
+    trace: Short = ""
+    order: Count = 0
 
 
 class MemberStepped(Message, frozen=True, tag="member-stepped"):
     """The first mini-batch of the attempt was seen on this node."""
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    at: Instant
-    trace: str = ""
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    at: Moment
+    trace: Short = ""
 
 
 class MemberExited(Message, frozen=True, tag="member-exited"):
@@ -87,21 +124,21 @@ class MemberExited(Message, frozen=True, tag="member-exited"):
     MemberStarted. `values` is what the job said last of its training, as of `values_step`.
     """
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
     outcome: Outcome
-    at: Instant
-    detail: str = ""
-    ranks: tuple[RankExit, ...] = ()
-    steps: int = 0
-    step_ns: int = 0
-    trace: str = ""
-    leftovers: tuple[str, ...] = ()
-    order: int = 0
-    values: dict[str, float] = {}
-    values_step: int = 0
+    at: Moment
+    detail: Text = ""
+    ranks: Annotated[tuple[RankExit, ...], Meta(max_length=RANKS_MAX)] = ()
+    steps: Count = 0
+    step_ns: Nanoseconds = 0
+    trace: Short = ""
+    leftovers: Annotated[tuple[Text, ...], Meta(max_length=NAMES_MAX)] = ()
+    order: Count = 0
+    values: Values = {}
+    values_step: Count = 0
 
 
 class Tier(StrEnum):
@@ -118,22 +155,22 @@ class MemberKnown(Message, frozen=True, tag="member-known"):
     suspend, release, checkpoint, migrate, resize, rebind (resume on other devices of the node).
     """
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
     tier: Tier
-    can: tuple[str, ...]
-    at: Instant
-    trace: str = ""
+    can: Abilities
+    at: Moment
+    trace: Short = ""
 
 
 class Door(Message, frozen=True):
     """Where a rank listens for the state of the one that it succeeds."""
 
-    rank: int
-    host: str
-    port: int
+    rank: Rank
+    host: Short
+    port: Port
 
 
 class MemberReady(Message, frozen=True, tag="member-ready"):
@@ -142,26 +179,26 @@ class MemberReady(Message, frozen=True, tag="member-ready"):
     With `order`: all is ready here for the Resize of that order, which is held until the next.
     """
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    doors: tuple[Door, ...]
-    at: Instant
-    trace: str = ""
-    order: int = 0
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    doors: Annotated[tuple[Door, ...], Meta(max_length=RANKS_MAX)]
+    at: Moment
+    trace: Short = ""
+    order: Count = 0
 
 
 class MemberLoaded(Message, frozen=True, tag="member-loaded"):
     """Every rank of a part that awaited its state has it, as of mini-batch `step`, and waits."""
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    step: int
-    at: Instant
-    trace: str = ""
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    step: Count
+    at: Moment
+    trace: Short = ""
 
 
 class Manner(StrEnum):
@@ -186,28 +223,28 @@ class MemberChanged(Message, frozen=True, tag="member-changed"):
     step that was named, `step` is where the furthest rank was.
     """
 
-    node: str
-    identity: str
-    job: str
-    attempt: int
-    order: int
+    node: Token
+    identity: Short
+    job: JobName
+    attempt: Attempt
+    order: Count
     manner: Manner
-    at: Instant
-    step: int = 0
-    moved: int = 0
-    residue: int = -1
-    pause_ns: int = 0
-    detail: str = ""
-    trace: str = ""
+    at: Moment
+    step: Count = 0
+    moved: Bytes = 0
+    residue: MaybeBytes = -1
+    pause_ns: Nanoseconds = 0
+    detail: Text = ""
+    trace: Short = ""
     released: bool = False
 
 
 class NodeCleared(Message, frozen=True, tag="node-cleared"):
     """Nothing that an order up to `order` began runs on the node, and nothing of it will begin."""
 
-    node: str
-    identity: str
-    order: int
+    node: Token
+    identity: Short
+    order: Count
 
 
 NodeEvent = (

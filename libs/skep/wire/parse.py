@@ -12,13 +12,16 @@ from typing import Any
 import msgspec
 
 from skep.ids import is_token
+from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
+    CPUS_PER_WORKER_MAX,
     ENV_MAX,
     GANG_GPUS_MAX,
     GPUS_PER_WORKER_MAX,
     IMAGE_CHARS_MAX,
     LABELS_MAX,
+    NAME_CHARS_MAX,
     NOT_BUILT,
     PRIORITY_MAX,
     RETRIES_MAX,
@@ -51,8 +54,6 @@ MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
 MEMORY_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
                 "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
-COUNT_MAX = 2**53
-"""Counts beyond this are not exact in every JSON reader."""
 
 
 def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
@@ -62,14 +63,14 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
     try:
         spec = DECODER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         pass  # What is wrong with it is said of the tree.
     else:
         if spec.kind != "inference" and next(_values(spec), None) is None:
             return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         text = f"not JSON: {error}"
         return [Problem(path="$", reason=Reason.NOT_JSON, text=text)]
     return parse_tree(tree)
@@ -88,7 +89,27 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
         )
         assert problems, "what cannot be converted has a key or a type that is wrong"
         return problems
-    return list(islice(_values(spec), PROBLEMS_MAX)) or _normalised(spec)
+    wrong = list(islice(_values(spec), PROBLEMS_MAX)) or bound_problems(JobSpec, tree, "$")
+    return wrong or _normalised(spec)
+
+
+def bound_problems(kind: type[msgspec.Struct], tree: dict[str, Any], path: str) -> list[Problem]:
+    """Return the first value that is out of the bounds of its field, if there is one.
+
+    Args:
+        kind: What `tree` is, apart from bounds.
+        tree: A decoded JSON object.
+        path: Where the object stands.
+    """
+    try:
+        msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        wanted, _, where = str(error).partition(" - at ")
+        # Such as `$.labels[...]`, or "`key` in `$.labels`".
+        here = path + where.rpartition("`$")[2].removesuffix("`").partition("[")[0]
+        text = f"`{here.rsplit('.', 1)[-1]}` is out of bounds: {wanted}"
+        return [Problem(path=here, reason=Reason.BAD_VALUE, text=text)]
+    return []
 
 
 def _converted(tree: dict[Any, Any]) -> JobSpec | None:
@@ -96,7 +117,7 @@ def _converted(tree: dict[Any, Any]) -> JobSpec | None:
     if next(_not_built(tree), None) is not None or not _keys_known(JobSpec, tree):
         return None
     try:
-        return msgspec.convert(tree, JobSpec)
+        return convert_unbounded(tree, JobSpec)
     except msgspec.ValidationError:
         return None
 
@@ -172,16 +193,21 @@ def shape_problems(
         if inner is not None and isinstance(tree[name], dict):
             yield from shape_problems(inner, tree[name], here)
             continue
-        if field.type == dict[str, str] and isinstance(tree[name], dict):
+        if _is_texts(field.type) and isinstance(tree[name], dict):
             wrong = list(_not_text(tree[name], here))
             if wrong:
                 yield from wrong
                 continue
         try:
-            msgspec.convert(tree[name], field.type)
+            convert_unbounded(tree[name], field.type)
         except msgspec.ValidationError as error:
             text = str(error).replace("`$", f"`{here}")
             yield Problem(path=here, reason=Reason.WRONG_TYPE, text=text)
+
+
+def _is_texts(kind: Any) -> bool:
+    """Return whether a field holds texts by name."""
+    return bool(without_bounds(kind, {}) == dict[str, str])
 
 
 def _not_text(tree: dict[Any, Any], path: str) -> Iterator[Problem]:
@@ -223,8 +249,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
             text=f"version {spec.version} is not spoken here",
             suggestion=f"use version {SPEC_VERSION}",
         )
-    if not 1 <= len(spec.name) <= 128 or not spec.name.isprintable():
-        yield _bad("$.name", "1 to 128 printable characters")
+    if not 1 <= len(spec.name) <= NAME_CHARS_MAX or not spec.name.isprintable():
+        yield _bad("$.name", f"1 to {NAME_CHARS_MAX} printable characters")
     if not is_token(spec.vc):
         yield _bad("$.vc", "a name of letters, digits, `_` and `-`")
     if (spec.command is None) == (spec.script is None):
@@ -286,8 +312,8 @@ def _resources(resources: Resources) -> Iterator[Problem]:
     elif resources.gpus * resources.workers > GANG_GPUS_MAX:
         text = f"it needs {resources.gpus * resources.workers} GPUs; at most {GANG_GPUS_MAX}"
         yield Problem(path="$.resources", reason=Reason.BAD_VALUE, text=f"{text} make one gang")
-    if not 0 <= resources.cpus <= 4096:
-        yield _bad("$.resources.cpus", "0 to 4096 (CPUs of one worker)")
+    if not 0 <= resources.cpus <= CPUS_PER_WORKER_MAX:
+        yield _bad("$.resources.cpus", f"0 to {CPUS_PER_WORKER_MAX} (CPUs of one worker)")
     if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:
         yield _bad("$.resources.memory", "bytes, or text such as `16GiB`")
 

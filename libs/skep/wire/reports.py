@@ -6,25 +6,48 @@ introspector.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from skep.units import Instant
+from skep.wire.bounds import (
+    DEVICES_MAX,
+    LISTED_MAX,
+    RANKS_MAX,
+    Attempt,
+    Bytes,
+    Count,
+    Device,
+    Incarnation,
+    JobName,
+    Moment,
+    Nanoseconds,
+    Rank,
+    Short,
+    Text,
+    Token,
+    Values,
+    World,
+)
 from skep.wire.message import Message
 
 
 class DeviceTrouble(Message, frozen=True):
     """What a device says is wrong with it, in words: it changes with every further event."""
 
-    index: int
-    text: str
+    index: Device
+    text: Text
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state."""
 
-    node: str
-    identity: str
-    at: Instant
-    incarnation: int = 0
-    trouble: tuple[DeviceTrouble, ...] = ()
+    node: Token
+    identity: Short
+    at: Moment
+    incarnation: Incarnation = 0
+    trouble: Annotated[tuple[DeviceTrouble, ...], Meta(max_length=DEVICES_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):
@@ -37,15 +60,15 @@ class RankProgress(Message, frozen=True):
     none.
     """
 
-    rank: int
-    steps: int
-    step_ns: int = 0
-    last_step_at: Instant = Instant(0)
-    utilisation: int = 0
-    memory: int = 0
-    values: dict[str, float] = {}
-    values_step: int = 0
-    next_at: Instant = Instant(0)
+    rank: Rank
+    steps: Count
+    step_ns: Nanoseconds = 0
+    last_step_at: Moment = Instant(0)
+    utilisation: Count = 0
+    memory: Bytes = 0
+    values: Values = {}
+    values_step: Count = 0
+    next_at: Moment = Instant(0)
 
 
 class JobProgress(Message, frozen=True):
@@ -55,17 +78,17 @@ class JobProgress(Message, frozen=True):
     goes on with a mini-batch every `step_ns` from `next_at` on. Only a simulation knows that.
     """
 
-    job: str
-    attempt: int
-    world: int
-    ranks: tuple[RankProgress, ...]
-    trace: str = ""
+    job: JobName
+    attempt: Attempt
+    world: World
+    ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=RANKS_MAX)]
+    trace: Short = ""
     lasts: bool = False
 
 
 class NodeReport(Message, frozen=True, tag="node-report"):
     """Everything one node saw of its jobs in a second."""
 
-    node: str
-    at: Instant
-    jobs: tuple[JobProgress, ...]
+    node: Token
+    at: Moment
+    jobs: Annotated[tuple[JobProgress, ...], Meta(max_length=LISTED_MAX)]

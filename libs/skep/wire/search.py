@@ -10,12 +10,34 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from skep.ids import is_token
-from skep.wire.parse import PROBLEMS_MAX, kind_of, nearest, parse_tree, shape_problems, time_s
+from skep.wire.bounds import (
+    UNDECODABLE,
+    Count,
+    Integer,
+    Number,
+    Positive,
+    Scalar,
+    Short,
+    Token,
+    Whole,
+    Words,
+    convert_unbounded,
+)
+from skep.wire.parse import (
+    PROBLEMS_MAX,
+    bound_problems,
+    kind_of,
+    nearest,
+    parse_tree,
+    shape_problems,
+    time_s,
+)
 from skep.wire.reasons import Reason
 from skep.wire.spec import SPEC_BYTES_MAX, TIME_S_MAX, JobSpec, Problem
 
@@ -35,9 +57,10 @@ STEP_MAX = 10**15
 VALUE_MAX = 1e100
 """The largest value of a metric, either way: squares of it are numbers still."""
 GPU_TIME_S_MAX = 10**12
+NAME_CHARS_MAX = 100
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """A parameter's name: it stands in a script's arguments as `{name}`."""
-SEARCH = re.compile(r"s([1-9][0-9]{0,19})")
+SEARCH = re.compile(r"s([1-9][0-9]{0,17})")
 
 Value = str | int | float | bool
 """What a parameter may be."""
@@ -56,17 +79,17 @@ class Parameter(_Part, frozen=True):
     `integer` is the least and the most; `choice` lists the values.
     """
 
-    uniform: tuple[float, float] | None = None
-    log: tuple[float, float] | None = None
-    integer: tuple[int, int] | None = None
-    choice: tuple[Value, ...] | None = None
+    uniform: tuple[Number, Number] | None = None
+    log: tuple[Number, Number] | None = None
+    integer: tuple[Whole, Whole] | None = None
+    choice: Annotated[tuple[Scalar, ...], Meta(max_length=CHOICES_MAX)] | None = None
 
 
 class Budget(_Part, frozen=True):
     """What a search may cost: trials, and GPU time (seconds, or text such as `90s`, `2h`, `1d`)."""
 
-    trials: int
-    gpu_time: int | str | None = None
+    trials: Annotated[int, Meta(ge=1, le=TRIALS_MAX)]
+    gpu_time: Annotated[int, Meta(ge=1, le=GPU_TIME_S_MAX)] | Words | None = None
 
 
 class Rungs(_Part, frozen=True):
@@ -76,10 +99,10 @@ class Rungs(_Part, frozen=True):
     `brackets` (Hyperband) each bracket begins one rung later than the one before.
     """  # fmt: skip
 
-    first: int
-    last: int
-    eta: int = 3
-    brackets: int = 1
+    first: Positive
+    last: Positive
+    eta: Annotated[int, Meta(ge=2, le=16)] = 3
+    brackets: Positive = 1
 
 
 class SearchSpec(_Part, frozen=True):
@@ -94,25 +117,25 @@ class SearchSpec(_Part, frozen=True):
     stopped for good. `sampler: client`: trials have the parameters that clients ask for.
     """
 
-    name: str
-    vc: str
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+    vc: Token
     job: JobSpec
-    metric: str
+    metric: Annotated[str, Meta(min_length=1, max_length=128)]
     budget: Budget
-    version: int = SEARCH_VERSION
-    space: dict[str, Parameter] = {}
+    version: Count = SEARCH_VERSION
+    space: Annotated[dict[Short, Parameter], Meta(max_length=PARAMETERS_MAX)] = {}
     direction: Literal["maximize", "minimize"] = "minimize"
-    target: float | None = None
+    target: Number | None = None
     method: Literal["curves", "asha"] = "curves"
-    parallel: int = 1
-    exclusive: int = 0
-    live: int = 64
-    turn: int | str = 60
-    steps: int | None = None
-    give_up: float | None = None
+    parallel: Annotated[int, Meta(ge=1, le=PARALLEL_MAX)] = 1
+    exclusive: Annotated[int, Meta(ge=0, le=PARALLEL_MAX)] = 0
+    live: Annotated[int, Meta(ge=1, le=LIVE_MAX)] = 64
+    turn: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words = 60
+    steps: Positive | None = None
+    give_up: Number | None = None
     rungs: Rungs | None = None
     sampler: Literal["random", "client"] = "random"
-    seed: int = 0
+    seed: Integer = 0
 
     @property
     def turn_s(self) -> int:
@@ -142,7 +165,7 @@ def parse_search(raw: bytes) -> SearchSpec | list[Problem]:
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
     try:
         tree = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}")]
     return parse_search_tree(tree)
 
@@ -159,9 +182,10 @@ def parse_search_tree(tree: Any, path: str = "$") -> SearchSpec | list[Problem]:
     if problems or job is None:
         return problems[:PROBLEMS_MAX]
     plain = {key: value for key, value in tree.items() if key != "job"}
-    spec = msgspec.convert({**plain, "job": msgspec.to_builtins(job)}, SearchSpec)
+    whole = {**plain, "job": msgspec.to_builtins(job)}
+    spec = convert_unbounded(whole, SearchSpec)
     values = list(islice(_values(spec, path), PROBLEMS_MAX))
-    return values or _normalised(spec)
+    return values or bound_problems(SearchSpec, whole, path) or _normalised(spec)
 
 
 def value_problem(parameter: Parameter, value: Value) -> str:

@@ -6,15 +6,26 @@ A request is published to `skep.v1.search.<vc>` as JSON: `{"do": "cancel", "sear
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from skep.units import Instant
+from skep.wire.bounds import (
+    NAMES_MAX,
+    UNDECODABLE,
+    Count,
+    Number,
+    Scalar,
+    SearchName,
+    Short,
+    convert_unbounded,
+)
 from skep.wire.changes import Result
 from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
-from skep.wire.parse import nearest, shape_problems
+from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
 from skep.wire.search import (
     STEP_MAX,
@@ -57,7 +68,7 @@ class BeginSearch(_Request, frozen=True, tag="begin"):
 class CancelSearch(_Request, frozen=True, tag="cancel"):
     """Begin no more trials, and cancel all there are."""
 
-    search: str
+    search: SearchName
 
 
 class AskTrial(_Request, frozen=True, tag="ask"):
@@ -66,33 +77,33 @@ class AskTrial(_Request, frozen=True, tag="ask"):
     `outside`: whoever asks runs it, and tells how it goes; else it is a job of Skep.
     """
 
-    search: str
-    params: dict[str, Value] | None = None
+    search: SearchName
+    params: Annotated[dict[Short, Scalar], Meta(max_length=NAMES_MAX)] | None = None
     outside: bool = False
 
 
 class TellTrial(_Request, frozen=True, tag="tell"):
     """How a trial that runs outside goes: the metric after so many steps, or that it is over."""
 
-    search: str
-    trial: int
-    step: int = 0
-    value: float | None = None
+    search: SearchName
+    trial: Count
+    step: Count = 0
+    value: Number | None = None
     over: Literal["", "done", "failed"] = ""
 
 
 class DemoteTrial(_Request, frozen=True, tag="demote"):
     """Let a trial of Skep's run only where no other wants the place: what a pruner stops."""
 
-    search: str
-    trial: int
+    search: SearchName
+    trial: Count
 
 
 class PromoteTrial(_Request, frozen=True, tag="promote"):
     """Take a demotion back."""
 
-    search: str
-    trial: int
+    search: SearchName
+    trial: Count
 
 
 Request = BeginSearch | CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
@@ -121,7 +132,7 @@ def parse_request(raw: bytes) -> Request | list[Problem]:
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
     try:
         tree = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
                         suggestion=EXAMPLE)]  # fmt: skip
     if not isinstance(tree, dict):
@@ -156,7 +167,7 @@ def _other(kind: type[Any], tree: dict[str, Any]) -> Request | list[Problem]:
     problems = list(shape_problems(kind, rest, "$"))[:20]
     if problems:
         return problems
-    made: Request = msgspec.convert(tree, kind)
+    made: Request = convert_unbounded(tree, kind)
     if not isinstance(made, BeginSearch) and not is_search_id(made.search):
         problems.append(Problem(path="$.search", reason=Reason.BAD_VALUE, suggestion="such as s17",
                                 text="`search` must be a search id"))  # fmt: skip
@@ -171,7 +182,7 @@ def _other(kind: type[Any], tree: dict[str, Any]) -> Request | list[Problem]:
             problems.append(Problem(path="$.value", reason=Reason.BAD_VALUE,
                                     text=f"`value` must be a number up to {VALUE_MAX:g}",
                                     ))  # fmt: skip
-    return problems or made
+    return problems or bound_problems(kind, tree, "$") or made
 
 
 # --- facts -------------------------------------------------------------------------------------

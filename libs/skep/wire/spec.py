@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from skep.wire.bounds import Count, Positive, Short, Token, Words
 from skep.wire.reasons import Reason
 
 SPEC_VERSION = 1
@@ -20,6 +22,9 @@ GANG_NODES_MAX = 1024
 longest) and GPU (8 bytes), and may also hold a spec and what else the same decision binds."""
 PRIORITY_MAX = 1000
 RETRIES_MAX = 100
+CPUS_PER_WORKER_MAX = 4096
+NAME_CHARS_MAX = 128
+"""Characters of the names of jobs and families."""
 SERVERS_MAX = 64
 """Parameter servers of one job: on its first worker's node, each a processor and its memory."""
 TIME_S_MAX = 365 * 24 * 3600
@@ -44,7 +49,7 @@ class Topology(_Part, frozen=True):
     cluster's levels are called); a hard wish waits for it, a soft one prefers it.
     """
 
-    within: str = "node"
+    within: Words = "node"
     hard: bool = False
 
 
@@ -65,13 +70,13 @@ class Resources(_Part, frozen=True):
     one of the VC's pinned cells that the job is to run in.
     """
 
-    gpus: int = 1
-    workers: int = 1
-    gpu_type: str | None = None
-    cpus: int = 0
-    memory: int | str = 0
+    gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX)] = 1
+    workers: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1
+    gpu_type: Words | None = None
+    cpus: Annotated[int, Meta(ge=0, le=CPUS_PER_WORKER_MAX)] = 0
+    memory: Count | Words = 0
     topology: Topology | None = None
-    pinned: str = ""
+    pinned: Words = ""
 
     @property
     def only_type(self) -> str:
@@ -86,9 +91,11 @@ class Limits(_Part, frozen=True):
     Attempts lost to Skep's own reasons (node lost, preempted) are repeated and never counted.
     """
 
-    time: int | str | None = None
-    retries: int = 0
-    retry_on: tuple[Literal["exit", "signal", "not-started"], ...] = ("exit", "signal")
+    time: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
+    retries: Annotated[int, Meta(ge=0, le=RETRIES_MAX)] = 0
+    retry_on: Annotated[
+        tuple[Literal["exit", "signal", "not-started"], ...], Meta(max_length=LABELS_MAX)
+    ] = ("exit", "signal")
 
 
 class SizeHint(_Part, frozen=True):
@@ -100,12 +107,12 @@ class SizeHint(_Part, frozen=True):
     long as nothing better is known.
     """
 
-    mini_batches: int | None = None
-    epochs: int | None = None
-    mini_batches_per_epoch: int | None = None
-    batch_size: int | None = None
-    family: str | None = None
-    run_time: float | str | None = None
+    mini_batches: Positive | None = None
+    epochs: Positive | None = None
+    mini_batches_per_epoch: Positive | None = None
+    batch_size: Positive | None = None
+    family: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)] | None = None
+    run_time: Annotated[float, Meta(gt=0, le=TIME_S_MAX)] | Words | None = None
 
     def total(self) -> int | None:
         """Return the mini-batches of the whole job, or None if the hint does not say."""
@@ -119,7 +126,7 @@ class SizeHint(_Part, frozen=True):
 class Runtime(_Part, frozen=True):
     """What the processes run in: containers of `image`, which must be on the nodes already."""
 
-    image: str
+    image: Annotated[str, Meta(max_length=IMAGE_CHARS_MAX)]
 
 
 class Elastic(_Part, frozen=True):
@@ -128,8 +135,8 @@ class Elastic(_Part, frozen=True):
     Every attempt begins with `resources.workers`.
     """
 
-    min: int
-    max: int
+    min: Positive
+    max: Positive
 
 
 class ParameterServers(_Part, frozen=True):
@@ -138,9 +145,9 @@ class ParameterServers(_Part, frozen=True):
     It begins with `servers`; while it runs, `skep resize --servers` may have `min` to `max`.
     """
 
-    servers: int = 1
-    min: int = 1
-    max: int = SERVERS_MAX
+    servers: Annotated[int, Meta(ge=1, le=SERVERS_MAX)] = 1
+    min: Annotated[int, Meta(ge=1, le=SERVERS_MAX)] = 1
+    max: Annotated[int, Meta(ge=1, le=SERVERS_MAX)] = SERVERS_MAX
 
 
 class JobSpec(_Part, frozen=True):
@@ -154,27 +161,27 @@ class JobSpec(_Part, frozen=True):
     search whose trial it is, and given by that search alone.
     """
 
-    name: str
-    vc: str
-    version: int = SPEC_VERSION
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+    vc: Token
+    version: Count = SPEC_VERSION
     kind: Literal["training", "inference"] = "training"
-    command: tuple[str, ...] | str | None = None
-    script: str | None = None
-    args: tuple[str, ...] = ()
-    workdir: str | None = None
-    env: dict[str, str] = {}
+    command: Annotated[tuple[Words, ...], Meta(max_length=SPEC_BYTES_MAX)] | Words | None = None
+    script: Words | None = None
+    args: Annotated[tuple[Words, ...], Meta(max_length=SPEC_BYTES_MAX)] = ()
+    workdir: Words | None = None
+    env: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
     resources: Resources = Resources()
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
     service_class: Literal["guaranteed", "opportunistic"] = "guaranteed"
     over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
     limits: Limits = Limits()
     size: SizeHint = SizeHint()
-    labels: dict[str, str] = {}
+    labels: Annotated[dict[Words, Words], Meta(max_length=LABELS_MAX)] = {}
     runtime: Runtime | None = None
     demotable: bool = False
     elastic: Elastic | None = None
     ps: ParameterServers | None = None
-    search: str = ""
+    search: Short = ""
 
     @property
     def gpus(self) -> int:

@@ -8,7 +8,30 @@ stands; what it does not hear leaves it as it is.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from skep.wire.bounds import (
+    RANKS_MAX,
+    Abilities,
+    Attempt,
+    Bytes,
+    Count,
+    Devices,
+    Fraction,
+    MaybeNanoseconds,
+    MaybeProcessBytes,
+    Nanoseconds,
+    Port,
+    ProcessBytes,
+    Rank,
+    Short,
+    Text,
+    Values,
+    World,
+)
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -17,10 +40,10 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     `part` says which process of its rank speaks; what a rank is told, all of them are.
     """
 
-    job: str
-    attempt: int
-    rank: int
-    part: int = 0
+    job: Short
+    attempt: Attempt
+    rank: Rank
+    part: Rank = 0
 
 
 # --- a rank to its agent -----------------------------------------------------------------------
@@ -32,124 +55,124 @@ class Hello(Speech, frozen=True, tag="hello"):
     `parts` processes of the rank train together, as `torchrun --nproc-per-node` starts them.
     """
 
-    pid: int = 0
-    world: int = 1
-    token: str = ""
-    parts: int = 1
+    pid: Count = 0
+    world: World = 1
+    token: Short = ""
+    parts: World = 1
 
 
 class Stats(Speech, frozen=True, tag="stats"):
     """How far the rank is; times are the host's monotonic clock."""
 
-    steps: int
-    step_ns: int
-    monotonic_ns: int
-    last_step_monotonic_ns: int
-    memory_bytes: int = 0
+    steps: Count
+    step_ns: Nanoseconds
+    monotonic_ns: MaybeNanoseconds
+    last_step_monotonic_ns: MaybeNanoseconds
+    memory_bytes: ProcessBytes = 0
 
 
 class Measured(Speech, frozen=True, tag="metrics"):
     """Numbers about the training as of mini-batch `step`: the latest of each name, sums so far."""
 
-    step: int
-    values: dict[str, float] = {}
+    step: Count
+    values: Values = {}
 
 
 class Bye(Speech, frozen=True, tag="bye"):
     """The last message: the final count."""
 
-    steps: int
+    steps: Count
 
 
 class CountingFailed(Speech, frozen=True, tag="error"):
     """The rank's counting has failed; its training goes on."""
 
-    error: str = ""
+    error: Text = ""
 
 
 class Can(Speech, frozen=True, tag="can"):
     """What the rank can do, once known and whenever it changes."""
 
-    tier: str = "observed"
-    can: tuple[str, ...] = ()
+    tier: Short = "observed"
+    can: Abilities = ()
 
 
 class Suspended(Speech, frozen=True, tag="suspended"):
     """The rank stands between two mini-batches and waits."""
 
-    order: int
-    step: int = 0
+    order: Count
+    step: Count = 0
 
 
 class Past(Speech, frozen=True, tag="past"):
     """The step that was named is behind: the rank goes on."""
 
-    order: int
-    step: int = 0
+    order: Count
+    step: Count = 0
 
 
 class Released(Speech, frozen=True, tag="released"):
     """Device memory was given back: `moved` bytes; `residue` are still there, -1 if not known."""
 
-    order: int
-    moved: int = 0
-    residue: int = -1
+    order: Count
+    moved: ProcessBytes = 0
+    residue: MaybeProcessBytes = -1
 
 
 class Resumed(Speech, frozen=True, tag="resumed"):
     """Training goes on."""
 
-    order: int
-    step: int = 0
-    pause_ns: int = 0
+    order: Count
+    step: Count = 0
+    pause_ns: Nanoseconds = 0
 
 
 class Checkpointed(Speech, frozen=True, tag="checkpointed"):
     """The state is stored durably."""
 
-    order: int
-    step: int = 0
-    bytes: int = 0
-    path: str = ""
-    pause_ns: int = 0
+    order: Count
+    step: Count = 0
+    bytes: ProcessBytes = 0
+    path: Text = ""
+    pause_ns: Nanoseconds = 0
 
 
 class Ready(Speech, frozen=True, tag="ready"):
     """A successor has made everything ready, and listens for its state on `port`."""
 
-    port: int = 0
+    port: Port = 0
 
 
 class Sent(Speech, frozen=True, tag="sent"):
     """The state is at the successor, which has confirmed it; the rank waits."""
 
-    order: int
-    step: int = 0
-    bytes: int = 0
+    order: Count
+    step: Count = 0
+    bytes: ProcessBytes = 0
 
 
 class Loaded(Speech, frozen=True, tag="loaded"):
     """A successor has its state as of mini-batch `step`, and waits."""
 
-    step: int = 0
-    bytes: int = 0
+    step: Count = 0
+    bytes: ProcessBytes = 0
 
 
 class Rescaled(Speech, frozen=True, tag="rescaled"):
     """The rank trains in the gang of `generation`."""
 
-    order: int
-    generation: int = 0
-    step: int = 0
-    pause_ns: int = 0
+    order: Count
+    generation: Count = 0
+    step: Count = 0
+    pause_ns: Nanoseconds = 0
 
 
 class Shared(Speech, frozen=True, tag="shared"):
     """The rank keeps to this share of its device's memory, of which it uses `used` bytes."""
 
-    order: int
-    share: float = 0.0
-    used: int = 0
+    order: Count
+    share: Fraction = 0.0
+    used: ProcessBytes = 0
 
 
 class Failed(Speech, frozen=True, tag="failed"):
@@ -158,9 +181,9 @@ class Failed(Speech, frozen=True, tag="failed"):
     `partly`: some of its processes did it all the same.
     """
 
-    order: int
-    what: str = ""
-    error: str = ""
+    order: Count
+    what: Text = ""
+    error: Text = ""
     partly: bool = False
 
 
@@ -177,15 +200,15 @@ Said = Hello | Stats | Measured | Bye | CountingFailed | Can | Ready | Loaded | 
 class SuspendRank(Speech, frozen=True, tag="suspend"):
     """Stop after mini-batch `step` (0: the one in progress)."""
 
-    order: int
-    step: int = 0
+    order: Count
+    step: Count = 0
 
 
 class ReleaseRank(Speech, frozen=True, tag="release"):
     """Give device memory back, at most `max_bytes` of it into the host's memory (0: no bound)."""
 
-    order: int
-    max_bytes: int = 0
+    order: Count
+    max_bytes: Bytes = 0
 
 
 class ResumeRank(Speech, frozen=True, tag="resume"):
@@ -194,27 +217,27 @@ class ResumeRank(Speech, frozen=True, tag="resume"):
     `cpus`: the processors on which the processes of a rank with these devices are kept; none: any.
     """
 
-    order: int
-    devices: tuple[int, ...] = ()
-    cpus: tuple[int, ...] = ()
+    order: Count
+    devices: Devices = ()
+    cpus: Annotated[tuple[Count, ...], Meta(max_length=RANKS_MAX)] = ()
 
 
 class CheckpointRank(Speech, frozen=True, tag="checkpoint"):
     """Store the state in the folder `path` after mini-batch `step` (0: the one in progress)."""
 
-    order: int
-    path: str = ""
-    step: int = 0
+    order: Count
+    path: Text = ""
+    step: Count = 0
 
 
 class MoveRank(Speech, frozen=True, tag="move"):
     """Stop after mini-batch `step` (0: the one in progress), send the state there, and wait."""
 
-    order: int
-    host: str
-    port: int
-    token: str
-    step: int = 0
+    order: Count
+    host: Short
+    port: Port
+    token: Short
+    step: Count = 0
 
 
 class RescaleRank(Speech, frozen=True, tag="rescale"):
@@ -224,22 +247,22 @@ class RescaleRank(Speech, frozen=True, tag="rescale"):
     `servers`: on so many parameter servers; then the job finds the mini-batch itself.
     """
 
-    order: int
-    generation: int
-    world: int
-    host: str
-    port: int
-    step: int = 0
+    order: Count
+    generation: Count
+    world: World
+    host: Short
+    port: Port
+    step: Count = 0
     leaves: bool = False
-    servers: int = 0
+    servers: Count = 0
     agree: bool = False
 
 
 class ShareRank(Speech, frozen=True, tag="share"):
     """Use this part of the device's memory from now on; 0.0: all of it."""
 
-    order: int
-    share: float = 0.0
+    order: Count
+    share: Fraction = 0.0
 
 
 Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank | ShareRank

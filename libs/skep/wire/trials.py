@@ -12,8 +12,12 @@ thousandths of what they are compared with.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from skep.units import Instant
+from skep.wire.bounds import LISTED_MAX, Attempt, Count, Gain, JobName, Milli, Moment, World
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
@@ -43,21 +47,21 @@ class Before(Message, frozen=True):
     `spread_milli` (0: nobody knows); `solo_milli` what it makes on GPUs of its own.
     """
 
-    job: str
-    attempt: int
-    gpus: int
-    rate_milli: int
-    spread_milli: int = 0
-    samples: int = 0
-    solo_milli: int = 0
+    job: JobName
+    attempt: Attempt
+    gpus: World
+    rate_milli: Milli
+    spread_milli: Milli = 0
+    samples: Count = 0
+    solo_milli: Milli = 0
 
 
 class After(Message, frozen=True):
     """A job of a trial, after the change: its mean rate, of so many samples."""
 
-    job: str
-    rate_milli: int
-    samples: int
+    job: JobName
+    rate_milli: Milli
+    samples: Count
 
 
 class TrialMessage(Message, frozen=True):
@@ -115,28 +119,28 @@ TrialFact = TrialBegun | TrialOver
 class OpenTrial(Message, frozen=True):
     """A trial to be measured from `since` on; 0: its change is under way still."""
 
-    trial: int
+    trial: Count
     kind: Kind
-    since: Instant
-    until: Instant
-    needed_milli: int
-    jobs: tuple[Before, ...]
+    since: Moment
+    until: Moment
+    needed_milli: Gain
+    jobs: Annotated[tuple[Before, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Trials(Message, frozen=True, tag="trials"):
     """All trials that are open, on `skep.v1.trial.open`: told at every change, and repeated."""
 
-    at: Instant
-    open: tuple[OpenTrial, ...]
+    at: Moment
+    open: Annotated[tuple[OpenTrial, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Judged(Message, frozen=True, tag="judged"):
     """What the introspector found of an open trial, on `skep.v1.finding.judged`."""
 
-    at: Instant
-    trial: int
+    at: Moment
+    trial: Count
     kept: bool
-    gain_milli: int
-    low_milli: int
-    high_milli: int
-    after: tuple[After, ...]
+    gain_milli: Gain
+    low_milli: Gain
+    high_milli: Gain
+    after: Annotated[tuple[After, ...], Meta(max_length=LISTED_MAX)]

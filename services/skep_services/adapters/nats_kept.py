@@ -16,6 +16,7 @@ import msgspec
 
 from skep.units import KIB, Instant
 from skep.wire import subjects
+from skep.wire.bounds import UNDECODABLE, LogDecoder
 from skep_services.adapters.nats_api import Answer, StoredMessage, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.records import Chain
@@ -68,7 +69,7 @@ class NatsSnapshots:
         self._piece = subjects.kept(stream, "piece")
         self._whole = subjects.kept(stream, "whole")
         self._encoder = msgspec.json.Encoder()
-        self._entries = msgspec.json.Decoder(list[entries])
+        self._entries: LogDecoder[list[Any]] = LogDecoder(list[entries])
         self._pieces = msgspec.json.Decoder(_Piece)
         self._stored_first = 0
 
@@ -138,7 +139,7 @@ class NatsSnapshots:
             entries: list[Any] = []
             for piece in pieces:
                 entries += self._entries.decode(self._pieces.decode(piece).entries)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return None  # Another version's.
         self._stored_first = whole.first
         return whole, entries

@@ -15,6 +15,7 @@ import msgspec
 
 from skep.units import GIB, KIB, Duration, seconds
 from skep.wire import subjects
+from skep.wire.bounds import UNDECODABLE
 from skep_services import durable
 from skep_services.adapters.nats_api import (
     STREAM_NOT_FOUND,
@@ -191,6 +192,6 @@ def _read_marker(marker: Path) -> list[str]:
         return []
     try:
         return msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         message = f"{marker}: not a list of streams ({error}); restore it from a backup"
         raise ValueError(message) from error

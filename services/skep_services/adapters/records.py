@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from skep.units import KIB, Instant
+from skep.wire.bounds import UNDECODABLE, LogDecoder
 from skep.wire.facts import EpochBegan
 from skep_services.ports import CorruptLogError, LogRecord
 
@@ -56,7 +57,7 @@ class Chain:
         self.epoch = 0
         self.hash = NO_RECORD
         self._envelopes = msgspec.json.Decoder(_Envelope)
-        self._facts = msgspec.json.Decoder(tuple[facts | EpochBegan, ...])
+        self._facts: LogDecoder[tuple[Any, ...]] = LogDecoder(tuple[facts | EpochBegan, ...])
         self._encoder = msgspec.json.Encoder()
 
     def encode(
@@ -112,7 +113,7 @@ class Chain:
                     where, f"record version {envelope.v}, this program reads {RECORD_VERSION}"
                 )
             facts = self._facts.decode(envelope.facts)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise self._corrupt(where, f"not a record of this log: {error}") from error
         if envelope.n != self.counter + 1:
             raise self._corrupt(where, f"counter {envelope.n} follows {self.counter}")

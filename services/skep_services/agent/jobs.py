@@ -20,6 +20,7 @@ import msgspec
 from skep.machines.agent import RankSaid, RankStats
 from skep.machines.agent.voices import merged
 from skep.units import Instant
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.reports import RankProgress
 from skep.wire.talk import Bye, Can, Hello, Measured, Said, Speech, Stats, Told
 from skep_services.ports import Clock
@@ -120,7 +121,7 @@ class JobSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one job's messages until it closes, or says something that cannot be read."""
         line: _Line | None = None
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, *UNDECODABLE):
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if length > MESSAGE_BYTES_MAX:
@@ -207,13 +208,15 @@ class JobSocket:
         earlier = of_rank.get(part, RankProgress(rank=message.rank, steps=0))
         match message:
             case Stats():
-                offset = self._clock.now() - message.monotonic_ns
+                now = self._clock.now()
+                offset = now - message.monotonic_ns
                 last = message.last_step_monotonic_ns
                 progress = RankProgress(
                     rank=message.rank,
                     steps=message.steps,
                     step_ns=message.step_ns,
-                    last_step_at=Instant(last + offset if last else 0),
+                    # A clock of the job's own may say anything; nothing has happened after now.
+                    last_step_at=Instant(min(max(0, last + offset), now) if last else 0),
                     memory=message.memory_bytes,
                     values=earlier.values,
                     values_step=earlier.values_step,

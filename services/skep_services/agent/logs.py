@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from skep.ids import job_sequence
+from skep.wire.bounds import BYTES_MAX, UNDECODABLE, Attempt, Count, Rank, Short
 from skep_services.agent.environment import log_path
 from skep_services.ports import Bus, Delivery
 
@@ -19,11 +22,11 @@ ENDED_HEADER = "Skep-Ended"
 class LogRequest(msgspec.Struct, frozen=True):
     """Which piece of which rank's log is wanted; `offset` and `limit` are bytes."""
 
-    job: str
-    attempt: int
-    rank: int
-    offset: int = 0
-    limit: int = PIECE_BYTES_MAX
+    job: Short
+    attempt: Attempt
+    rank: Rank
+    offset: Annotated[int, Meta(ge=-BYTES_MAX, le=BYTES_MAX)] = 0
+    limit: Count = PIECE_BYTES_MAX
 
 
 DECODER = msgspec.json.Decoder(LogRequest)
@@ -42,7 +45,7 @@ class LogPieces:
             return
         try:
             wanted = DECODER.decode(asked.payload)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             await self._bus.send(asked.reply, b"", {SIZE_HEADER: "-1", ENDED_HEADER: "1"})
             return
         # Whether it lives is asked first: what an ended attempt wrote is all in the file.

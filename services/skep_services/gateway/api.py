@@ -16,6 +16,7 @@ from aiohttp import web
 
 from skep.ids import is_token
 from skep.wire import codec
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.spec import Problem
 from skep_services.gateway.metrics import Metrics
@@ -81,7 +82,7 @@ class Tokens:
         """Return the tokens in a JSON file; raises ConfigurationError."""
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, str]), path)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             text = f'SKEP_TOKENS: {path} must be JSON like {{"<token>": "operator"}}: {error}'
             raise ConfigurationError(text) from error
 

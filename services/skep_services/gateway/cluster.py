@@ -14,6 +14,7 @@ from skep.cells.state import Cells
 from skep.policies.check import cluster_problems
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
@@ -247,7 +248,7 @@ async def _operators(request: web.Request, kind: type[Body]) -> Body:
         return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.ValidationError as error:
         raise _bad(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ApiError(400, Reason.NOT_JSON, f"not JSON: {error}") from error
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from skep.units import NS_PER_SECOND, Duration
 from skep.wire import codec, subjects
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.drafts import (
     ASKED_FOR_S,
     Answer,
@@ -119,7 +120,7 @@ class Drafts:
             raise ApiError(503, f"{service}-away", text)
         try:
             return msgspec.json.decode(answer.payload, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             text = f"the {service}'s answer is not readable: {error}"
             raise ApiError(503, f"{service}-away", text) from error
 

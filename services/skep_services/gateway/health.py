@@ -9,6 +9,7 @@ import msgspec
 
 from skep.units import Instant, seconds
 from skep.wire import subjects
+from skep.wire.bounds import UNDECODABLE
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.views import node_state
 from skep_services.ports import Bus, Clock
@@ -63,5 +64,5 @@ class Health:
             return {"ok": False, "text": f"no answer within {TIMEOUT_S:.0f} s"}
         try:
             return {"ok": True, **_ANSWERS.decode(answer.payload)}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             return {"ok": False, "text": f"its answer is not readable: {error}"}

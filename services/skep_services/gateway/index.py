@@ -24,6 +24,7 @@ import structlog
 
 from skep.units import Instant
 from skep.wire import codec, subjects
+from skep.wire.bounds import UNDECODABLE
 from skep_services.gateway.fold import Changes, Fold
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.live import Live
@@ -143,7 +144,7 @@ class Indexer:
         """Keep finished trace spans; those that are not spans are dropped and counted."""
         try:
             spans = _SPANS.decode(delivery.payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             self.spans_dropped += 1
             return
         for span in spans:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from skep.ids import is_token, job_id, job_sequence
 from skep.wire import codec
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import (
@@ -155,7 +156,7 @@ class Jobs:
         body = await request.read()
         try:
             options = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None
         name, job = request.match_info["ask"], await self.job(request)
         if name == "pack" and isinstance(options.get("beside"), str):
@@ -322,6 +323,6 @@ def _json_or_none(raw: bytes | None) -> msgspec.Raw | None:
         return None
     try:
         msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return msgspec.Raw(raw)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from skep.wire.bounds import NAMES_MAX, Integer, Nanoseconds, Number, Short, Text
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm, Member
 from skep.wire.node import NodeJoined, RankExit
@@ -333,11 +336,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Spanned(msgspec.Struct, frozen=True, kw_only=True):
     """One finished trace span as services publish it: lower-case hex ids, Unix nanoseconds."""
 
-    trace_id: str
-    span_id: str
-    name: str
-    service: str
-    start_ns: int
-    end_ns: int
-    parent_id: str = ""
-    attributes: dict[str, str | int | float | bool | None] = {}
+    trace_id: Short
+    span_id: Short
+    name: Short
+    service: Short
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    parent_id: Short = ""
+    attributes: Annotated[
+        dict[Short, Text | Integer | Number | bool | None], Meta(max_length=NAMES_MAX)
+    ] = {}

@@ -17,6 +17,7 @@ from skep.machines.searches import SearchesMachine
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
 from skep.wire import codec
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.facts import EpochBegan
 from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
@@ -343,5 +344,5 @@ async def _object(request: web.Request) -> dict[str, Any]:
     body = await _body(request)
     try:
         return msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ApiError(400, Reason.NOT_JSON, f"the body is no JSON object: {error}") from None

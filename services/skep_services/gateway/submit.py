@@ -16,6 +16,7 @@ import structlog
 
 from skep.ids import is_token, job_id
 from skep.wire import codec, subjects
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Result, parse_ask
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import TEXT, Reason
@@ -217,7 +218,7 @@ class Submitter:
                 pending.about_search = _SEARCH_VERDICTS.decode(delivery.payload)
             else:
                 pending.verdict = _VERDICTS.decode(delivery.payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             log.warning("unreadable verdict", error=str(error))
             return
         if pending.job:
@@ -283,7 +284,7 @@ def vc_of(body: bytes) -> str:
         raise too_large()
     try:
         tree = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         tree = None
     vc = tree.get("vc") if isinstance(tree, dict) else None
     if isinstance(vc, str) and is_token(vc):

@@ -23,6 +23,7 @@ from skep.ids import is_token
 from skep.policies.check import cluster_problems
 from skep.wire import subjects
 from skep.wire.admin import SetVcs
+from skep.wire.bounds import UNDECODABLE
 from skep_services.adapters import nats_access
 from skep_services.adapters.nats_api import PubAck, latest, publish_once
 from skep_services.adapters.nats_link import Link, LinkOptions
@@ -110,7 +111,7 @@ def asked_for(payload: bytes) -> list[str]:
     """Return the virtual clusters in an operator's message; none if it is not one, or is wrong."""
     try:
         asked = msgspec.json.decode(payload, type=SetVcs)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return []  # The services refuse it too.
     return [] if cluster_problems(asked.cluster) else list(asked.vcs)
 

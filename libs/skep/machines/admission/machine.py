@@ -27,6 +27,7 @@ from skep.policies.check import cluster_problems
 from skep.units import Instant
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Ask, AskPack, AskResize, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
@@ -410,7 +411,7 @@ class AdmissionMachine:
     def _cancel_wish(self, event: CancelRequest) -> tuple[str, Problem | None]:
         try:
             job = CANCEL_DECODER.decode(event.raw).get("job")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             return "", Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}",
                                suggestion='publish {"job": "j17"}')  # fmt: skip
         if not isinstance(job, str) or job_sequence(job) is None:
@@ -504,7 +505,7 @@ def _name_in(raw: bytes) -> str:
     """Return the name in a spec that is otherwise wrong, or an empty text."""
     try:
         tree = msgspec.json.decode(raw[:1_000_000])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return ""
     name = tree.get("name") if isinstance(tree, dict) else None
     return name[:128] if isinstance(name, str) else ""

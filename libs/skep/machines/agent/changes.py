@@ -73,6 +73,7 @@ from skep.machines.agent.planning import (
 )
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
+from skep.wire.bounds import DETAIL_MAX
 from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
@@ -328,7 +329,7 @@ class Changes:
             moved=drive.moved,
             residue=drive.residue,
             pause_ns=drive.pause_ns,
-            detail=drive.detail,
+            detail=drive.detail[:DETAIL_MAX],
             trace=drive.command.trace or part.command.trace,
             released=holds_none(part, drive),
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from skep.units import Instant
+from skep.wire.bounds import DETAIL_MAX
 from skep.wire.commands import BindJob, ChangeJob, Hold, RankPlan
 from skep.wire.facts import (
     AgentFact,
@@ -443,7 +444,7 @@ def exited_part(
         attempt=key[1],
         outcome=outcome,
         at=now,
-        detail=detail,
+        detail=detail[:DETAIL_MAX],
         ranks=tuple(RankExit(rank=number, code=down.code) for number, down in downs),
         steps=min((rank.steps for rank in latest.values()), default=0),
         step_ns=max((rank.step_ns for rank in latest.values()), default=0),
