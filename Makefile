@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench chaos clean distclean format lint types imports tidy \
+.PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports tidy \
 	format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
 	image compose-up compose-down compose-test
 
@@ -44,8 +44,14 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 
 # A file is one worker's. By itself xdist would begin with the files of most tests and leave those
 # of few long ones to the end, for one worker; in the order of their names the cheap ones come last.
-test: $(READY) ## Run the tests (one of them: make test ARGS="tests/unit -k name")
-	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+PYTEST_ALL := -n 2 --dist loadfile --no-loadscope-reorder
+
+test: $(READY) ## Run the quick tests (one of them: make test ARGS="tests/unit -k name")
+	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(PYTEST_ALL) -m "not slow")
+
+test-all: export HYPOTHESIS_PROFILE ?= $(if $(CI),ci,all)
+test-all: $(READY) ## Run all tests, the slow ones and more random examples too: what CI runs
+	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
 check: format-check lint types imports tidy proto-check ## Everything but the tests: what CI checks
 	@echo "check: all good"

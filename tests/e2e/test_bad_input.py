@@ -378,6 +378,7 @@ def test_a_daemon_does_not_outlive_its_job(
         assert not alive(pid)
 
 
+@pytest.mark.slow
 def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(
     cluster: Embedded, nlp: Tenant, gate: Gate
 ) -> None:

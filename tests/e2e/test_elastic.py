@@ -103,6 +103,7 @@ def test_a_gang_grows_and_shrinks_and_nobody_who_stays_restarts(whole: dict[str,
         assert (can["tier"], "resize" in can["can"]) == ("cooperative", True)
 
 
+@pytest.mark.slow
 def test_newcomers_and_stores_may_fail_at_any_moment_of_a_change(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[2, 6, 10, 14, 18], patience_s=3.0) as gang:
         first, second = stay = gang.start(0, 2), gang.start(1, 2)
@@ -143,6 +144,7 @@ def test_newcomers_and_stores_may_fail_at_any_moment_of_a_change(whole: dict[str
         assert [member.said("pid") for member in stay] == [member.pid for member in stay]
 
 
+@pytest.mark.slow
 def test_orders_that_cross_or_do_not_fit_leave_the_gang_as_it_is(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[2, 6, 10, 14, 18], patience_s=8.0) as gang:
         first, second = stay = gang.start(0, 2), gang.start(1, 2)
@@ -199,6 +201,7 @@ def test_orders_that_cross_or_do_not_fit_leave_the_gang_as_it_is(whole: dict[str
         assert order_of(list(grown)) == order_of_whole(whole)
 
 
+@pytest.mark.slow
 def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() -> None:
     whole = uninterrupted(epochs=14)
     with elastic_gang(pace_s=0.04, epochs=14) as gang:
@@ -226,6 +229,7 @@ def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() ->
         assert order_of(gang.members) == order_of_whole(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["arrive", "enter", "store"])
 def test_a_gang_that_is_lost_ends_and_restarts_at_another_size(
     whole: dict[str, Any], moment: str

@@ -202,6 +202,7 @@ def test_a_demo_script_learns_and_is_counted(
     assert agent.of_type("bye")[0]["steps"] == 4 * batches
 
 
+@pytest.mark.slow
 @pytest.mark.needs("sklearn")
 def test_two_ranks_train_together_and_each_is_counted(agent: JobAgent, free_port: int) -> None:
     command = [sys.executable, "-m", "skep_job", str(JOBS / "digits_ddp.py"), "--epochs", "8"]

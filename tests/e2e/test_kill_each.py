@@ -9,7 +9,7 @@ import pytest
 from scripts.embedded import Embedded
 from scripts.kill_each import SERVICES, KillEach, table
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 RECOVERY_MS_MAX = 15_000
 """Far above what is measured (one second, `skep up` five), for machines that do much else. A job

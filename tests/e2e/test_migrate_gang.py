@@ -20,6 +20,7 @@ from tests.ports import free_port
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
+    pytest.mark.slow,
 ]
 
 DEADLINE_S = 120.0

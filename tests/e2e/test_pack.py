@@ -20,6 +20,7 @@ from skep.perf.interference import Load, slowdowns
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.torch,
 ]
 

@@ -96,6 +96,7 @@ def test_adding_and_removing_servers_leaves_every_bit_as_it_is(new_job: NewJob) 
     assert unscaled["losses"] == w0["losses"]
 
 
+@pytest.mark.slow
 def test_removing_a_server_while_connections_break_leaves_every_bit_as_it_is(
     new_job: NewJob,
 ) -> None:
@@ -179,6 +180,7 @@ def test_the_others_go_on_without_a_lost_worker(new_job: NewJob) -> None:
     assert job.ended("coordinator") == 0
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_comes_back_finds_its_job_again(new_job: NewJob) -> None:
     job = new_job(SKEP_PS_LOST_S="10")
     begin(job, 1, 2, "--gates", "10,20,30", "--until", "40")
@@ -210,6 +212,7 @@ def test_a_coordinator_that_comes_back_finds_its_job_again(new_job: NewJob) -> N
     assert plain.result("w0")["sha"] == w0["sha"] == w1["sha"]
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_dies_changes_nothing(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 1, 2, "--gates", "10,20,30,40", "--until", "50")
@@ -250,6 +253,7 @@ def test_a_newcomer_that_dies_changes_nothing(new_job: NewJob) -> None:
     assert plain.result("w0")["sha"] == w0["sha"] == w1["sha"]
 
 
+@pytest.mark.slow
 def test_two_changes_that_cross_are_done_one_after_the_other(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 1, 2, "--gates", "10,59", "--until", "60")
@@ -268,6 +272,7 @@ def test_two_changes_that_cross_are_done_one_after_the_other(new_job: NewJob) ->
     assert job.ended("s0") == 0
 
 
+@pytest.mark.slow
 def test_a_job_restarts_from_its_checkpoint_with_other_servers(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 1, 2, "--gates", "20", "--until", "1000")
@@ -347,6 +352,7 @@ def pushed(job: Job, elements: int, gradient: float) -> Tensor:
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.needs("sklearn")
 def test_an_asynchronous_job_converges_while_servers_come_and_go(new_job: NewJob) -> None:
     job = new_job()

@@ -21,7 +21,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("where", [["--servers", "1"], ["--servers", "2", "--beside"]])
+@pytest.mark.parametrize(
+    "where",
+    [["--servers", "1"], pytest.param(["--servers", "2", "--beside"], marks=pytest.mark.slow)],
+)
 def test_a_gang_trains_on_servers_of_its_own(
     cluster: Embedded, nlp: Tenant, where: list[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_memory_and_contention_follow_and_the_training_does_not_notice(
     assert job.ends()[0].splitlines() == undisturbed()
 
 
+@pytest.mark.slow
 def test_a_device_that_is_full_leaves_it_as_it_was(job: Driver, folder: str) -> None:
     start(job, folder)
     away(job, 10)

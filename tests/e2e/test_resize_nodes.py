@@ -16,6 +16,7 @@ from tests.job_agent import environment, python
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.e2e,
+    pytest.mark.slow,
 ]
 
 SCRIPT = Path(__file__).parent / "jobs" / "elastic_nodes.py"

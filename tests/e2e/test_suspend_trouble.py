@@ -156,7 +156,16 @@ def test_one_job_in_every_kind_of_trouble(job: Driver, tmp_path: Path) -> None:
     assert only(job.ask("resume"))["type"] == "resumed"
 
 
-@pytest.mark.parametrize("phase", ["suspended", "releasing", "released", "resuming"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "suspended",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("releasing", "released", "resuming")
+        ),
+    ],
+)
 def test_a_job_that_dies_is_gone(job: Driver, tmp_path: Path, phase: str) -> None:
     start(job, tmp_path, AWKWARD)
     job.wait_for_boundaries()

@@ -36,6 +36,7 @@ from skep.wire.facts import (
 from skep.wire.node import NodeCleared, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
+from tests.effort import examples
 from tests.kit import (
     T0,
     Driver,
@@ -594,4 +595,4 @@ def restored(machine: AllocatorMachine) -> AllocatorMachine:
 
 
 TestAllocator = Allocator.TestCase
-TestAllocator.settings = settings(stateful_step_count=50, max_examples=60)
+TestAllocator.settings = settings(stateful_step_count=50, max_examples=examples(60))

@@ -18,6 +18,7 @@ from skep.cells.propose import propose, resolve
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.node import Gpu, NodeJoined
 from skep_services.cli import specs
+from tests.effort import examples
 
 GPUS_TRIED_MAX = 12
 
@@ -109,7 +110,7 @@ def tried(cluster: Cluster, counts: dict[str, int]) -> bool:
     return placed(chain, wanted[::-1], covered)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(small())
 def test_feasibility_is_what_trying_finds(cluster: Cluster) -> None:
     counts = {quota.level: quota.count for quota in cluster.vcs["a"].cells}
@@ -129,7 +130,7 @@ def test_feasibility_is_what_trying_finds(cluster: Cluster) -> None:
         assert not tried(cluster, {**above, shorts[0].level: shorts[0].there + 1})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(small())
 def test_what_is_left_of_each_level_can_be_taken_and_no_more(cluster: Cluster) -> None:
     if next(shortages(cluster), None) is not None:
@@ -241,7 +242,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return cluster
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
 @given(clusters(), st.booleans())
 def test_every_cluster_is_read_back_from_its_text(cluster: Cluster, explain: bool) -> None:
     assert cluster_problems(cluster) == []
@@ -269,7 +272,7 @@ def node(name: str, kind: tuple[str, int]) -> NodeJoined:
 KINDS = st.sampled_from([("v100", 8), ("v100", 4), ("k80", 6), ("k80", 1)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(KINDS, max_size=8),
     st.dictionaries(st.sampled_from("abcd"), st.integers(0, 24), max_size=4),
@@ -298,7 +301,7 @@ def test_shares_are_there_fair_and_final(
     assert cluster_problems(propose(inventory)) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(KINDS, max_size=8), st.lists(st.integers(1, 16), max_size=4), KINDS)
 def test_a_further_node_changes_nothing_that_is_whole(
     kinds: list[tuple[str, int]], want: list[int], further: tuple[str, int]

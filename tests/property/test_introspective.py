@@ -20,6 +20,7 @@ from skep.units import Duration, Instant, seconds
 from skep.view.plan import Action, Migrate, Pack, Plan, Resize, Suspend, Unpack
 from skep.view.view import HOLDING, JobView, NodeView, Phase, TrialView, VcView
 from skep.wire.reasons import Reason
+from tests.effort import examples
 from tests.policy_kit import NOW, brief, job, told, view
 
 GIB = 2**30
@@ -237,7 +238,7 @@ class Cluster:
 # --- laws ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seen=views(), data=st.data())
 def test_plans_are_legal_leave_trials_alone_and_come_to_an_end(
     seen: VcView, data: st.DataObject
@@ -326,7 +327,7 @@ def _resizes(action: Resize, each: JobView, nodes: dict[str, NodeView]) -> None:
     assert more > 0 or action.workers >= each.spec.resources.workers
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(views(), st.integers(-20, 700)), min_size=2, max_size=5))
 def test_what_is_kept_of_other_views_changes_no_plan(seen: list[tuple[VcView, int]]) -> None:
     policy = make("gandiva", {"introspect": True, "idle_s": 5, "defrag_free": 0.25})

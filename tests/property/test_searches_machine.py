@@ -25,6 +25,7 @@ from skep.wire.search_facts import (
     SearchTrialTurned,
     Stand,
 )
+from tests.effort import examples
 from tests.kit import assert_durable_alike
 from tests.search_kit import World
 
@@ -251,4 +252,4 @@ class Searches(RuleBasedStateMachine):
 
 
 TestSearches = Searches.TestCase
-TestSearches.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestSearches.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

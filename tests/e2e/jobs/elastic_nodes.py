@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

@@ -11,6 +11,7 @@ import itertools
 import time
 from pathlib import Path
 
+import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
 from torch import nn
 

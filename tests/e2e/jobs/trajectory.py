@@ -48,6 +48,7 @@ class Notes:
 def main(kind: str) -> None:
     """Train until told to stop."""
     notes = Notes()
+    import quick_torch  # noqa: F401 - PyTorch starts twice as fast
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
