@@ -13,4 +13,4 @@ def examples(whole: int) -> int:
 
     The chosen profile scales it: `make test` tries fewer, `HYPOTHESIS_PROFILE=nightly` many more.
     """
-    return max(5, whole * settings.default.max_examples // WHOLE)
+    return max(5, whole * settings().max_examples // WHOLE)
