@@ -15,6 +15,7 @@ SHOWED = {
     "a move that is undone stays": 10,
     "a stop for an unknown attempt is not kept": 5,
     "a change is told once and never again": 54,
+    "cells are split without regard to what others own": 34,
     "who goes on with other GPUs is not told with which": 48,
     "a job that was suspended goes on when its move fails": 27,
     "a gang is smaller while those who leave are still there": 6,
