@@ -9,6 +9,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode
+from skep.wire.bounds import INCARNATION_MAX
 from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
     CellsReserved,
@@ -425,6 +426,27 @@ def test_an_agent_whose_latest_join_is_not_known_is_asked_for_it() -> None:
     assert decide(late, 1) == [ask_to_join("id-node-1")]
     decide(again(joined(), 3), 2)
     assert decide(late, 3) == []
+
+
+def test_an_inventory_that_the_agent_never_told_does_not_stay() -> None:
+    decide = allocator(joined())
+    absurd = again(joined(gpus=1), INCARNATION_MAX)
+    assert NodeAdded(joined=absurd) in facts_of(decide(absurd, 1))
+    own = msgspec.structs.replace(heartbeat(), incarnation=1)
+    assert decide(own, 2) == []  # Perhaps of an earlier process, and under way since.
+    assert decide(again(joined(), 2), 61) == []
+    asked = decide(own, 62)
+    assert asked == [ask_to_join("id-node-1")]
+    assert NodeAdded(joined=again(joined(), 2)) in facts_of(decide(again(joined(), 2), 63))
+    assert decide(again(joined(), 1), 64) == []
+
+
+def test_after_a_restart_an_earlier_join_has_its_whole_time_to_arrive() -> None:
+    decide = allocator(again(joined(), 9))
+    decide.restart(1000)
+    own = msgspec.structs.replace(heartbeat(), incarnation=1)
+    assert decide(own, 1001) == []
+    assert decide(own, 1062) == [ask_to_join("id-node-1", epoch=2)]
 
 
 def test_a_lost_name_is_taken_over_without_losing_it_again() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -206,6 +208,8 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [
     (f"{V}.levels.rack", -1, "$.chains.v100.levels.rack", "wrong-fanout", "1 or more"),
     (f"{V}.levels.rack", 2.5, "$.chains.v100.levels.rack", "wrong-type", "whole number"),
     (f"{V}.levels.rack", 10**6, "$.chains.v100.levels", "wrong-fanout", "at most 1000000"),
+    ("chains.k80.levels.node", 1025, "$.chains.k80.levels.node", "wrong-fanout", "at most 1024"),
+    ("chains.k80.levels.node", 10**30, "$.chains.k80.levels", "wrong-fanout", "at most 1000000"),
     (f"{V}.levels.a/b", 1, "$.chains.v100.levels.a/b", "bad-value", "without `/`"),
     (f"{V}.node", "nod", "$.chains.v100.node", "unknown-level", "did you mean `node`?"),
     (f"{V}.node", "gpu", "$.chains.v100.node", "unknown-level", "say which level is one machine"),
@@ -322,6 +326,29 @@ def test_all_mistakes_are_told_together() -> None:
     ]
     tree = {"chains": {f"c{at}": 1 for at in range(2 * PROBLEMS_MAX)}}
     assert len(problems(tree)) == PROBLEMS_MAX
+
+
+@pytest.mark.parametrize("size", [10**9, 10**30])
+def test_a_level_of_any_size_is_refused_before_anything_is_made_of_it(size: int) -> None:
+    tree = good()
+    tree["chains"]["k80"]["levels"]["node"] = size
+    cluster = read(good())
+    chain = cluster.chains["k80"]
+    levels = tuple(msgspec.structs.replace(level, fanout=size) for level in chain.levels)
+    asked = msgspec.structs.replace(
+        cluster, chains={"k80": msgspec.structs.replace(chain, levels=levels)}
+    )
+    tracemalloc.start()
+    try:
+        of_file, of_message = parse_cluster(tree), cluster_problems(asked)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(of_file, list)
+    for problems in (of_file, of_message):
+        assert problems[0].path == "$.chains.k80.levels"
+        assert "at most 1000000" in problems[0].text
+    assert peak < 10 * 2**20
 
 
 def test_one_wrong_level_is_told_of_each_cell_it_does_not_fit() -> None:

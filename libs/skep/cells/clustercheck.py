@@ -213,6 +213,11 @@ def level_problems(name: str, chain: Chain, paths: Paths) -> Iterator[Problem]:
         text = f"one top cell would have {size} GPUs; at most {GPUS_MAX}"
         yield problem(paths.levels(name), Reason.WRONG_FANOUT, text)
     above = [level.name for level in chain.levels]
+    if chain.node_level in above and not any(level.fanout < 1 for level in chain.levels):
+        gpus = gpus_per_node(chain)
+        if DEVICE_MAX + 1 < gpus <= GPUS_MAX:
+            text = f"one {chain.node_level} would have {gpus} GPUs; at most {DEVICE_MAX + 1}"
+            yield problem(paths.level(name, chain.node_level), Reason.WRONG_FANOUT, text)
     if chain.levels and chain.node_level not in above:
         text = f"no level {chain.node_level!r} to be one machine; there are {', '.join(above)}"
         hint = nearest(chain.node_level, above) or "name the level that is one machine by `node`"

@@ -240,7 +240,8 @@ class _Reader:
         else:
             # Without sizes, nodes cannot be told apart into cells.
             nodes = self.nodes_of(tree.get("nodes"), f"{path}.nodes")
-        plain = tuple(range(gpus_per_node(chain)))
+        # Only of levels that were found sound: wrong ones may say that a node has any size.
+        plain = tuple(range(gpus_per_node(chain))) if sized else ()
         cells = tuple(
             NodeCell(node=node, devices=() if devices.get(node) == plain else devices.get(node, ()))
             for node in nodes

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from skep.units import seconds
 from skep.wire.bounds import (
     DEVICES_MAX,
     NAMES_MAX,
@@ -30,6 +31,11 @@ from skep.wire.bounds import (
     Values,
 )
 from skep.wire.message import Message
+
+JOIN_DELAY_MAX = seconds(60)
+"""How late the join of an agent's earlier process may arrive behind that of a later one: many times
+a bus election. After that a lower incarnation is the agent's own word, and what is known is wrong:
+another held the node's credential, or the agent's journal was restored."""
 
 
 class Gpu(Message, frozen=True):

@@ -56,7 +56,7 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.moves import MoveFact
-from skep.wire.node import MemberExited, MemberStepped, NodeJoined
+from skep.wire.node import JOIN_DELAY_MAX, MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
@@ -525,8 +525,9 @@ class Fold:
                     part.ended_at, part.exits = event.at, event.ranks
             case NodeJoined():
                 node = self.node(event.node)
-                if event.incarnation >= node.heard_incarnation:
-                    node.heard_identity = event.identity
+                late = at - node.heard_at > JOIN_DELAY_MAX
+                if event.incarnation >= node.heard_incarnation or late:
+                    node.heard_identity, node.heard_at = event.identity, at
                     node.heard_incarnation = event.incarnation
             case _:
                 return  # MemberStarted: the allocator's MemberRan says it.

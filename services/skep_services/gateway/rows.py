@@ -264,7 +264,8 @@ class Node(msgspec.Struct, kw_only=True):
 
     `guests` are those that share a GPU with the one that has it, which is guaranteed if any is.
 
-    `heard_identity` and `heard_incarnation` are from the agent's latest own announcement.
+    `heard_identity` and `heard_incarnation` are from the agent's latest own announcement,
+    at `heard_at`.
     `clearing`: its name has a new owner that has not confirmed yet that nothing old runs there.
     `number` counts the nodes in the order in which they were first taken into use, from 1 on.
     """
@@ -280,6 +281,7 @@ class Node(msgspec.Struct, kw_only=True):
     clearing: bool = False
     number: int = 0
     quarantined: tuple[int, ...] = ()
+    heard_at: int = 0
 
     def on(self, device: int) -> tuple[Taken, ...]:
         """Return who is on a GPU, the one that has it first."""

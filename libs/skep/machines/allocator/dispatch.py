@@ -41,7 +41,7 @@ from skep.wire.facts import (
     NodeLost,
 )
 from skep.wire.moves import SuccessorDropped
-from skep.wire.node import NodeJoined, Outcome
+from skep.wire.node import JOIN_DELAY_MAX, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec
@@ -118,6 +118,8 @@ class Soft:
         """When each node was heard, or could first have been."""
         self.speaking: dict[str, None] = {}
         """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
+        self.inventory_at: dict[str, Instant] = {}
+        """When each node's inventory was taken, or could last have been."""
         self.check_at: Instant | None = None
         self.joined_at = Instant(0)
         """When a node last joined, or came with another inventory."""
@@ -312,6 +314,9 @@ def heartbeat(machine: AllocatorMachine, event: Heartbeat, now: Instant) -> None
     if event.incarnation > node.joined.incarnation:
         # Its latest join came while another had the name, or has not come yet.
         _ask_to_join(machine, event)
+    elif 0 < event.incarnation < node.joined.incarnation and not _taken_lately(machine, node, now):
+        # The agent never said what is known of its node.
+        _ask_to_join(machine, event)
     if node.lost:
         _back(machine, event.node, now)
     elif event.trouble:
@@ -333,9 +338,13 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
                 _refuse(machine, event.node, event.identity)
             return  # Whoever has the name may speak yet; if not, the newcomer is asked again.
         _replace(machine, node, now)
-    elif node is not None and event.incarnation < node.joined.incarnation:
+    elif (
+        node is not None
+        and event.incarnation < node.joined.incarnation
+        and _taken_lately(machine, node, now)
+    ):
         return  # Published by an earlier process of this agent, stored after a later one's.
-    machine.soft.last_heard[event.node] = now
+    machine.soft.last_heard[event.node] = machine.soft.inventory_at[event.node] = now
     if machine.soft.check_at is None:
         machine.soft.check_at = after(now, machine.node_check_every)
     if node is None or node.joined != event:
@@ -347,6 +356,11 @@ def joined(machine: AllocatorMachine, event: NodeJoined, now: Instant) -> None:
         for attempt in list(node.holdings):
             command(machine, event.node, *attempt, now)
         clear(machine, event.node, now)
+
+
+def _taken_lately(machine: AllocatorMachine, node: NodeState, now: Instant) -> bool:
+    """Return whether a node's inventory is so new that an earlier join may still be on its way."""
+    return now - machine.soft.inventory_at.setdefault(node.joined.node, now) <= JOIN_DELAY_MAX
 
 
 def _silent(machine: AllocatorMachine, node: NodeState, now: Instant) -> bool:
