@@ -84,7 +84,7 @@ class Cluster:
 
     def down(self) -> None:
         """Stop it."""
-        self.skep("down")
+        self.skep("down", "--now")
 
     def skep(self, *words: str) -> str:
         """Run the `skep` command on this cluster and return what it printed."""

@@ -31,7 +31,8 @@ SKEP = str(Path(sys.executable).parent / "skep")
 GUARD = """
 import subprocess, sys
 sys.stdin.read()
-sys.exit(subprocess.call([sys.argv[1], "down", "--home", sys.argv[2]], stdout=subprocess.DEVNULL))
+down = [sys.argv[1], "down", "--now", "--home", sys.argv[2]]
+sys.exit(subprocess.call(down, stdout=subprocess.DEVNULL))
 """
 DEADLINE_S = 60.0
 """Nothing here takes long unless something is wrong, or the machine is far too busy."""

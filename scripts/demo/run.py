@@ -295,7 +295,9 @@ def main() -> int:
         if arguments.keep:
             print(f"the cluster goes on: SKEP_HOME={home}")
         else:
-            subprocess.run([SKEP, "down"], env=demo.env, check=False, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [SKEP, "down", "--now"], env=demo.env, check=False, stdout=subprocess.DEVNULL
+            )
             shutil.rmtree(home, ignore_errors=True)
     for problem in problems:
         print(f"{RED}not as expected:{PLAIN} {problem}")

@@ -244,10 +244,26 @@ def test_cluster_and_its_jobs_outlive_a_killed_supervisor(shell: Shell) -> None:
     shell("wait", job, code=1)
 
 
-def test_down_leaves_nothing_running_and_up_goes_on(shell: Shell) -> None:
+def test_down_keeps_jobs_in_memory_and_up_has_them_go_on(shell: Shell) -> None:
+    command = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done"
+    job = shell("run", "-d", "--vc", "default", "--", "sh", "-c", command).strip()
+    shell("wait", "--for", "started", job)
+    assert shell.json("down")["kept"] == [job]
+    assert shell.json("down")["kept"] == [job]
+    shell("up")
+    row = until(
+        lambda: (row := shell.json("show", job))["state"] == "running" and row, "its processes"
+    )
+    assert row["attempt"] == 1
+    assert shell("logs", job).count("1\n2\n3\n") == 1
+    shell("cancel", job)
+    shell("wait", job, code=1)
+
+
+def test_down_now_leaves_nothing_running_and_up_goes_on(shell: Shell) -> None:
     job = shell("run", "-d", "--vc", "default", "--", "sh", "-c", "sleep 1000").strip()
     shell("wait", "--for", "started", job)
-    shell("down")
+    shell("down", "--now")
     assert shell.cluster.processes() == {}
     shell("ps", code=4)
     assert "supervisor" in {

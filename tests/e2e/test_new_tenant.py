@@ -82,7 +82,7 @@ def test_people_of_a_new_virtual_cluster_can_submit(own: Embedded, tmp_path: Pat
     )
 
     credentials = own.about["nats"]["users"]["vc-fresh"], own.about["gateway"]["tokens"]["vc-fresh"]
-    own.skep("down")
+    own.skep("down", "--now")
     # As a version without accounts left it: the streams are in the server's own account.
     accounts = own.home / "nats" / "store" / "jetstream"
     (accounts / SERVICES_ACCOUNT).rename(accounts / GLOBAL_ACCOUNT)

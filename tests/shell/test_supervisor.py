@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.wire.runs import RunExited, RunNotStarted, RunPlan
+from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.agent import proc
 from skep_services.supervisor import boot, children, home, run, survivors
@@ -518,6 +518,27 @@ async def test_jobs_end_with_the_cluster_and_are_nobodys_failure(folder: Path) -
     ends = {one.token: (one.code, one.asked) for one in await agent.runs()
             if isinstance(one, RunExited)}  # fmt: skip
     assert ends == {"j1.1.0": (3, False), "j2.1.0": (-15, True), "j3.1.0": (0, True)}
+    await agent.shutdown(0.0)
+    await agent.close()
+
+
+@pytest.mark.asyncio
+async def test_the_processes_of_kept_jobs_stay(folder: Path) -> None:
+    async def on_exit(_end: RunExited) -> None: ...
+
+    agent = ProcessRuntime(folder)
+    await agent.open(on_exit)
+    for token in ("j1.1.0", "j12.1.0"):
+        assert not isinstance(
+            await agent.start(run_plan(folder, token, "exec sleep 1000")), RunNotStarted
+        )
+    await agent.close()
+    assert await boot.stop_jobs([str(folder)], ("j12",)) == [str(folder)]
+    assert await boot.stop_jobs([str(folder)], ("j12",)) == []
+    agent = ProcessRuntime(folder)
+    await agent.open(on_exit)
+    runs = [(one.token, isinstance(one, RunStarted)) for one in await agent.runs()]
+    assert sorted(runs) == [("j1.1.0", False), ("j12.1.0", True)]
     await agent.shutdown(0.0)
     await agent.close()
 

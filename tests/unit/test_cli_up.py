@@ -352,7 +352,14 @@ def test_supervisor_that_does_not_stop_is_killed(
         code, out, err = run("down", "--json")
         assert process.wait() == -9
     assert code == 0
-    assert json.loads(out) == {"home": str(folder), "was_up": True, "survivors": [], "wiped": False}
+    assert json.loads(out) == {
+        "home": str(folder),
+        "was_up": True,
+        "survivors": [],
+        "wiped": False,
+        "kept": [],
+        "lost": [],
+    }
     assert "is killed" in err
 
 
@@ -379,11 +386,18 @@ def test_survivors_and_jobs_of_former_nodes_are_named(
         }
         home.write_json(home.pids_path(str(folder)), pids)
 
-        async def stop_jobs(states: list[str]) -> list[str]:
+        async def stop_jobs(states: list[str], keep: tuple[str, ...]) -> list[str]:
+            assert keep == ()
             return states
 
         monkeypatch.setattr(boot, "stop_jobs", stop_jobs)
+        monkeypatch.setattr(boot, "has_jobs", lambda _state: True)
         (folder / "old-node").mkdir()
         (folder / "old-node" / "runner.lock").touch()
-        answer = json.loads(run("down", "--json")[1])
+        code, out, _ = run("down", "--json")
+        assert code == 1
+        assert (
+            "the jobs of old-node  the cluster does not answer" in json.loads(out)["error"]["text"]
+        )
+        answer = json.loads(run("down", "--json", "--yes")[1])
     assert answer["survivors"] == ["advisor", "nats", f"jobs in {folder / 'old-node'}"]

@@ -136,7 +136,7 @@ def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
             answer = client.post(f"/v1/jobs/{quote(job)}/{ask}", options)
             code = exits.OK
             if arguments.wait:
-                answer, code = _wait(client, job, answer, deadline)
+                answer, code = outcome_of(client, job, answer, deadline)
         except CommandError as error:
             if error.code == exits.UNREACHABLE:
                 raise
@@ -153,10 +153,17 @@ def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
     return worst
 
 
-def _wait(
+def outcome_of(
     client: Client, job: str, answer: dict[str, Any], deadline: float | None
 ) -> tuple[dict[str, Any], int]:
-    """Return what came of a request, and the exit code that says so."""
+    """Wait for the end of a change; return what came of it, and the exit code that says so.
+
+    Args:
+        client: the gateway.
+        job: the job's id.
+        answer: what the gateway answered to the request.
+        deadline: when to give up (monotonic seconds); None waits for ever.
+    """
     number = answer["number"]
     while True:
         left_s = float(POLL_S) if deadline is None else deadline - time.monotonic()

@@ -8,16 +8,17 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits
+from skep_services.cli import exits, leaving
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.up import LOOK_EVERY_S, lock_folder
 from skep_services.supervisor import home as folder
+from skep_services.supervisor import kept
 
 DOWN_WITHIN_S = 90.0
 """Agents, jobs, services and the bus each get ten seconds and more before they are killed."""
 
-WIPED = ("cluster.json", "pids.json", "supervisor.log", "vcs-published.json", "lock")
+WIPED = ("cluster.json", "pids.json", "supervisor.log", "vcs-published.json", "kept.json", "lock")
 
 
 def options_down(parser: ArgumentParser) -> None:
@@ -25,20 +26,37 @@ def options_down(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--wipe", action="store_true", help="delete the state folder: jobs, logs, credentials"
     )
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask before jobs lose what they did"
+    )
+    parser.add_argument(
+        "--now", action="store_true", help="keep no job in memory, and ask nothing: end all at once"
+    )
+    parser.epilog = (
+        "Jobs that can be suspended wait in memory, with their processes, and go on at the next\n"
+        "`skep up`; jobs that store checkpoints store one and end. Others begin anew: they are\n"
+        "listed, and `down` asks first.\n\n" + exits.HELP
+    )
 
 
 def run_down(arguments: Namespace) -> int:
-    """Stop the cluster: jobs too. They are kept, and go on at the next `up`."""
+    """Stop the cluster. Jobs are kept, and go on at the next `up`."""
     home = folder.home_folder(arguments.home)
     cluster = _read_for_down(home, wipe=arguments.wipe)
     if cluster is None:
         # What was asked for is the case already: scripts may ask twice.
         if arguments.json:
-            print_json({"home": home, "was_up": False, "survivors": [], "wiped": False})
+            answer = {"was_up": False, "survivors": [], "wiped": False, "kept": [], "lost": []}
+            print_json({"home": home, **answer})
         else:
             say(f"no cluster here: {home} holds none")
         return exits.OK
     was_up = folder.supervisor_alive(cluster)
+    if arguments.now or arguments.wipe:
+        leave = leaving.Leave(kept.Kept(), (), ())
+    else:
+        leave = _leave(home, cluster, arguments)
+    _note(home, leave.kept)
     if was_up:
         _stop_supervisor(cluster["supervisor"])
     lock = lock_folder(home)
@@ -46,18 +64,59 @@ def run_down(arguments: Namespace) -> int:
         text = f"another `skep up` or `skep down` is at work in {home}: wait for it"
         raise CommandError(exits.FAILED, text)
     try:
-        left = _stop_left(home)
+        left = _stop_left(home, leave.kept.jobs)
         if arguments.wipe:
             _wipe(home)
     finally:
         os.close(lock)
     if arguments.json:
-        print_json({"home": home, "was_up": was_up, "survivors": left, "wiped": arguments.wipe})
+        answer = {"was_up": was_up, "survivors": left, "wiped": arguments.wipe}
+        lost = [one.job for one in leave.lost]
+        print_json({"home": home, **answer, "kept": leave.kept.jobs, "lost": lost})
     else:
         done = "is stopped" if was_up or left else "was not running"
         wiped = f"; {home} is deleted" if arguments.wipe else ""
         print(f"the cluster in {home} {done}{wiped}")
+        if leave.kept.jobs:
+            names = " ".join(leave.kept.jobs)
+            print(f"in memory until `skep up`: {names}  (`skep down --now` ends them)")
+        if leave.stored:
+            print(f"stored, and ended: {' '.join(leave.stored)}")
     return exits.OK
+
+
+def _leave(home: str, cluster: dict[str, Any], arguments: Namespace) -> leaving.Leave:
+    """Suspend the jobs that can be; raise CommandError if others may not lose what they did."""
+    from skep_services.supervisor import boot
+
+    before, client = kept.read(home), None
+    try:
+        leave, client = leaving.prepare(home, cluster, before)
+    except CommandError as error:
+        if error.code != exits.UNREACHABLE:
+            raise
+        busy = [path for path in boot.node_folders(home) if boot.has_jobs(path)]
+        # What an earlier `down` kept is suspended: nothing of it is lost.
+        leave = leaving.Leave(before, (), () if before.jobs else leaving.unknown(busy))
+    ask = None if arguments.json else leaving.asker()
+    if not leaving.agree(leave.lost, yes=arguments.yes, ask=ask):
+        if client is not None:
+            leaving.undo(client, leave.kept)
+        shown = "\n".join(leaving.lines(leave.lost))
+        text = f"nothing was stopped; these would lose what they did:\n{shown}\n  stop them: --yes"
+        raise CommandError(exits.FAILED, text, "jobs-lost", lost=[one.job for one in leave.lost])
+    return leave
+
+
+def _note(home: str, keep: kept.Kept) -> None:
+    if keep == kept.Kept():
+        kept.forget(home)
+        return
+    try:
+        kept.write(home, keep)
+    except OSError as error:
+        text = f"{kept.kept_path(home)} cannot be written: {error.strerror}; make room there"
+        raise CommandError(exits.FAILED, text) from None
 
 
 def _read_for_down(home: str, *, wipe: bool) -> dict[str, Any] | None:
@@ -87,8 +146,8 @@ def _stop_supervisor(entry: dict[str, Any]) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _stop_left(home: str) -> list[str]:
-    """Stop what a killed supervisor left: its children, and the jobs of its nodes."""
+def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
+    """Stop what a killed supervisor left: its children, and jobs of its nodes that are not kept."""
     import asyncio
 
     from skep_services.supervisor import boot, survivors
@@ -104,7 +163,7 @@ def _stop_left(home: str) -> list[str]:
     survivors.stop(found.values())
     if bus is not None:
         survivors.stop([bus])
-    busy = asyncio.run(boot.stop_jobs(boot.node_folders(home)))
+    busy = asyncio.run(boot.stop_jobs(boot.node_folders(home), keep))
     return [*sorted(found), *(["nats"] if bus else []), *(f"jobs in {state}" for state in busy)]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 
 from skep_services.adapters import nats_server
 from skep_services.adapters.nats_store import StoreError
-from skep_services.supervisor import boot, tenants
+from skep_services.supervisor import boot, kept, resuming, tenants
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import EXIT_FAILED, Supervisor, say, write_state
 from skep_services.supervisor.table import cluster_plan
@@ -50,12 +51,16 @@ async def _run(home: str) -> int:
     plan = cluster_plan(cluster, home, str(nats_server.binary()))
     boot.move_streams(home)
     boot.write_files(home, cluster)
+
+    async def admit(reload: Callable[[], None]) -> None:
+        await asyncio.gather(tenants.watch(home, cluster, reload), resuming.go_on(home, cluster))
+
     supervisor = Supervisor(
         home,
         plan,
         prepare=lambda: boot.prepare(home, cluster),
-        stop_jobs=lambda: boot.stop_jobs(boot.node_folders(home)),
-        admit=lambda reload: tenants.watch(home, cluster, reload),
+        stop_jobs=lambda: boot.stop_jobs(boot.node_folders(home), kept.read(home).jobs),
+        admit=admit,
     )
     return await supervisor.run()
 

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import Cluster
+from skep_services.supervisor.kept import is_kept
 from skep_services.supervisor.run import say
 from skep_services.supervisor.table import nats_config_path, port_of, tokens_path
 
@@ -131,18 +132,25 @@ def node_folders(home: str) -> list[str]:
             if any(os.path.exists(os.path.join(path, sign)) for sign in signs)]  # fmt: skip
 
 
-async def stop_jobs(states: Sequence[str]) -> list[str]:
+async def stop_jobs(states: Sequence[str], keep: Collection[str] = ()) -> list[str]:
     """End every process of every job of the nodes whose state folders are given.
 
-    Returns the folders of those that had any. The agents must be gone.
+    The agents must be gone.
+
+    Args:
+        states: the nodes' state folders.
+        keep: ids of jobs whose processes stay as they are; their runner stays with them.
+
+    Returns:
+        The folders of nodes where any job was stopped.
     """
     busy = [state for state in states if has_jobs(state)]
     async with asyncio.timeout(JOBS_STOP_WITHIN_S):
-        await asyncio.gather(*(_stop_jobs_of(state) for state in busy))
-    return busy
+        stopped = await asyncio.gather(*(_stop_jobs_of(state, keep) for state in busy))
+    return [state for state, any_stopped in zip(busy, stopped, strict=True) if any_stopped]
 
 
-async def _stop_jobs_of(state: str) -> None:
+async def _stop_jobs_of(state: str, keep: Collection[str]) -> bool:
     ends: dict[str, RunExited] = {}
     changed = asyncio.Event()
 
@@ -154,17 +162,21 @@ async def _stop_jobs_of(state: str) -> None:
     runtime = NodeRuntimes(processes, DockerRuntime(Path(state)))
     await runtime.open(ended)
     try:
-        live = [run.token for run in await runtime.runs() if isinstance(run, RunStarted)]
+        runs = [run.token for run in await runtime.runs() if isinstance(run, RunStarted)]
+        live = [token for token in runs if not is_kept(token, keep)]
         await asyncio.gather(*(runtime.stop(token, JOBS_GRACE_S) for token in live))
         while not all(token in ends for token in live):
             await changed.wait()
             changed.clear()
+        if len(live) < len(runs):
+            return bool(live)
         await processes.shutdown(0.0)
     finally:
         await runtime.close()
     # It answers before it is gone; what is left of the folder's processes is then nothing.
     while _runner_alive(state):  # noqa: ASYNC110 - a lock tells no event
         await asyncio.sleep(RUNNER_GONE_EVERY_S)
+    return True
 
 
 def has_jobs(state: str) -> bool:

@@ -1,0 +1,159 @@
+"""What `skep down` does with jobs that run: keeps them in memory, or says what they would lose.
+
+suspended already, or can be suspended ──> its processes stay, and go on at the next `up`
+stores its state when it is told to end ──> ends, and begins there
+anything else                          ──> loses what it did: `down` asks first
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from skep_services.cli import exits, render
+from skep_services.cli.changes import outcome_of
+from skep_services.cli.client import Client, Target, quote
+from skep_services.cli.exits import CommandError
+from skep_services.supervisor.kept import Kept
+
+SUSPEND_WITHIN_S = 30.0
+"""A job stops between two mini-batches; of those that are longer, too much time would be lost."""
+PATIENCE_S = 2.0
+"""How long a gateway that does not answer is waited for: a supervisor restarts it in a second."""
+LOST_SHOWN = 20
+
+
+class Lost(NamedTuple):
+    """A job that would begin anew: its id, or where it is, and what is known of it."""
+
+    job: str
+    text: str
+
+
+class Leave(NamedTuple):
+    """What becomes of the jobs that run: kept in memory, ended with a checkpoint, or lost."""
+
+    kept: Kept
+    stored: tuple[str, ...]
+    lost: tuple[Lost, ...]
+
+
+def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Client]:
+    """Suspend what can be suspended; return what becomes of every job.
+
+    Args:
+        home: the state folder.
+        cluster: its `cluster.json`.
+        before: what an earlier `down` kept and no `up` has taken back yet.
+
+    Raises:
+        CommandError: the gateway does not answer (`UNREACHABLE`), or refuses the operator.
+    """
+    gateway = cluster["gateway"]
+    client = Client(Target(gateway["url"], gateway["tokens"]["operator"], home), PATIENCE_S)
+    rows = client.get("/v1/jobs?state=active")["jobs"]
+    running = [row for row in rows if row["state"] == "running"]
+    standing = [row["job"] for row in rows if row["state"] == "suspended"]
+    undrain = list(before.undrain)
+    if running and _has_devices(cluster):
+        # Released GPUs would go to other jobs, only for these to be stopped in their turn.
+        undrain += _close_nodes(client)
+    told: dict[str, dict[str, Any]] = {}
+    stored, lost = [], []
+    for row in running:
+        can = client.get(f"/v1/jobs/{quote(row['job'])}")["can"]
+        if "checkpoint" in can:
+            stored.append(row["job"])
+            continue
+        try:
+            wish = {"release": True} if undrain and "release" in can else {}
+            told[row["job"]] = client.post(f"/v1/jobs/{row['job']}/suspend", wish)
+        except CommandError as error:
+            lost.append(Lost(row["job"], _progress(row, error.error["text"])))
+    deadline, suspended = time.monotonic() + SUSPEND_WITHIN_S, []
+    for row in running:
+        answer = told.get(row["job"])
+        if answer is None:
+            continue
+        answer, code = outcome_of(client, row["job"], answer, deadline)
+        if code == exits.OK:
+            suspended.append(row["job"])
+        elif answer["state"] not in ("succeeded", "failed", "cancelled"):
+            why = answer.get("detail") or answer.get("why") or "it is not suspended in time"
+            lost.append(Lost(row["job"], _progress(row, why)))
+    resume = tuple(dict.fromkeys((*before.resume, *suspended)))
+    jobs = tuple(dict.fromkeys((*before.jobs, *standing, *suspended)))
+    return Leave(Kept(jobs, resume, tuple(undrain)), tuple(stored), tuple(lost)), client
+
+
+def undo(client: Client, kept: Kept) -> None:
+    """Have the jobs go on that were suspended, and open the nodes that were closed."""
+    for job in kept.resume:
+        client.post(f"/v1/jobs/{job}/resume", {})
+    for node in kept.undrain:
+        client.post("/v1/admin/drain", {"node": node, "drain": False})
+
+
+def agree(lost: Sequence[Lost], *, yes: bool, ask: Callable[[str], str] | None) -> bool:
+    """Return whether jobs may lose what they did.
+
+    Args:
+        lost: the jobs.
+        yes: `--yes` was given.
+        ask: shows a question and returns the answer; None where no person can answer.
+    """
+    if yes or not lost:
+        return True
+    if ask is None:
+        return False
+    shown = "\n".join(lines(lost))
+    told = ask(f"these would lose what they did since they began:\n{shown}\nstop them? [y/N] ")
+    return told.strip().lower() in {"y", "yes"}
+
+
+def lines(lost: Sequence[Lost]) -> list[str]:
+    """Return a line for each job that would lose its progress."""
+    more = len(lost) - LOST_SHOWN
+    shown = [f"  {one.job}  {render.printable(one.text)}" for one in lost[:LOST_SHOWN]]
+    return [*shown, *([f"  and {more} more"] if more > 0 else [])]
+
+
+def asker() -> Callable[[str], str] | None:
+    """Return how to ask the person at the terminal; None if there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask(question: str) -> str:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        return sys.stdin.readline()
+
+    return ask
+
+
+def unknown(folders: Sequence[str]) -> tuple[Lost, ...]:
+    """Return what is lost where the cluster does not answer: the jobs of these nodes' folders."""
+    text = "the cluster does not answer, so its jobs cannot be suspended"
+    return tuple(Lost(f"the jobs of {os.path.basename(path)}", text) for path in folders)
+
+
+def _has_devices(cluster: dict[str, Any]) -> bool:
+    """Return whether nodes have devices with memory of their own, not only CPU slots."""
+    return any(node.get("device", "cpu") != "cpu" for node in cluster["nodes"])
+
+
+def _close_nodes(client: Client) -> list[str]:
+    """Close every open node to further work; return those that were open."""
+    nodes = [row["node"] for row in client.get("/v1/nodes")["nodes"] if row["state"] != "drained"]
+    for node in nodes:
+        client.post("/v1/admin/drain", {"node": node, "drain": True})
+    return nodes
+
+
+def _progress(row: dict[str, Any], why: str) -> str:
+    ran = render.duration(time.time_ns() - row["started_at"]) if row["started_at"] else "0 s"
+    steps = f", {row['steps']} mini-batches" if row["steps"] else ""
+    return f"{row['name']}, ran {ran}{steps}: {why}"
