@@ -353,6 +353,17 @@ def token_checks(client: Client) -> Iterator[Check]:
     else:
         yield Check("token", OK, "accepted")
         yield cells_check(answer.get("alarms", ()))
+        yield from limit_checks(client)
+
+
+def limit_checks(client: Client) -> Iterator[Check]:
+    """Yield a warning for each tenant that is near one of its limits."""
+    try:
+        near = client.get("/v1/limits").get("near", ())
+    except CommandError:
+        return  # A gateway of an earlier version knows of none.
+    for text in near:
+        yield Check("limits", WARN, str(text), "docs/bus.md lists the limits of a tenant")
 
 
 def cells_check(alarms: Sequence[dict[str, Any]]) -> Check:

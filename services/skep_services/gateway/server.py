@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.jobs import Jobs
+from skep_services.gateway.limits import Limits
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
@@ -160,13 +162,16 @@ class Gateway:
         await submitter.listen()
         jobs = Jobs(indexer, watch, submitter, metrics, clock,
                     Drafts(self._bus, indexer, clock))  # fmt: skip
-        streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
+        limits = Limits(time.monotonic)
+        logs = Logs(self._bus, indexer.fold, watch)
+        streams = Streams(indexer, self.hub, jobs, logs, limits)
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
+            middlewares=[middleware(self._tokens, metrics, limits.request)],
+            client_max_size=BODY_BYTES_MAX,
         )
         trials = Trials(indexer)
         application.add_routes(
@@ -176,6 +181,7 @@ class Gateway:
                 *cluster.routes(),
                 *searches.routes(),
                 *trials.routes(),
+                *limits.routes(),
             ]
         )
         return application
