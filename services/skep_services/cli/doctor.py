@@ -342,6 +342,17 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
         text = f"{render.plural(passed, 'message')} passed over, at last {health['passed_latest']}"
         todo = f"the service cannot decide on it, which is a bug: report it with the lines in {log}"
         yield Check(identity, WARN, text, todo)
+    foreign = health.get("foreign", 0)
+    if foreign:
+        text = (
+            f"{render.plural(foreign, 'foreign message')} in fact streams, at last "
+            f"{health['foreign_latest']}"
+        )
+        todo = (
+            "it was passed over, and harms nothing; but somebody could write there: `skep log "
+            "check` lists all, `skep log repair` takes them out"
+        )
+        yield Check(identity, WARN, text, todo)
 
 
 def token_checks(client: Client) -> Iterator[Check]:

@@ -30,7 +30,8 @@ from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
-from skep_services.ports import Bus, Clock, CorruptLogError, Delivery, Subscription
+from skep_services.links import Followed, ForeignSeen
+from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings
 from skep_services.tracing import Tracer
 
@@ -60,6 +61,7 @@ class Gateway:
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch)
+        self._foreign = ForeignSeen(log.error)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP; return the port.
@@ -117,10 +119,22 @@ class Gateway:
 
     async def _follow(self) -> None:
         for stream in STREAMS:
-            after = self.indexer.positions[stream]
-            self._subscriptions.append(await self._bus.follow(stream, after, self.indexer.deliver))
-        took = self.searches.deliver
-        self._subscriptions.append(await self._bus.follow(subjects.SEARCH, 0, took))
+            await self._follow_stream(stream, self.indexer.positions[stream], self.indexer.deliver)
+        await self._follow_stream(subjects.SEARCH, 0, self.searches.deliver)
+
+    async def _follow_stream(self, stream: str, after: int, take: Deliver) -> None:
+        """Deliver what is behind `after`; of a fact stream only what its owner wrote."""
+        if stream not in subjects.FACT_STREAMS:
+            self._subscriptions.append(await self._bus.follow(stream, after, take))
+            return
+        followed = Followed(stream, after, self._foreign)
+
+        async def deliver(delivery: Delivery) -> None:
+            if followed.takes(delivery.payload, delivery.sequence):
+                await take(delivery)
+
+        begin = followed.begin
+        self._subscriptions.append(await self._bus.follow(stream, begin, deliver, (), after))
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
@@ -149,6 +163,8 @@ class Gateway:
             "facts": self.indexer.fold.facts,
             "inbox": self.indexer.waiting,
             "lag_s": self.indexer.lag_ns / NS_PER_SECOND,
+            "foreign": self._foreign.count,
+            "foreign_latest": self._foreign.latest,
         }
         await self._bus.send(asked.reply, codec.encode(health), {})
 
