@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,13 +62,22 @@ def is_generated(text: str) -> bool:
 
 
 def lines_of(path: str) -> Iterator[str]:
-    """Return the lines of a file, one that ends in .gz unpacked, or of standard input."""
+    """Return the lines of a file, one that ends in .gz unpacked, or of standard input.
+
+    Raises:
+        NoTraceError: a .gz file is truncated or damaged.
+        OSError: it cannot be opened.
+    """
     if path == "-":
         yield from sys.stdin
         return
     opened = gzip.open if path.endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-        yield from file
+        try:
+            yield from file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            reason = f"{path}: not a whole gzip file ({error}): fetch or pack it again"
+            raise NoTraceError(reason) from None
 
 
 def lengths_in(measured: str | None) -> Callable[[TraceJob], float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -299,3 +300,54 @@ def test_plots_of_nothing_or_of_one_value_are_plots() -> None:
     assert [plots.seconds_text(value) for value in (30, 90, 5400, 200_000)] == [
         "30s", "1.5m", "1.5h", "2.31d",
     ]  # fmt: skip
+
+
+def test_jobs_can_do_the_same_in_every_run_of_a_comparison(run: Run) -> None:
+    job = {"at": 0, "run_time": 1000, "gpus": 8, "priority": 0}
+    urgent = {"at": 100, "run_time": 100, "gpus": 8, "priority": 5}
+    lines = [{"skep_trace": 1, "name": "two", "jobs": 2, "notes": []}]
+    lines += [
+        {**one, "id": str(n), **{key: one[key] * 10**9 for key in ("at", "run_time")}}
+        for n, one in enumerate((job, urgent))
+    ]
+    Path("two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("--trace", "two.jsonl", "--cluster", "1x8", "--processes", "1", "--json")
+    alone = json.loads(run("run", *words)[1])["runs"][0]["measures"]["all"]
+    assert (alone["preempted"], alone["lost_s"]) == (1, 100)
+    code, out, err = run("compare", *words, "--policy", "fifo", "--policy", "srtf")
+    assert code == 0
+    assert "jobs can be suspended in every run, also under fifo" in err
+    tree = json.loads(out)
+    assert "fifo" in tree["settings"]["alike"]
+    lost = [one["measures"]["all"]["lost_s"] for one in tree["runs"]]
+    assert lost == [0, 0], "it was suspended in both"
+    assert "alike" not in json.loads(run("compare", *words, "--policy", "fifo", "--policy",
+                                         "backfill")[1])["settings"]  # fmt: skip
+
+
+def test_a_run_that_was_cut_does_not_look_best(run: Run) -> None:
+    words = ("compare", "--trace", "jobs.csv", "--cluster", "1x8", "--cluster", "9x8")
+    code, out, _ = run(*words, "--until", "200s")
+    assert code == 0
+    row = next(line for line in out.splitlines() if line.startswith("JCT, mean of the"))
+    assert re.search(r"mean of the 3 jobs that ended in every run +[\d.]+ s +[\d.]+ s", row)
+    plain = next(line for line in out.splitlines() if line.startswith("JCT, 99 %"))
+    assert re.search(r"JCT, 99 % +- +[\d.]+ s", plain), "only of the run that came to its end"
+
+
+@pytest.mark.parametrize("verb", ["sim", "traces"])
+def test_a_truncated_file_is_refused_in_one_line(
+    run: Run, verb: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    packed = gzip.compress((HEAD + ROWS * 500).encode())
+    Path("cut.csv.gz").write_bytes(packed[: len(packed) // 2])
+    Path("bad.csv.gz").write_bytes(packed[:20] + b"\xff" * 20 + packed[40:])
+    for name in ("cut.csv.gz", "bad.csv.gz"):
+        if verb == "sim":
+            code, out, err = run("run", "--trace", name, "--cluster", "1x8")
+        else:
+            code = main(["traces", "check", name])
+            out, err = capfd.readouterr()
+        assert (code, out) == (2, "")
+        assert f"{name}: not a whole gzip file" in err
+        assert err.count("\n") == 1

@@ -125,6 +125,9 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     traces = ordering.traces_for(asked, places)
     trace = traces[asked.seeds[0]]
     orders, changes = ordering.orders(asked, places, traces)
+    orders, made_alike = ordering.alike(orders)
+    if made_alike:
+        say(made_alike)
     _warn(trace)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -140,7 +143,8 @@ def _simulate(arguments: Namespace, stop: Any) -> Report:
     labels = list(dict.fromkeys(base(order.label) for order in orders))
     return Report(
         verb=asked.verb, trace=trace.name, jobs=len(trace.jobs), problems=trace.problems,
-        notes=trace.notes, settings=ordering.settings_told(asked), changes=changes,
+        notes=trace.notes, changes=changes,
+        settings=ordering.settings_told(asked) | ({"alike": made_alike} if made_alike else {}),
         runs=tuple(done), interrupted=stop.asked,
         not_run=tuple(order.label for order, each in zip(orders, played, strict=True)
                       if each is None),
@@ -228,7 +232,7 @@ def _json(report: Report, *, curves: bool) -> str:
 
     tree: dict[str, Any] = msgspec.to_builtins(without_clock(report))
     for one in tree["runs"]:
-        del one["cpu_s"]
+        del one["cpu_s"], one["completion_s"]
         if not curves:
             del one["curves"], one["series"]
     return msgspec.json.encode(tree).decode() + "\n"
@@ -249,7 +253,7 @@ def _write(folder: Path, report: Report) -> None:
 
 def _tell(report: Report) -> None:
     from skep_services.simulations.page import CUTS
-    from skep_services.simulations.report import rows
+    from skep_services.simulations.report import run_rows
 
     runs = report.runs
     for label, changes in report.changes.items():
@@ -264,7 +268,7 @@ def _tell(report: Report) -> None:
     elif report.changes and len(runs) == 2:
         _tell_difference(runs[0], runs[1])
     else:
-        _tell_rows(rows([run.measures for run in runs]), [run.label for run in runs])
+        _tell_rows(run_rows(runs), [run.label for run in runs])
         if len(runs) == 1:
             _tell_groups(runs[0])
     for run in runs:
@@ -289,9 +293,9 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
 
 def _tell_difference(before: Played, after: Played) -> None:
     """Print both runs, of all jobs and of each tenant for whom something differs."""
-    from skep_services.simulations.report import group_rows, rows
+    from skep_services.simulations.report import group_rows, run_rows
 
-    shown = rows([before.measures, after.measures])
+    shown = run_rows([before, after])
     columns = [Column("MEASURE", [row.title for row in shown])]
     columns += [Column(label, [row.cells()[place] for row in shown], right=True)
                 for place, label in enumerate((before.label, after.label))]  # fmt: skip

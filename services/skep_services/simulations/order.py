@@ -12,7 +12,7 @@ import msgspec
 from skep.sim.cluster.run import run
 from skep.sim.cluster.settings import Settings
 from skep.sim.measures.audit import Audit, audit
-from skep.sim.measures.job import alone_by
+from skep.sim.measures.job import alone_by, completion
 from skep.sim.measures.series import Series, series
 from skep.sim.measures.stat import Curve
 from skep.sim.measures.summary import Measures, curves, measure
@@ -20,6 +20,7 @@ from skep.sim.outcome import JobOutcome, RunResult
 from skep.sim.private import own_jobs, private_cluster
 from skep.sim.replay import STOP_S
 from skep.traces.job import Trace, TraceJob
+from skep.units import in_seconds
 from skep.wire.cluster import Cluster
 from skep.workloads.situation import Speeds
 from skep_services import durable
@@ -61,6 +62,8 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     vc_gpus: dict[str, int] = {}
     cut: str = ""
     """Why it ended before the trace did: `interrupted`, `until`, `stuck`; empty: it did not."""
+    completion_s: tuple[float | None, ...] = ()
+    """By job of the trace: from its submission to its end; None if it has not ended."""
     cpu_s: float = 0.0
 
 
@@ -94,7 +97,13 @@ def play(order: Order, trace: Trace, speeds: Speeds, watch: Watch) -> Played:
         measures=measure(result, alone_by(speeds)), series=series(result), curves=curves(result),
         audit=audit(result, private, slack_s) if order.audited and goes_on else None,
         vc_gpus=result.vc_gpus, cut=cut, cpu_s=result.cpu_s,
+        completion_s=tuple(map(_completion_s, result.jobs)),
     )  # fmt: skip
+
+
+def _completion_s(outcome: JobOutcome) -> float | None:
+    length = completion(outcome) if outcome.ended is not None else None
+    return None if length is None else in_seconds(length)
 
 
 def _run(

@@ -11,6 +11,7 @@ import msgspec
 from skep.cells.levels import gpus_owned, gpus_per_node
 from skep.cells.propose import resolve
 from skep.sim.cluster.settings import Costs, Settings
+from skep.sim.cluster.world import abilities
 from skep.traces.job import RowProblem, Trace
 from skep.traces.problems import BadTraceError, suit, without
 from skep.units import Duration, in_seconds
@@ -159,6 +160,24 @@ def _order(
         label=label or "run", policy=text, shape=place.name, cluster=place.cluster,
         settings=settings, models=asked.models, pooled=place.pooled, audited=asked.audit,
     )  # fmt: skip
+
+
+def alike(found: Sequence[Order]) -> tuple[list[Order], str]:
+    """Return runs in which jobs can do the same, and what was changed for that (empty: nothing).
+
+    By itself a run under `fifo` has jobs that can only be stopped, and one under a policy that acts
+    on running jobs has jobs that can be suspended. Side by side, the difference would be told as
+    one of the policies.
+    """
+    able = {order.label: abilities(order.cluster, order.settings) for order in found}
+    most = max(able.values(), key=len, default=())
+    if all(can == most for can in able.values()):
+        return list(found), ""
+    raised = [label for label, can in able.items() if can != most]
+    replace = msgspec.structs.replace
+    orders = [replace(each, settings=replace(each.settings, can=most)) for each in found]
+    text = f"jobs can be suspended in every run, also under {', '.join(raised)}"
+    return orders, text
 
 
 def with_files(found: Sequence[Order], folder: Path) -> list[Order]:

@@ -8,7 +8,7 @@ from html import escape
 from skep.sim.measures.summary import Group
 from skep_services.simulations import plots
 from skep_services.simulations.order import Played
-from skep_services.simulations.report import Report, Row, group_rows, problem_text, rows
+from skep_services.simulations.report import Report, Row, group_rows, problem_text, rows, run_rows
 
 PLOTTED_MAX = 12
 """Lines in a plot: no reader tells more apart."""
@@ -47,7 +47,7 @@ def page(report: Report) -> str:
     runs = report.runs
     parts = [
         _head(report),
-        _table([run.label for run in runs], rows([run.measures for run in runs])) if runs else "",
+        _table([run.label for run in runs], run_rows(runs)) if runs else "",
         _swept(report),
         f'<h2>Pictures</h2><div class="plots">{_figures(runs)}</div>' if runs else "",
         _groups("Tenants", runs, lambda run: run.measures.by_vc),

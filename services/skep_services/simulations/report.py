@@ -161,6 +161,43 @@ class Row(NamedTuple):
         return ["-" if value is None else self.text(value) for value in self.values]
 
 
+def run_rows(runs: Sequence[Played]) -> list[Row]:
+    """Return the measures of runs side by side, all of the same jobs.
+
+    A run that was cut has averages only of jobs that happened to end before, which are the short
+    ones: it is left out of these (None). In their place all runs are told by the jobs that ended
+    in every one of them.
+    """
+    found = rows([run.measures for run in runs])
+    if len(runs) < 2 or not any(run.cut for run in runs):
+        return found
+    told = [_without_cut(row, runs) for row in found]
+    return [*_common_rows(runs), *(row for row in told if _says(row))]
+
+
+COUNTS = ("ended", "refused", "unfinished")
+"""Measures that mean the same for a run that was cut."""
+
+
+def _without_cut(row: Row, runs: Sequence[Played]) -> Row:
+    if row.key in COUNTS:
+        return row
+    pairs = zip(row.values, runs, strict=True)
+    return row._replace(values=tuple(None if run.cut else value for value, run in pairs))
+
+
+def _common_rows(runs: Sequence[Played]) -> list[Row]:
+    """Return the completion times of the jobs that ended in every run."""
+    ended = [times for times in zip(*(run.completion_s for run in runs), strict=False)
+             if None not in times]  # fmt: skip
+    if not ended:
+        return []
+    means = tuple(statistics.fmean(one for one in times if one is not None)
+                  for times in zip(*ended, strict=True))  # fmt: skip
+    title = f"JCT, mean of the {len(ended):,} jobs that ended in every run"
+    return [Row("jct_common_mean_s", title, means, seconds_exactly, "")]
+
+
 def rows(measures: Sequence[Measures]) -> list[Row]:
     """Return the measures of runs as wholes, without those that say nothing in any."""
     found = group_rows([each.all for each in measures])

@@ -83,7 +83,9 @@ class World:
         self.cluster = _ruled(cluster, settings)
         self.now = Instant(BEGIN - NODES_JOIN)
         named = {str(job_id(number)): job for number, job in enumerate(trace.jobs, 1)}
-        self.agents = Agents(named, self.cluster, settings, speeds, _can(self.cluster, settings))
+        self.agents = Agents(
+            named, self.cluster, settings, speeds, abilities(self.cluster, settings)
+        )
         self.ledger = Ledger(self.agents.works)
         self.admission, self.allocator = AdmissionMachine(), AllocatorMachine()
         self.samples = Samples(settings, self.allocator, self.ledger, self.agents)
@@ -340,11 +342,17 @@ def _ruled(cluster: Cluster, settings: Settings) -> Cluster:
     return msgspec.structs.replace(cluster, vcs=vcs)
 
 
-def _can(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
-    """Return what jobs let Skep do with them: said only where it makes a difference."""
+def abilities(cluster: Cluster, settings: Settings) -> tuple[str, ...]:
+    """Return what jobs let Skep do with them: said only where it makes a difference.
+
+    Args:
+        cluster: its policies are in force where `settings` name no other.
+        settings: `can` is taken if it is given.
+    """
     if settings.can is not None:
         return settings.can
-    acts = any(each.policy not in QUIET for each in cluster.vcs.values())
+    named = {vc: policy for vc, (policy, _) in settings.policies.items()}
+    acts = any(named.get(vc, each.policy) not in QUIET for vc, each in cluster.vcs.items())
     return EVERYTHING if acts else ()
 
 

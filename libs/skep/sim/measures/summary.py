@@ -79,7 +79,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     allocated: float
     """The part of GPU time in which a job had the GPU."""
     busy: float | None
-    """The part in which it computed."""
+    """The part in which it computed: of the allocated time, the part that samples say was busy."""
     useful: float
     """The part that was not lost: work at speed 1 on the GPUs of the trace, not done twice."""
     fragmentation: float | None
@@ -109,12 +109,13 @@ def measure(result: RunResult, alone: Alone = linear) -> Measures:
                for name in sizes}  # fmt: skip
     held = gpu_time(result.jobs, begin, end) / space
     sampled = _over_samples(result, begin, end)
+    busy = None if sampled is None else held * _part(sampled[1], sampled[0])
     if sampled is not None and any(span.packed for each in result.jobs for span in each.spans):
-        held = sampled[0]  # GPUs that packed jobs share are held once: only samples tell that.
+        held, busy = sampled  # GPUs that packed jobs share are held once: only samples tell that.
     return Measures(
         trace=result.trace, cluster=result.cluster, policy=result.policy, seed=result.seed,
         gpus=result.gpus, cut=result.cut, makespan_s=in_seconds(end - begin),
-        allocated=held, busy=None if sampled is None else sampled[1],
+        allocated=held, busy=busy,
         useful=_useful(result) / space,
         fragmentation=_mean(over_time.fragmentation, 1),
         no_affinity=_mean(over_time.no_affinity, 1),
@@ -192,6 +193,10 @@ def _over_samples(result: RunResult, begin: int, end: int) -> tuple[float, float
         busy += each.busy * span
     space = max(1, result.gpus * (end - max(begin, samples[0].at)))
     return allocated / space, busy / space
+
+
+def _part(some: float, whole: float) -> float:
+    return min(1.0, some / whole) if whole > 0 else 0.0
 
 
 def _seconds(lengths: Iterable[Duration | None]) -> Stat:
