@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -33,7 +33,6 @@ from skep.wire.facts import (
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
-from skep_services.adapters.records import Chain
 
 T0 = Instant(1_700_000_000_000_000_000)
 """When every test begins."""
@@ -193,19 +192,6 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
     return StopJob(job=job, attempt=attempt, order=order, **given)
 
 
-class RecordWriter:
-    """Writes records of a service, each continuing the one before it, as its fact log has them."""
-
-    def __init__(self) -> None:
-        self._chain = Chain("records", EpochBegan)
-
-    def record(self, facts: Sequence[Any], at: Instant = T0) -> bytes:
-        """Return the next record with these facts."""
-        record, payload = self._chain.encode(facts, {}, at, 1)
-        self._chain.advance(record, payload)
-        return payload
-
-
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
@@ -226,8 +212,8 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised",)
-"""The same, of what a machine is made of: a queue's advice is soft."""
+HIDDEN = ("_advised", "_came")
+"""The same, of what a machine is made of: a queue's advice is soft, and who came to it lately."""
 
 
 def durable(machine: Any) -> Any:

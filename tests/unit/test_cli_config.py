@@ -52,6 +52,17 @@ def test_what_is_not_asked_for_stays() -> None:
     assert settle(first, Wishes(gpus=5), HOME).vcs == vcs(a=2)
 
 
+def test_a_policy_is_that_of_all_virtual_clusters_and_stays() -> None:
+    first = settle(None, Wishes(policy="srtf"), HOME)
+    assert first.vcs == {"default": VirtualCluster(gpus=8, policy="srtf")}
+    assert settle(first, Wishes(nodes=1), HOME).vcs["default"].policy == "srtf"
+    two = settle(first, Wishes(vcs=vcs(a=2, b=1), policy="backfill"), HOME)
+    assert [vc.policy for vc in two.vcs.values()] == ["backfill", "backfill"]
+    assert settle(two, Wishes(policy="fifo"), HOME).vcs == vcs(a=2, b=1)
+    with pytest.raises(ConfigError, match="policy"):
+        settle(None, Wishes(policy="srft"), HOME)
+
+
 def test_quota_that_nobody_chose_follows_the_gpus() -> None:
     first = settle(None, Wishes(), HOME)
     assert settle(first, Wishes(nodes=1), HOME).vcs == vcs(default=4)

@@ -14,7 +14,8 @@ from skep.wire.reasons import Reason
 class Fifo(Policy, frozen=True):
     """Priority, then arrival; the first that does not fit holds up the others, so no gang starves.
 
-    What every VC has unless it says otherwise. The allocator serves it from its own queue, which
+    What every VC has unless it says otherwise. Jobs that wait have idle GPUs meanwhile, if they
+    can give them back (`over_quota: auto`). The allocator serves it from its own queue, which
     costs nothing for jobs that wait, so `plan` is there for whoever compares policies.
     """
 

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from skep.wire.reasons import Reason
 
+CAME_SPARE = 1000
+"""Jobs that came and left that are noted, as they are taken only while some job waits."""
+
 
 class Entry(NamedTuple):
     """A waiting job. Sorts by priority (highest first), then by arrival."""
@@ -35,6 +38,7 @@ class JobQueue:
     def __init__(self) -> None:
         """Start empty."""
         self.entries: list[Entry] = []
+        self._came: list[Entry] = []
         self._advised: deque[Entry] = deque()
 
     def __len__(self) -> int:
@@ -46,6 +50,14 @@ class JobQueue:
         at = bisect_left(self.entries, entry)
         assert self.entries[at : at + 1] != [entry], entry
         self.entries.insert(at, entry)
+        self._came.append(entry)
+        if len(self._came) > 2 * len(self.entries) + CAME_SPARE:
+            self._came = list(self.entries)
+
+    def came(self) -> list[Entry]:
+        """Return the jobs that were added since this was last asked; some may have left since."""
+        came, self._came = self._came, []
+        return came
 
     def remove(self, entry: Entry) -> None:
         """Take a waiting job out."""

@@ -172,6 +172,8 @@ class _Fold:
                                             waiting_since=fact.submitted_at)  # fmt: skip
             case JobBound():
                 self._bound(self.lives[fact.job], fact)
+                if fact.ranked is Reason.LENT_MEANWHILE:
+                    self._happen("idle GPUs lent before a job's turn")
             case JobRan():
                 life = self.lives[fact.job]
                 life.began = life.began or fact.at

@@ -416,6 +416,10 @@ class AllocatorModel:
         its VC would not have had those GPUs.
         """
         cells = any(level for member in fact.members for level in member.levels)
+        if fact.ranked is Reason.LENT_MEANWHILE:
+            require(not cells, "I11", f"{fact.job} was lent cells of its VC")
+            require(job.spec.over_quota == "auto", "I11", f"{fact.job} was lent GPUs")
+            return  # It has its turn yet to come.
         spec, sequence = job.spec, job_sequence(fact.job) or 0
         if not spec.opportunistic and self.policies.get(spec.vc, FIFO) != FIFO:
             if cells or fact.ranked is not Reason.ARRIVAL:  # Else its VC's cells never hold it.

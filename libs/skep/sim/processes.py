@@ -348,7 +348,8 @@ class Host:
         bind, plan = command.command, command.plan
         if plan.rank == 0 and bind.world > 1 and self._rng.random() < 0.03:
             return RunNotStarted(command.token, f"{PORT_BUSY}port {bind.master_port} is taken")
-        _, kind, milliseconds, *tier = bind.argv
+        # A script's words follow on the interpreter and what observes it.
+        _, kind, milliseconds, *tier = bind.argv[bind.argv.index("job") :]
         if kind == "absent":
             return RunNotStarted(command.token, "executable absent was not found")
         self._pids += 1

@@ -242,7 +242,7 @@ class People:
         more: dict[str, Any] = {}
         if tier in ("grows", "fails"):
             more["elastic"] = {"min": 1, "max": max(resources["workers"], rng.choice((2, 4)))}
-        return {
+        spec = {
             **more,
             "name": f"job-{len(self.submissions)}",
             "vc": vc,
@@ -251,10 +251,15 @@ class People:
             "limits": limits,
             "priority": rng.choice((0, 0, 0, 5)),
             "service_class": rng.choice(("guaranteed", "guaranteed", "opportunistic")),
-            "over_quota": rng.choice(("wait", "wait", "refuse", "opportunistic")),
+            "over_quota": rng.choice(("auto", "wait", "refuse", "opportunistic")),
             "demotable": rng.random() < 0.3,
             "size": {"mini_batches": 1 + length // 1000, "family": kind, **self._told(length)},
         }
+        if spec["over_quota"] == "auto":
+            # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
+            script, *arguments = spec.pop("command")
+            spec |= {"script": script, "args": arguments}
+        return spec
 
     def _told(self, length_ms: int) -> dict[str, Any]:
         """Return how long a tenant expects a job to run, if he says so."""

@@ -342,5 +342,5 @@ def _ignore(role: Role) -> None:
 
 def _movable(job: ModelJob) -> bool:
     """Return whether a job says that it can go on elsewhere."""
-    command = job.spec.command
-    return isinstance(command, tuple) and command[-1] in ("moves", "grows", "fails")
+    words = job.spec.args or job.spec.command
+    return isinstance(words, tuple) and words[-1] in ("moves", "grows", "fails")

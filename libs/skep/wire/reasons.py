@@ -183,6 +183,7 @@ class Reason(StrEnum):
     # How the advisor ordered the queue.
     PREDICTED_SHORTEST = "predicted-shortest"
     ARRIVAL = "arrival"
+    LENT_MEANWHILE = "lent-meanwhile"
 
     # How a virtual cluster's policy ordered its jobs, and why it took a job's GPUs or held one.
     SHORTEST_REMAINING = "shortest-remaining"
@@ -356,6 +357,7 @@ TEXT: dict[Reason, str] = {
     Reason.GPUS_HELD_WRONGLY: "a job's GPUs are not its own, or not in cells of its VC",
     Reason.PREDICTED_SHORTEST: "shortest predicted remaining time first",
     Reason.ARRIVAL: "in order of arrival",
+    Reason.LENT_MEANWHILE: "it has idle GPUs until its turn, or until others have a right to them",
     Reason.SHORTEST_REMAINING: "the shortest remaining time comes first",
     Reason.LEAST_REMAINING_SERVICE: "the smallest remaining time, times GPUs, comes first",
     Reason.SHORTEST_JOB: "the shortest job comes first",

@@ -150,6 +150,9 @@ class ParameterServers(_Part, frozen=True):
     max: Annotated[int, Meta(ge=1, le=SERVERS_MAX)] = SERVERS_MAX
 
 
+OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
+
+
 class JobSpec(_Part, frozen=True):
     """One job. Exactly one of `command` and `script` is given.
 
@@ -157,7 +160,10 @@ class JobSpec(_Part, frozen=True):
     observed through `python -m skep_job` with `args`. `guaranteed` jobs use their VC's quota;
     `opportunistic` ones run on what is idle and yield. Without a `runtime` the workers are plain
     processes of the agent's user. A `demotable` job may lose its VC's cells to a higher priority
-    without being stopped: it goes on where it is, opportunistically. `search` is the id of the
+    without being stopped: it goes on where it is, opportunistically. `over_quota` says what a
+    guaranteed job does while its VC's cells cannot hold it. `auto`: it has idle GPUs if it can give
+    them back, and waits else. `wait`: it waits. `refuse`: it is not admitted. `opportunistic`: it
+    has idle GPUs even if a stop loses its work. `search` is the id of the
     search whose trial it is, and given by that search alone.
     """
 
@@ -173,7 +179,7 @@ class JobSpec(_Part, frozen=True):
     resources: Resources = Resources()
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
     service_class: Literal["guaranteed", "opportunistic"] = "guaranteed"
-    over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
+    over_quota: OverQuota = "auto"
     limits: Limits = Limits()
     size: SizeHint = SizeHint()
     labels: Annotated[dict[Words, Words], Meta(max_length=LABELS_MAX)] = {}

@@ -36,6 +36,7 @@ def run_policies(arguments: Namespace) -> int:
             ]
         )
         say("in a cluster file: policy: NAME, or policy: {name: NAME, OPTION: VALUE}")
+        say("the default is fifo; meanwhile idle GPUs are lent to jobs that can give them back")
     return exits.OK
 
 

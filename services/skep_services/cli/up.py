@@ -24,6 +24,14 @@ UP_WITHIN_S = 90.0
 """On an idle machine it takes two seconds; a busy one, or a store of gigabytes, takes longer."""
 
 LOOK_EVERY_S = 0.05
+
+FIFO_TEXT = """\
+The default policy is fifo: a virtual cluster's GPUs go to its jobs by priority, then arrival, and
+a job that does not fit holds up the later ones. Meanwhile every script that waits may have idle
+GPUs, also of other virtual clusters; it is stored and stopped when a job needs them that they
+belong to. So no GPU is idle while a job waits that can give it back, and no job waits longer for
+one that has idle GPUs than storing takes.
+`over_quota: wait` in a job's spec keeps the job out of it; `skep policies` lists other policies."""
 LOG_LINES_SHOWN = 5
 
 
@@ -45,11 +53,14 @@ def options_up(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", metavar="FILE", help="a cluster file: chains, vcs; and nodes, port"
     )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="of its virtual clusters (default fifo: see below)"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="of the API (default 8470)")
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     parser.epilog = (
         "What is not given stays as the state folder has it: `skep up` alone resumes the cluster\n"
-        "that was here, jobs included.\n\n" + exits.HELP
+        "that was here, jobs included.\n\n" + FIFO_TEXT + "\n\n" + exits.HELP
     )
 
 
@@ -111,6 +122,7 @@ def _wishes(arguments: Namespace) -> Wishes:
             gpu_type=arguments.gpu_type,
             vcs=vcs,
             port=arguments.port,
+            policy=arguments.policy,
         )
         if not arguments.cluster:
             return given
@@ -124,6 +136,7 @@ def _wishes(arguments: Namespace) -> Wishes:
             chains={} if given.vcs else wanted.chains,
             pins={} if given.vcs else wanted.pins,
             port=given.port if given.port is not None else wanted.port,
+            policy=given.policy,
         )
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None

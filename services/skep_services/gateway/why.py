@@ -291,7 +291,8 @@ def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
     attempt = job.attempts[-1]
     if attempt.ranked is not None:
         ranked = _reason(attempt.ranked, "")
-        reasons.append({**ranked, "text": f"its turn: {ranked['text']}"})
+        turn = "ahead of its turn" if attempt.ranked == Reason.LENT_MEANWHILE else "its turn"
+        reasons.append({**ranked, "text": f"{turn}: {ranked['text']}"})
     if job.row.stalled_since is not None:
         stalled = _duration((now - job.row.stalled_since) // NS_PER_SECOND)
         reasons.append(_said("stalled", f"no mini-batch for {stalled}"))

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.cells.levels import devices_of, gpus_owned
 from skep.ids import is_token
-from skep.policies.check import parse_cluster
+from skep.policies.check import parse_cluster, policy_problems
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
@@ -133,6 +134,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
+    policy: str | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
     def given(self) -> bool:
@@ -221,6 +223,8 @@ def settle(
     _check_nodes(nodes)
     _give_ports(nodes, home, ports)
     vcs = _vcs(before, wishes, nodes)
+    if wishes.policy is not None:
+        vcs = {name: replace(vc, policy=wishes.policy, options={}) for name, vc in vcs.items()}
     _check_vcs(vcs)
     cells: Wishes | Cluster | None = wishes if wishes.vcs is not None else before
     if wishes.port is not None and not 0 <= wishes.port <= 65535:
@@ -353,18 +357,21 @@ def _vcs(
     counts = [node.gpus for node in nodes]
     # What a driver reports is not known yet; the quota then bounds nothing.
     total = QUOTA_MAX if "auto" in counts else sum(count for count in counts if count != "auto")
-    implied = {VC_DEFAULT: VirtualCluster(gpus=total)}
     if before is None:
-        return implied
-    was = before.gpus()
-    was_implied = before.vcs == {VC_DEFAULT: VirtualCluster(gpus=QUOTA_MAX if was is None else was)}
-    return implied if was_implied else before.vcs
+        return {VC_DEFAULT: VirtualCluster(gpus=total)}
+    known, was = before.vcs.get(VC_DEFAULT), before.gpus()
+    if known is None or len(before.vcs) > 1:
+        return before.vcs
+    gpus = QUOTA_MAX if was is None else was
+    plain = VirtualCluster(gpus=gpus, policy=known.policy, options=known.options)
+    return {VC_DEFAULT: replace(known, gpus=total)} if known == plain else before.vcs
 
 
 def _check_vcs(vcs: dict[str, VirtualCluster]) -> None:
     if not 1 <= len(vcs) <= VCS_MAX:
         text = f"{len(vcs)} virtual clusters; there are 1 to {VCS_MAX}"
         raise ConfigError(text)
-    for problem in vcs_problems(vcs):
+    for problem in (*vcs_problems(vcs), *policy_problems(Cells(vcs=vcs))):
         text = f"{problem.path.removeprefix('$.')}: {problem.text}"
+        text = f"{text}; {problem.suggestion}" if problem.suggestion else text
         raise ConfigError(text)

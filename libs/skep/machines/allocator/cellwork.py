@@ -74,6 +74,17 @@ def borrows(job: JobState) -> bool:
     return job.spec.over_quota == "opportunistic" and not job.spec.opportunistic
 
 
+def lends(job: JobState) -> bool:
+    """Return whether a job may have idle GPUs while it waits, as it can presumably give them back.
+
+    What its latest attempt could do is known. Before that a script is presumed to train with
+    PyTorch, so that it can be stored; of a command nothing is presumed.
+    """
+    if job.spec.over_quota != "auto" or job.spec.opportunistic:
+        return False
+    return job.spec.script is not None if job.gives_back is None else job.gives_back
+
+
 def short(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether nodes have yet to join before a VC owns all the GPUs it was promised."""
     promised = machine.asked.vcs.get(vc)
@@ -161,6 +172,13 @@ def owed(machine: AllocatorMachine) -> dict[str, tuple[int, int]]:
             cpus, memory = found.get(node, (0, 0))
             found[node] = cpus - wanted.cpus, memory - int(wanted.memory)
     return found
+
+
+def idle_gpus(machine: AllocatorMachine) -> int:
+    """Return the most idle GPUs of a chain, wherever they are."""
+    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
+    return max((sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
+                for shape, forest in shapes), default=0)  # fmt: skip
 
 
 def home(machine: AllocatorMachine, job: JobState) -> str | None:

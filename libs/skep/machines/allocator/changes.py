@@ -129,6 +129,8 @@ def apply(machine: AllocatorMachine, fact: ChangeFact) -> None:
             job.successor.learned = {**job.successor.learned, fact.node: fact}
         case MemberLearned():
             job.learned = {**job.learned, fact.node: fact}
+            if job.known:
+                job.gives_back = "release" in job.can or "checkpoint" in job.can
         case JobChanging():
             _apply_changing(machine, job, fact)
         case MemberAnswered():

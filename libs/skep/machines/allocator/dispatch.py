@@ -48,6 +48,7 @@ from skep.wire.spec import JobSpec
 from skep.wire.trials import OpenTrial
 
 if TYPE_CHECKING:
+    from skep.machines.allocator.lending import Line
     from skep.machines.allocator.machine import AllocatorMachine
 
 RESEND_AFTER = seconds(2)
@@ -156,6 +157,8 @@ class Soft:
         self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
         """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
         that."""
+        self.lines: dict[str, Line] = {}
+        """By VC without a policy: the jobs that may have idle GPUs while they wait."""
         self.planned: dict[str, Planned] = {}
         """By VC whose policy is another than first come, first served: what is kept of its view."""
         self.unmade: dict[str, str] = {}

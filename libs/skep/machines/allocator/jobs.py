@@ -187,6 +187,10 @@ class JobState(msgspec.Struct):
     starts: int = 0
     ranked: Reason = Reason.ARRIVAL
     """Why it was next when its reservation was made."""
+    lent: bool = False
+    """The attempt began on GPUs that no cell of its VC covered, and has had no such cell since."""
+    gives_back: bool | None = None
+    """Whether its latest attempt could be suspended without its GPUs, or stored; None: unknown."""
 
     @property
     def following(self) -> int:

@@ -422,6 +422,7 @@ class AllocatorMachine:
         """Keep apart whoever is guaranteed and holds GPUs opportunistically; `at`: from then on."""
         hold = self.cells.holds.get(cellwork.holder(job.job, job.attempt))
         borrows = hold is not None and not hold.guaranteed and not job.spec.opportunistic
+        job.lent = job.lent and (borrows or hold is None)
         if at and borrows is not (job.job in self.borrowed):
             job.changes_hands(at, borrows=borrows)
         if borrows and job.job in self.placed:
@@ -501,6 +502,7 @@ class AllocatorMachine:
         job.move("JobBound")
         job.attempt, job.order, job.port = fact.attempt, fact.order, fact.master_port
         job.chain, job.secret = fact.chain, fact.secret
+        job.lent = not job.spec.opportunistic and packed is None
         job.bound_at, job.ran_at = fact.at, Instant(0)
         job.members = {member.node: member for member in fact.members}
         job.parts = dict.fromkeys(job.members, Part.BOUND)

@@ -80,6 +80,28 @@ def borrow(machine: AllocatorMachine, job: JobState, now: Instant, room: int) ->
     return _give(machine, job, where, made, Reason.ARRIVAL, now, room)
 
 
+def lend(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
+    """Give a waiting job GPUs that are idle now, and no others; returns what `serve` does."""
+    asked = cellwork.request(job, job.following, guaranteed=False)
+    where = suspects.place(machine, job, asked, _open_to(machine, job, asked), now)
+    made = cellwork.members(machine, where) if where is not None else ()
+    if where is None or len(made) > GANG_NODES_MAX:
+        return 0
+    return _give(machine, job, where, made, Reason.LENT_MEANWHILE, now, room)
+
+
+def find(
+    machine: AllocatorMachine, job: JobState, asked: Request, now: Instant
+) -> Placement | None:  # fmt: skip
+    """Return where a guaranteed request would go, or None if it has to wait."""
+    return _place(machine, job, asked, now, None)
+
+
+def share(machine: AllocatorMachine, vc: str) -> float:
+    """Return what a VC has of what is idle, by its weight."""
+    return machine.borrowed_gpus(vc) / machine.cells.cluster.vcs[vc].weight
+
+
 def take_up(
     machine: AllocatorMachine, job: JobState, now: Instant, room: int, only: tuple[str, ...]
 ) -> int:
@@ -154,15 +176,21 @@ def _place(
     only: tuple[str, ...] | None,
 ) -> Placement | None:  # fmt: skip
     """Return a place; of what is idle, also one that is due to its VC for having less of it."""
-    limit = _limit(machine, job, asked.priority)
+    limit = _open_to(machine, job, asked)
     if only:
         limit = _within(only, limit, job.size)
-    if not asked.guaranteed and (kept := returns.kept(machine)):
-        limit = _without(kept, limit, job.size)
     where = suspects.place(machine, job, asked, limit, now)
     if where is None and not asked.guaranteed:
         where = _yielding(machine, job, asked, limit, now)
     return where
+
+
+def _open_to(machine: AllocatorMachine, job: JobState, asked: Request) -> Limit:
+    """Return how many workers of a job each node may have, by its CPUs and who else is awaited."""
+    limit = _limit(machine, job, asked.priority)
+    if not asked.guaranteed and (kept := returns.kept(machine)):
+        limit = _without(kept, limit, job.size)
+    return limit
 
 
 def _within(only: tuple[str, ...], limit: Limit, workers: int) -> Limit:

@@ -167,7 +167,7 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
     for vc, planned in machine.soft.planned.items():
         if not planned.fallen and planned.lent_at != machine.soft.changes:
             lines[vc] = _wanting(machine, planned)
-    turns = [(_share(machine, vc), vc) for vc in lines]
+    turns = [(placing.share(machine, vc), vc) for vc in lines]
     heapq.heapify(turns)
     taken = 0
     while turns:
@@ -180,15 +180,11 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
             return room
         taken += cost
         if cost:
-            heapq.heapreplace(turns, (_share(machine, vc), vc))
+            heapq.heapreplace(turns, (placing.share(machine, vc), vc))
         else:
             machine.soft.planned[vc].lent_at = machine.soft.changes
             heapq.heappop(turns)
     return taken
-
-
-def _share(machine: AllocatorMachine, vc: str) -> float:
-    return machine.borrowed_gpus(vc) / machine.cells.cluster.vcs[vc].weight
 
 
 def _wanting(machine: AllocatorMachine, planned: Planned) -> Iterator[JobState]:
@@ -222,7 +218,7 @@ def _lend(
         if job.away and job.job not in planned.misfits:
             long = after(job.since, STANDS_FIRST)
             if now < long:
-                if _idle(machine) >= job.size * job.spec.resources.gpus:
+                if cellwork.idle_gpus(machine) >= job.size * job.spec.resources.gpus:
                     planned.look_at = min(planned.look_at or long, long)
                 continue
             cost = acting.borrow(machine, job, now)
@@ -243,13 +239,6 @@ def _lend(
                 unlent.clear()
             unlent[shape] = machine.soft.changes, job.waits
     return 0
-
-
-def _idle(machine: AllocatorMachine) -> int:
-    """Return the most idle GPUs of a chain, wherever they are."""
-    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
-    return max((sum(shape.size[shape.top] - busy for busy in forest.busy[shape.top])
-                for shape, forest in shapes), default=0)  # fmt: skip
 
 
 def _meant(plan: Plan) -> dict[str, None]:

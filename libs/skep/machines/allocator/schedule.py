@@ -15,12 +15,13 @@ from skep.cells.holds import Placement
 from skep.machines.allocator import (
     cellwork,
     changing,
+    lending,
     packing,
     placing,
     plans,
     views,
 )
-from skep.machines.allocator.jobs import State
+from skep.machines.allocator.jobs import JobState, State
 from skep.policies.queue import Entry, Head
 from skep.units import Instant
 from skep.wire.advice import QueueAdvice
@@ -59,39 +60,97 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         _take_back(machine, now)
     bound = _finish(machine, now) if machine.soft.ripe else 0
     bound += plans.serve(machine, now, placing.MEMBERS_BOUND_MAX - bound)
+    lent = lending.lent(machine)
     for opportunistic in (False, True):
         if opportunistic:
+            lent.clear()
             changing.come_back(machine, now)
             bound += plans.lend(machine, now, placing.MEMBERS_BOUND_MAX - bound)
-        if _nobody_waits(machine):
-            continue
-        turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
-                 for (vc, kind), queue in machine.queues.items()
-                 if kind is opportunistic and queue.entries
-                 and (kind or not _held_back(machine, vc))
-                 and (head := queue.head()) is not None]  # fmt: skip
-        heapq.heapify(turns)
-        while turns:
+            if not _nobody_waits(machine):
+                bound += lending.lend(machine, now, placing.MEMBERS_BOUND_MAX - bound)
+        if not _nobody_waits(machine):
+            bound += _serve_queues(machine, lent, now, placing.MEMBERS_BOUND_MAX - bound,
+                                   opportunistic=opportunistic)  # fmt: skip
             if bound >= placing.MEMBERS_BOUND_MAX:
                 machine.soft.check_at = now  # Go on in the next decision.
                 return
-            vc = turns[0][1]
-            queue = machine.queues[vc, opportunistic]
-            head = queue.head()
-            assert head is not None, vc
-            cost = _serve(machine, head, now, placing.MEMBERS_BOUND_MAX - bound)
-            bound += cost
-            following = queue.head() if cost else None
-            if following is None:
-                heapq.heappop(turns)
-            else:
-                turn = _turn(machine, vc, following, opportunistic=opportunistic)
-                heapq.heapreplace(turns, (turn, vc))
-            if machine.soft.returned:
-                for other in _returned(machine, turns, opportunistic=opportunistic):
-                    heapq.heappush(turns, other)
+        bound += _lent_alone(machine, lent, now, placing.MEMBERS_BOUND_MAX - bound)
     if machine.borrowed:
         _promote(machine, now)
+
+
+def _serve_queues(
+    machine: AllocatorMachine, lent: dict[str, list[JobState]], now: Instant, room: int,
+    *, opportunistic: bool,
+) -> int:  # fmt: skip
+    """Serve the queues of all VCs: guaranteed jobs, or opportunistic ones.
+
+    `lent` are the jobs of each VC that were lent GPUs, the next one at the end: those that have a
+    turn before the head of the queue take theirs, and leave the list if they have their VC's cells.
+
+    Returns:
+        How many parts were bound and victims named; `room` or more if there may be more to do.
+    """
+    bound = 0
+    turns = [(_turn(machine, vc, head, opportunistic=opportunistic), vc)
+             for (vc, kind), queue in machine.queues.items()
+             if kind is opportunistic and queue.entries
+             and (kind or not _held_back(machine, vc))
+             and (head := queue.head()) is not None]  # fmt: skip
+    heapq.heapify(turns)
+    while turns and bound < room:
+        vc = turns[0][1]
+        queue = machine.queues[vc, opportunistic]
+        head = queue.head()
+        assert head is not None, vc
+        cost = _lent_before(machine, lent.get(vc, []), head.claim, now, room - bound)
+        if cost is None:
+            cost = _serve(machine, head, now, room - bound)
+        bound += cost
+        following = queue.head() if cost else None
+        if following is None:
+            heapq.heappop(turns)
+        else:
+            turn = _turn(machine, vc, following, opportunistic=opportunistic)
+            heapq.heapreplace(turns, (turn, vc))
+        if machine.soft.returned:
+            for other in _returned(machine, turns, opportunistic=opportunistic):
+                heapq.heappush(turns, other)
+    return bound if not turns else max(bound, room)
+
+
+def _lent_alone(
+    machine: AllocatorMachine, lent: dict[str, list[JobState]], now: Instant, room: int
+) -> int:
+    """Give jobs that were lent GPUs their turns in VCs whose queue is empty."""
+    taken = 0
+    for vc, line in lent.items():
+        queue = machine.queues.get((vc, False))
+        while line and not (queue and queue.entries) and not _held_back(machine, vc):
+            cost = _lent_before(machine, line, None, now, room - taken)
+            if not cost:
+                break
+            taken += cost
+    return taken
+
+
+def _lent_before(
+    machine: AllocatorMachine, line: list[JobState], claim: Entry | None, now: Instant, room: int
+) -> int | None:
+    """Give the first job of a VC's `line` its turn, if that comes before the head's `claim`.
+
+    Takes a job that has its VC's cells from the line.
+
+    Returns:
+        What it took of a decision; 0 if its VC has to wait for it, None if it has no turn yet.
+    """
+    if not line or (claim is not None and claim < line[-1].entry):
+        return None
+    cost = lending.take_turn(machine, line[-1], now, room)
+    if cost <= 0:
+        return 0
+    line.pop()
+    return cost
 
 
 def _take_back(machine: AllocatorMachine, now: Instant) -> None:
@@ -212,5 +271,7 @@ def _promote(machine: AllocatorMachine, now: Instant) -> None:
     for job in list(machine.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
             continue  # It has its turn in its policy's plan.
+        if views.lent(machine, job):
+            continue  # It has its turn in the order of its queue.
         if job.state is not State.STOPPING and not views.behind(machine, job):
             placing.promote(machine, job, now)

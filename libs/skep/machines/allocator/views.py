@@ -209,8 +209,27 @@ def comes_anew(machine: AllocatorMachine, job: JobState) -> bool:
 
     One that has only ever borrowed would go back, suspended, to nodes that are none of its VC's.
     """
-    lent = rules(machine, job.spec.vc) and borrowing(machine, job) and not job.began_at
-    return lent and job.state is State.RUNNING and "checkpoint" in job.can
+    only = rules(machine, job.spec.vc) and borrowing(machine, job) and not job.began_at
+    return (only or lent(machine, job)) and job.state is State.RUNNING and "checkpoint" in job.can
+
+
+def lent(machine: AllocatorMachine, job: JobState) -> bool:
+    """Return whether a job of a VC without a policy has idle GPUs until its turn, by default.
+
+    What its tenant has suspended, or is changing, is left as it is.
+    """
+    if (
+        not job.lent
+        or job.spec.over_quota != "auto"
+        or job.cancelled
+        or rules(machine, job.spec.vc)
+    ):
+        return False
+    if job.change is not None and job.change.why not in GIVES_WAY:
+        return False
+    if job.state is State.STOPPING:
+        return job.stopped_why in GIVES_WAY
+    return borrowing(machine, job) or (job.away and goes_on(job))
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:

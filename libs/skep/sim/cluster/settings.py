@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from skep.units import Duration
+from skep.wire.spec import OverQuota
 
 Reporting = Literal["auto", "none", "on-change", "per-second"]
 
@@ -75,8 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reports: Reporting = "auto"
     """What agents report of running jobs, and whether introspector and advisor listen. `auto`: on
     every change of pace where a policy goes by rates, else nothing, which nobody would hear."""
-    over_quota: Literal["wait", "refuse", "opportunistic"] = "wait"
-    """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`)."""
+    over_quota: OverQuota = "wait"
+    """What guaranteed jobs do that are more than their VC's cells hold (`spec.over_quota`). Here
+    they wait unless something else is said: published experiments have strict queues."""
     gpu_memory: dict[str, int] = {}
     """Bytes of a GPU's memory by type; of one that is not here nobody knows."""
 

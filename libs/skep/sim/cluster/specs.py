@@ -95,6 +95,8 @@ class Owners:
         if job.servers:
             spec["script"] = "train.py"
             spec["ps"] = {"servers": job.servers, "min": 1}
+        elif self._settings.over_quota == "auto":
+            spec["script"] = "train.py"  # Of a command nobody presumes that it can be stored.
         else:
             spec["command"] = ("train",)
         if job.workers_max:
@@ -103,7 +105,7 @@ class Owners:
             spec["priority"] = job.priority
         if job.opportunistic:
             spec["service_class"] = "opportunistic"
-        elif self._settings.over_quota != "wait":
+        else:
             spec["over_quota"] = self._settings.over_quota
         size = self._size(job)
         if size:

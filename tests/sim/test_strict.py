@@ -1,0 +1,69 @@
+"""Idle GPUs that are lent by default make no job later than strict FIFO does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from skep.machines.allocator import cellwork, lending
+from skep.sim import strict
+from skep.sim.cluster.settings import IDEAL, Costs
+from skep.units import Duration, in_seconds
+
+ANOMALY_SEED = 185
+"""A mixed world in which a job that ended sooner has others later, also under strict FIFO."""
+
+
+@pytest.mark.parametrize("kind", strict.KINDS)
+@pytest.mark.parametrize("costs", [IDEAL, strict.COSTS], ids=["ideal", "costs"])
+def test_no_job_is_later_and_no_gpu_idles(kind: strict.Kind, costs: Costs) -> None:
+    left = idle = 0.0
+    for seed in range(5):
+        found = strict.compare(seed, kind, costs)
+        print(f"seed {seed}: {found}")
+        assert not found.later, found.told
+        assert not found.idle_lent_s
+        left, idle = left + found.left, idle + found.idle_strict_s
+    assert left > 5, "jobs were taken back"
+    assert idle > 1000, "GPUs idled under strict FIFO"
+
+
+def test_jobs_that_cannot_be_stored_are_no_later_either() -> None:
+    for seed in range(3):
+        for can in (("suspend", "release"), ("suspend",)):
+            print(f"seed {seed}: {can}")
+            found = strict.compare(seed, "even", IDEAL, can)
+            assert not found.later, found.told
+
+
+def test_a_scheduler_that_lets_later_jobs_overtake_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lending, "lent", lambda _machine: {})
+    found = [strict.compare(seed, "even", IDEAL) for seed in range(8)]
+    assert sum(each.later for each in found) > 0
+
+
+def test_a_scheduler_that_lends_to_none_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cellwork, "lends", lambda _job: False)
+    found = strict.compare(0, "even", IDEAL)
+    assert found.idle_lent_s == found.idle_strict_s > 0
+
+
+def test_strict_fifo_itself_is_later_where_an_earlier_job_is_gone() -> None:
+    cluster, trace = strict.draw(ANOMALY_SEED, "mixed")
+    whole = strict.run(cluster, trace, "wait", IDEAL)
+    rest = msgspec.structs.replace(trace, jobs=trace.jobs[:7] + trace.jobs[8:])
+    fewer = strict.run(cluster, rest, "wait", IDEAL)
+    # j11 of the whole is j10 of the rest.
+    later = in_seconds(Duration(fewer.rows["j10"].had_cells - whole.rows["j11"].had_cells))
+    assert later == pytest.approx(137.5, abs=0.1)
+
+
+def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert strict.main(["--seeds", "1", "--kind", "even", "--ideal"]) == 0
+    assert "0 jobs later" in capsys.readouterr().out
+    assert strict.main(["--seeds", "1", "--json"]) == 0
+    assert [msgspec.json.decode(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
+        "even", "mixed"
+    ]  # fmt: skip
