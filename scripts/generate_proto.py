@@ -52,7 +52,7 @@ UNIONS: dict[str, Any] = {
     "search-facts": SearchFact,
     "agent-facts": facts.AgentFact,
     "job-says": talk.Said,
-    "job-hears": talk.Told,
+    "job-hears": talk.Heard,
 }
 """Every group of messages, by the name of its schema file."""
 

@@ -366,7 +366,7 @@ AGENT_FACTS: tuple[msgspec.Struct, ...] = (
 
 _RANK: dict[str, Any] = {"job": "j17", "attempt": 1, "rank": 0}
 JOB_SAYS: tuple[msgspec.Struct, ...] = (
-    talk.Hello(**_RANK, pid=4711, world=2, token="j17.1.0"),  # noqa: S106
+    talk.Hello(**_RANK, pid=4711, world=2, token="5d41402abc4b2a76"),  # noqa: S106
     talk.Can(**_RANK, tier="observed", can=("release", "suspend")),
     talk.Stats(**_RANK, steps=120, step_ns=150_000_000, monotonic_ns=99_000_000_000,
                last_step_monotonic_ns=98_900_000_000, memory_bytes=300_000_000),
@@ -394,6 +394,7 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
     talk.ShareRank(**_RANK, order=73, share=0.5),
+    talk.NotHeard(**_RANK, why="SKEP_RANK_SECRET is not the secret of run j17.1.0"),
     talk.RescaleRank(**_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001,
                      step=150),
 )  # fmt: skip

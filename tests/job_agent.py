@@ -115,7 +115,7 @@ class JobAgent:
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of a job of this agent."""
         return environment(
-            SKEP_SOCK=str(self.path), SKEP_JOB="j7", SKEP_GEN="3", SKEP_TOKEN="t0ken", **more
+            SKEP_SOCK=str(self.path), SKEP_JOB="j7", SKEP_GEN="3", SKEP_RANK_SECRET="t0ken", **more
         )
 
     def _start(self, target: Callable[[socket.socket], None], peer: socket.socket) -> None:

@@ -68,6 +68,7 @@ class LiveNode:
         self.broker = MemoryBroker(ManualClock())
         self.broker.add_stream("NODE", ("skep.v1.node.*.*",))
         self.fatal: list[Exception] = []
+        self.inherited = {"PATH": PATH, "SKEP_ADDRESS": "127.0.0.1"}
         self.machine = AgentMachine(self.joined)
         self.order = 0
 
@@ -77,14 +78,13 @@ class LiveNode:
         self.journal = AgentJournal(self.state / "journal", self.machine)
         self.bus = MemoryBus(self.broker, "node-node-1", self.fatal.append)
         self.runtime = process_runtime(self.state)
-        inherited = {"PATH": PATH, "SKEP_ADDRESS": "127.0.0.1"}
-        self.calls = AgentCalls(self.bus, self.runtime, self.devices, self.state, inherited,
+        self.calls = AgentCalls(self.bus, self.runtime, self.devices, self.state, self.inherited,
                                 self.fatal.append)  # fmt: skip
         self.shell = Shell(self.machine, bus=self.bus, clock=SystemClock(), observer=Quiet(),
                            owner="test", failures=Undecided(self.state / "undecided"),
                            facts=self.journal, calls=self.calls,
                            listen=(subjects.command("node-1"),))  # fmt: skip
-        self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear)
+        self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear, self.calls.access)
         self.calls.tell = self.jobs.tell
         await self.calls.open(self.shell.put)
         await self.jobs.open()

@@ -114,7 +114,7 @@ class Node:
 
     def marked_with(self, token: str) -> list[int]:
         """Return the living processes that carry a run's token and this node's mark."""
-        marks = {f"SKEP_TOKEN={token}".encode(), f"{NODE_VARIABLE}={self.number}".encode()}
+        marks = {f"SKEP_RUN={token}".encode(), f"{NODE_VARIABLE}={self.number}".encode()}
         return [pid for pid, words in _proc("environ") if marks <= words]
 
     def log_path(self, token: str) -> Path:

@@ -51,7 +51,7 @@ class Place:
         kept = self._environ.get("SKEP_CPUS", "")
         try:
             if kept and cpus:
-                keep_on(cpus, self._environ.get("SKEP_TOKEN", ""))
+                keep_on(cpus, self._environ.get("SKEP_RUN", ""))
         except OSError:
             undo_devices()
             raise
@@ -59,7 +59,7 @@ class Place:
 
         def undo() -> None:
             if kept and cpus:
-                keep_on(numbers(kept), self._environ.get("SKEP_TOKEN", ""))
+                keep_on(numbers(kept), self._environ.get("SKEP_RUN", ""))
             undo_devices()
             self._note(before, numbers(kept))
 
@@ -92,15 +92,15 @@ def numbers(value: object) -> tuple[int, ...]:
     return tuple(value) if good else ()
 
 
-def keep_on(cpus: tuple[int, ...], token: str) -> None:
+def keep_on(cpus: tuple[int, ...], run: str) -> None:
     """Have every thread of every process of this rank run on these processors from here on.
 
-    `token` tells the rank's processes apart from others above this one. Raises OSError if a
-    processor is not there, or not for this process.
+    `run` names the rank's run (SKEP_RUN): processes above this one that name another are not of
+    the rank. Raises OSError if a processor is not there, or not for this process.
     """
     own = os.getpid()
     os.sched_setaffinity(own, cpus)  # First here: what is wrong with them is then told.
-    for process in tree(_root(own, token)):
+    for process in tree(_root(own, run)):
         for thread in _listed(f"/proc/{process}/task"):
             try:
                 os.sched_setaffinity(int(thread), cpus)
@@ -116,10 +116,10 @@ def tree(root: int) -> Iterator[int]:
             yield from tree(int(child))
 
 
-def _root(process: int, token: str) -> int:
+def _root(process: int, run: str) -> int:
     """Return the topmost process above this one that is of the same rank."""
-    mark = f"SKEP_TOKEN={token}".encode()
-    while token:
+    mark = f"SKEP_RUN={run}".encode()
+    while run:
         try:
             with open(f"/proc/{process}/stat", "rb") as file:
                 above = int(file.read().rsplit(b")", 1)[1].split()[1])

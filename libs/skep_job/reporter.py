@@ -16,7 +16,8 @@ processes share a rank (`parts` of them):
 be smaller than before. It is "cooperative" where the script itself says what a mini-batch is. After
 a failure `source` is "none". What the agent sends, and the answers, are `skep_job.control`'s: after
 hello the job says again what it can and how it stands. If the agent is away, the thread tries again
-for ever, and the training does not notice.
+for ever, and the training does not notice. An agent that does not let the process speak for its
+rank sends `not-heard` with the reason in `why`, which is printed once.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ GREETING_S = 0.1
 
 FAREWELL_S = 1.0
 """How long the end of the interpreter may be held up for the final count to leave."""
+
+_REFUSAL_CHARACTERS_MAX = 500
 
 _LAST_WAIT_S = 0.01
 """A socket's timeout must be positive, even when no time is left."""
@@ -83,6 +86,7 @@ class Reporter:
         self._report_at = 0.0
         self._urgent = False
         self._failure_told = False  # on this connection
+        self._refusal_told = False
         self._closing_by: float | None = None
         self._pipe = WakePipe()
 
@@ -182,7 +186,7 @@ class Reporter:
                     "hello",
                     pid=self._pid,
                     world=self._settings.world,
-                    token=self._settings.token,
+                    token=self._settings.secret,
                     **({"parts": self._settings.parts} if self._settings.parts > 1 else {}),
                 )
             )
@@ -225,8 +229,15 @@ class Reporter:
                 self._lose_link()
                 return
             for message in messages:
-                if message.get("attempt", self._settings.attempt) == self._settings.attempt:
+                if message.get("type") == "not-heard":
+                    self._tell_refusal(str(message.get("why", "")))
+                elif message.get("attempt", self._settings.attempt) == self._settings.attempt:
                     self._control.take(message)
+
+    def _tell_refusal(self, why: str) -> None:
+        if not self._refusal_told:
+            self._refusal_told = True
+            complain(f"the agent does not listen to this process: {why[:_REFUSAL_CHARACTERS_MAX]}")
 
     def _send_answers(self, link: Link) -> None:
         """Send what control has said so far. Raises LinkLost; what has not left stays."""

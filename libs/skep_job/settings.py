@@ -14,7 +14,7 @@ REPORT_S_MAX = 60.0
 assert REPORT_S_MIN <= REPORT_S <= REPORT_S_MAX
 
 TEXT_MAX = 1_000
-"""Characters of a job id or a token: every message must stay far below the largest frame."""
+"""Characters of a job id or a secret: every message must stay far below the largest frame."""
 
 SOCKET_NAME_BYTES_MAX = 80
 """Bytes of the socket's file name: with `/proc/self/fd/<n>/` before it, it must fit in 107."""
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     attempt: int
     rank: int
     world: int
-    token: str
+    secret: str
     report_every_s: float
     host_bytes: int | None = None  # what `release` may put into the host's memory; None: no bound
     part: int = 0  # which process of its rank this one is ...
@@ -58,9 +58,9 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
     """Return the settings in `environ`, or why there are none.
 
     SKEP_SOCK (a Unix socket's path; absent or empty: not observed), SKEP_JOB and SKEP_GEN (the
-    attempt) are required together; SKEP_TOKEN, SKEP_RANK and SKEP_WORLD (else RANK and
-    WORLD_SIZE), SKEP_REPORT_S (seconds, kept
-    within 0.05 to 60) and SKEP_HOST_BYTES (no bound) have defaults.
+    attempt) are required together; SKEP_RANK_SECRET, SKEP_RANK and SKEP_WORLD (else RANK and
+    WORLD_SIZE), SKEP_REPORT_S (seconds, kept within 0.05 to 60) and SKEP_HOST_BYTES (no bound)
+    have defaults.
     """
     path = environ.get("SKEP_SOCK", "")
     if not path:
@@ -70,7 +70,7 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
             f"the file name in SKEP_SOCK is longer than {SOCKET_NAME_BYTES_MAX} bytes; "
             "give the socket a shorter name"
         )
-    for name in ("SKEP_JOB", "SKEP_TOKEN"):
+    for name in ("SKEP_JOB", "SKEP_RANK_SECRET"):
         if len(environ.get(name, "")) > TEXT_MAX:
             return Unobserved(f"{name} is longer than {TEXT_MAX} characters")
     if not environ.get("SKEP_JOB"):
@@ -98,7 +98,7 @@ def read(environ: Mapping[str, str]) -> Settings | Unobserved:
         attempt=attempt,
         rank=rank,
         world=world,
-        token=environ.get("SKEP_TOKEN", ""),
+        secret=environ.get("SKEP_RANK_SECRET", ""),
         report_every_s=min(max(report_every_s, REPORT_S_MIN), REPORT_S_MAX),
         host_bytes=host_bytes,
     )

@@ -186,6 +186,6 @@ def job_processes(notes: str) -> dict[int, str]:
         except OSError:
             continue
         if mark in variables:
-            token = next((each for each in variables if each.startswith(b"SKEP_TOKEN=")), b"")
+            token = next((each for each in variables if each.startswith(b"SKEP_RUN=")), b"")
             found[pid] = f"{token.decode()} {b' '.join(words_of(pid)).decode()}"
     return found

@@ -193,7 +193,7 @@ async def test_stray_process_of_an_ended_run_is_killed(node: Node) -> None:
     runtime = await open_process(node)
     await started(runtime, node.plan("a", "true"))
     await node.end_of("a")
-    marks = {"PATH": PATH, "SKEP_TOKEN": "a", "SKEP_NODE_STATE": str(node.state)}
+    marks = {"PATH": PATH, "SKEP_RUN": "a", "SKEP_NODE_STATE": str(node.state)}
     stray = await asyncio.create_subprocess_exec("sleep", "1000", env=marks, start_new_session=True)
     kill(await runtime.ping())
     async with asyncio.timeout(DEADLINE_SECONDS):

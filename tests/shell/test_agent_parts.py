@@ -26,6 +26,7 @@ from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.adapters import devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.node_runtimes import NodeRuntimes
+from skep_services.agent import proc
 from skep_services.agent.calls import AgentCalls, port_is_taken
 from skep_services.agent.environment import (
     container_folders,
@@ -36,6 +37,7 @@ from skep_services.agent.environment import (
 )
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
+from skep_services.agent.rank_access import RankAccess
 from skep_services.service import ConfigurationError, NameTakenError
 
 DEADLINE_S = 120.0
@@ -208,7 +210,7 @@ class TestEnvironment:
             "RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
             "NODE_RANK": "1", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001",
             "TORCHELASTIC_RESTART_COUNT": "1", "SKEP_JOB": "j7", "SKEP_GEN": "2", "LR": "0.1",
-            "SKEP_TOKEN": "j7.2.2", "SKEP_DEVICES": "0,3", "TRACEPARENT": TRACE, "HOME": "/h",
+            "SKEP_RUN": "j7.2.2", "SKEP_DEVICES": "0,3", "TRACEPARENT": TRACE, "HOME": "/h",
         }  # fmt: skip
         assert {name: plan.env.get(name) for name in wanted} == wanted
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
@@ -437,7 +439,18 @@ def frame(**message: Any) -> bytes:
 WHO = {"job": "j7", "attempt": 2, "rank": 1}
 STATS = {"type": "stats", **WHO, "steps": 5, "step_ns": 10, "monotonic_ns": 1_000,
          "last_step_monotonic_ns": 900, "source": "optimizer", "memory_bytes": 64}  # fmt: skip
-HELLO = frame(type="hello", **WHO, pid=1, token="j7.2.1")
+
+
+def access() -> RankAccess:
+    """Return the node's access to its one run, which is this process."""
+    known = RankAccess(b"k" * 32)
+    ticks = proc.start_ticks(os.getpid())
+    assert ticks is not None
+    known.listed([RunStarted("j7.2.1", os.getpid(), ticks, Instant(0))])
+    return known
+
+
+HELLO = frame(type="hello", **WHO, pid=1, token=RankAccess(b"k" * 32).secret("j7.2.1"))
 
 
 @pytest.mark.asyncio
@@ -446,7 +459,7 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
     state.mkdir()
     clock = ManualClock(Instant(5_000))
     events: asyncio.Queue[Any] = asyncio.Queue()
-    jobs = JobSocket(state, clock, events.put)
+    jobs = JobSocket(state, clock, events.put, access())
     (state / "jobs.sock").write_text("left by an earlier agent")
     await jobs.open()
     folder = os.open(state, os.O_PATH)
@@ -455,7 +468,7 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
     writer.write(HELLO + frame(**STATS) + frame(type="unheard of", news=1))
     writer.write(frame(type="error", **WHO, error="odd") + frame(type="bye", **WHO, steps=9))
     hello = await asyncio.wait_for(events.get(), DEADLINE_S)
-    assert (hello.message.token, hello.message.pid) == ("j7.2.1", 1)
+    assert (hello.message.token, hello.message.pid) == ("", 1)
     first = await asyncio.wait_for(events.get(), DEADLINE_S)
     expected = RankProgress(rank=1, steps=5, step_ns=10, last_step_at=Instant(4_900), memory=64)
     assert first == machine.RankStats("j7", 2, expected)
@@ -463,7 +476,8 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
     last = await asyncio.wait_for(events.get(), DEADLINE_S)
     assert (last.progress.steps, last.progress.memory) == (9, 64)
     writer.write(frame(type="suspended", **WHO, order="one"))
-    assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b"", "garbage ends the connection"
+    told = await asyncio.wait_for(reader.read(), DEADLINE_S)
+    assert b"cannot be read: Expected `int`, got `str`" in told, "garbage ends the connection"
     writer.close()
     await jobs.close()
 
@@ -471,14 +485,14 @@ async def test_jobs_say_how_far_they_are(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_giant_messages_and_unset_times(tmp_path: Path) -> None:
     events: asyncio.Queue[Any] = asyncio.Queue()
-    jobs = JobSocket(tmp_path, ManualClock(), events.put)
+    jobs = JobSocket(tmp_path, ManualClock(), events.put, access())
     await jobs.open()
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "jobs.sock"))
     unset = frame(**{**STATS, "last_step_monotonic_ns": 0})
     writer.write(HELLO + unset + struct.pack(">I", 2**31))
     assert (await asyncio.wait_for(events.get(), DEADLINE_S)).message.pid == 1
     assert (await asyncio.wait_for(events.get(), DEADLINE_S)).progress.last_step_at == 0
-    assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+    assert b"a message of 2147483648 bytes" in await asyncio.wait_for(reader.read(), DEADLINE_S)
     writer.close()
     await jobs.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,13 +12,18 @@ import pytest
 import pytest_asyncio
 
 from skep.machines.agent import RankSaid, RankStats
+from skep.units import Instant
 from skep.wire import talk
 from skep_services.adapters.memory import ManualClock
 from skep_services.agent import jobs as module
+from skep_services.agent import proc
 from skep_services.agent.jobs import JobSocket
+from skep_services.agent.rank_access import RankAccess
+from skep_services.ports import RunStarted
 
 DEADLINE_S = 60.0
 WHO: dict[str, Any] = {"job": "j7", "attempt": 2, "rank": 1}
+ACCESS = RankAccess(b"k" * 32)
 ORDER = talk.SuspendRank(**WHO, order=9, step=5)
 
 
@@ -27,7 +33,7 @@ def frame(**message: Any) -> bytes:
 
 
 def hello(**more: Any) -> bytes:
-    return frame(**{"type": "hello", **WHO, "pid": 1, "token": "j7.2.1", **more})
+    return frame(**{"type": "hello", **WHO, "pid": 1, "token": ACCESS.secret("j7.2.1"), **more})
 
 
 class Job:
@@ -48,14 +54,25 @@ class Job:
     async def is_hung_up_on(self) -> bool:
         return await asyncio.wait_for(self.reader.read(), DEADLINE_S) == b""
 
+    async def is_refused(self) -> str:
+        """Return why; raises unless the connection ends then."""
+        told = await self.hears()
+        assert told["type"] == "not-heard", told
+        assert await self.is_hung_up_on()
+        return str(told["why"])
+
 
 class Node:
-    """A socket, its jobs, and what came of them."""
+    """A socket, its jobs, and what came of them. This very process is the rank."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events: asyncio.Queue[RankSaid | RankStats] = asyncio.Queue()
-        self.socket = JobSocket(folder, ManualClock(), self.events.put)
+        self.access = RankAccess(b"k" * 32)
+        ticks = proc.start_ticks(os.getpid())
+        assert ticks is not None
+        self.access.listed([RunStarted("j7.2.1", os.getpid(), ticks, Instant(0))])
+        self.socket = JobSocket(folder, ManualClock(), self.events.put, self.access)
         self.jobs: list[Job] = []
 
     async def job(self, first: bytes = b"") -> Job:
@@ -70,7 +87,8 @@ class Node:
 
 
 @pytest_asyncio.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.setattr(module, "REFUSED_HELD_S", 0.0)
     one = Node(tmp_path)
     await one.socket.open()
     yield one
@@ -83,7 +101,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def test_a_rank_is_told_and_answers(node: Node) -> None:
     assert not node.socket.tell(ORDER), "nobody is there"
     job = await node.job(hello())
-    assert (await node.said()).token == "j7.2.1"
+    assert await node.said() == talk.Hello(**WHO, pid=1), "the secret goes no further"
     assert node.socket.tell(ORDER)
     assert await job.hears() == {"type": "suspend", **WHO, "order": 9, "step": 5}
     job.say("suspended", order=9, step=5)
@@ -95,17 +113,18 @@ async def test_a_rank_is_told_and_answers(node: Node) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "first",
+    "first, why",
     [
-        hello(token="j7.2.0"),
-        hello(token=""),
-        hello(rank=0),
-        frame(type="can", **WHO, can=["suspend"]),
+        (hello(token="j7.2.1"), "is not the secret of run j7.2.1"),
+        (hello(token=""), "is not the secret"),
+        (hello(rank=0), "is not the secret of run j7.2.0"),
+        (hello(rank=0, token=ACCESS.secret("j7.2.0")), "does not live on this node"),
+        (frame(type="can", **WHO, can=["suspend"]), "did not say hello first"),
     ],
 )
-async def test_nobody_speaks_for_a_rank_without_its_token(node: Node, first: bytes) -> None:
+async def test_a_rank_needs_its_secret(node: Node, first: bytes, why: str) -> None:
     job = await node.job(first)
-    assert await job.is_hung_up_on()
+    assert why in await job.is_refused()
     assert not node.socket.tell(ORDER)
     assert node.events.empty()
 
@@ -115,7 +134,7 @@ async def test_a_connection_speaks_for_one_rank(node: Node) -> None:
     job = await node.job(hello())
     await node.said()
     job.writer.write(frame(type="suspended", **{**WHO, "rank": 0}, order=1))
-    assert await job.is_hung_up_on()
+    assert "spoke for rank 0 of j7" in await job.is_refused()
     assert node.events.empty()
 
 
@@ -177,7 +196,7 @@ async def test_processes_that_train_together_are_all_told_and_heard(node: Node) 
     jobs[1].say("suspended", part=1, order=9, step=5)
     assert await node.said() == talk.Suspended(**WHO, part=1, order=9, step=5)
     jobs[1].say("suspended", order=9, step=5)
-    assert await jobs[1].is_hung_up_on(), "it speaks for one process"
+    assert "spoke for" in await jobs[1].is_refused(), "it speaks for one process"
     assert node.socket.tell(ORDER)
     assert (await jobs[0].hears())["order"] == 9
 
@@ -202,4 +221,4 @@ async def test_so_many_connections_and_no_more(node: Node) -> None:
         await node.job(hello(pid=pid))
     await node.said()
     one_more = await node.job(hello(pid=99))
-    assert await one_more.is_hung_up_on()
+    assert (await one_more.hears())["why"] == "run j7.2.1 has 64 connections already"

@@ -100,7 +100,7 @@ def test_settings_with_defaults() -> None:
 
 
 def test_settings_in_full() -> None:
-    more = {"RANK": "3", "WORLD_SIZE": "4", "SKEP_TOKEN": "t", "SKEP_REPORT_S": "0.25"}
+    more = {"RANK": "3", "WORLD_SIZE": "4", "SKEP_RANK_SECRET": "t", "SKEP_REPORT_S": "0.25"}
     assert read(GIVEN | more) == Settings("/run/skep/n1.sock", "j7", 3, 3, 4, "t", 0.25)
 
 
@@ -128,7 +128,7 @@ def test_without_a_socket_nothing_is_asked_for(environ: dict[str, str]) -> None:
         ("SKEP_SOCK", "/run/" + "x" * 81, "the file name in SKEP_SOCK is longer than 80 bytes"),
         ("SKEP_JOB", "", "SKEP_SOCK is set and SKEP_JOB is not"),
         ("SKEP_JOB", "j" * 1_001, "SKEP_JOB is longer than 1000 characters"),
-        ("SKEP_TOKEN", "j" * 1_001, "SKEP_TOKEN is longer than 1000 characters"),
+        ("SKEP_RANK_SECRET", "j" * 1_001, "SKEP_RANK_SECRET is longer than 1000 characters"),
         ("SKEP_GEN", "", "SKEP_SOCK is set and SKEP_GEN is not"),
         ("SKEP_GEN", "two", "SKEP_GEN is 'two', expected a whole number from 0"),
         ("SKEP_GEN", "9007199254740993", "SKEP_GEN is '9007199254740993', expected"),

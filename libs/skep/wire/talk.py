@@ -50,7 +50,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class Hello(Speech, frozen=True, tag="hello"):
-    """First on every connection. `token` is the run's, as its environment named it.
+    """First on every connection. `token` is the rank's secret, from its environment.
 
     `parts` processes of the rank train together, as `torchrun --nproc-per-node` starts them.
     """
@@ -265,5 +265,14 @@ class ShareRank(Speech, frozen=True, tag="share"):
     share: Fraction = 0.0
 
 
+class NotHeard(Speech, frozen=True, tag="not-heard"):
+    """The agent does not let this process speak for the rank, and hangs up. `why` is one line."""
+
+    why: Text = ""
+
+
 Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank | ShareRank
-"""Everything a rank is told."""
+"""Every order to a rank."""
+
+Heard = Told | NotHeard
+"""Everything a rank hears."""

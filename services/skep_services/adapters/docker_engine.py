@@ -19,10 +19,10 @@ import msgspec
 from skep.units import Instant
 from skep.wire.runs import RunPlan
 from skep_services.adapters.docker_entry import entrypoint
+from skep_services.agent.proc import RUN_VARIABLE
 
 OWNER_LABEL = "skep.owner"
 TOKEN_LABEL = "skep.token"  # noqa: S105 - a name of a run, not a secret
-TOKEN_VARIABLE = "SKEP_TOKEN"  # noqa: S105
 
 CALL_SECONDS_MAX = 60
 """What an engine may take to answer: it takes 0.2 s to start a container on an idle machine."""
@@ -149,7 +149,7 @@ class Engine:
                 log_config={"type": "none"},
             )
             # The init process passes signals on to the command's whole process group.
-            env = {**plan.env, TOKEN_VARIABLE: plan.token, "TINI_KILL_PROCESS_GROUP": "1"}
+            env = {**plan.env, RUN_VARIABLE: plan.token, "TINI_KILL_PROCESS_GROUP": "1"}
             api.create_container(
                 plan.image,
                 list(plan.argv),

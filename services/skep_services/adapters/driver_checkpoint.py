@@ -39,7 +39,6 @@ WORD_SECONDS_MAX = 10.0
 MOVE_SECONDS_MAX = 300.0
 """For 80 GB at the 5 GB/s that users report, and many times that."""
 TEXT_CHARACTERS_MAX = 300
-TOKEN = b"SKEP_TOKEN"
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -208,7 +207,7 @@ def _holder(
     if state is None:
         return f"device {devices[0]} does not tell who uses it"
     mine = [one for one in state.processes
-            if proc.environ(one.pid).get(TOKEN, b"").decode(errors="replace") == token]  # fmt: skip
+            if proc.run_named(proc.environ(one.pid)) == token]  # fmt: skip
     if not mine:
         others = len(state.processes)
         return f"{others} processes on the device are not this job's" if others else (0, 0)

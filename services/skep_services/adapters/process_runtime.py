@@ -32,6 +32,10 @@ INTERPRETER = (sys.executable, "-I", "-S", "-X", "utf8")
 half the time. UTF-8 whatever the locale, because paths and environments arrive as JSON.
 """
 
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR",
+             "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")  # fmt: skip
+"""What the runner gets of the agent's environment. It holds jobs, and needs no credentials."""
+
 REQUESTS_MAX = 1024
 """Requests under way at once; more wait. A start takes about a millisecond, so this is a second."""
 
@@ -273,6 +277,7 @@ class ProcessRuntime:
                 runner_process.__file__,
                 self._state,
                 str(self._idle_s),
+                env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -152,7 +152,7 @@ async def main(chosen: Settings, log: Any) -> None:
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
-        jobs = JobSocket(chosen.state, SystemClock(), shell.hear)
+        jobs = JobSocket(chosen.state, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()
         calls.sweep_checkpoints(job_lives)

@@ -24,6 +24,7 @@ from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
+from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -63,6 +64,8 @@ class AgentCalls:
         self._checkpoints = Checkpoints(state, inherited)
         self._stores = Stores()
         self._mps = Mps(state, inherited)
+        self.access = RankAccess(node_key(state))
+        """Who may speak for the ranks that this starts and finds."""
         self.driver: DriverCheckpoint | None = None
         """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
@@ -101,6 +104,7 @@ class AgentCalls:
             case machine.StopRun():
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
+                self.access.gone(command.token)
                 self._spawn(self._runtime.forget(command.token))
                 if self.driver is not None:
                     self.driver.forget(command.token)
@@ -150,7 +154,9 @@ class AgentCalls:
         await self._answer(run)
 
     async def _list(self, answer: Answer) -> None:
-        await answer(machine.RunsListed(tuple(await self._runtime.runs())))
+        runs = tuple(await self._runtime.runs())
+        self.access.listed(run for run in runs if isinstance(run, RunStarted))
+        await answer(machine.RunsListed(runs))
 
     async def _freeze(self, command: machine.FreezeRun, answer: Answer) -> None:
         await answer(machine.RunFrozen(command.token, await self._runtime.freeze(command.token)))
@@ -202,8 +208,9 @@ class AgentCalls:
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         plan = run_plan(command, self._state, self._devices, self._inherited)
+        secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
-        plan = msgspec.structs.replace(plan, env={**plan.env, **more})
+        plan = msgspec.structs.replace(plan, env={**plan.env, **more, **secret})
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
             await self._stores.free(command.command.master_port)
@@ -224,7 +231,13 @@ class AgentCalls:
                 text = f"{error.filename or self._state} cannot be written: {error.strerror}"
                 await answer(RunNotStarted(command.token, text))
                 return
-        await answer(await self._runtime.start(plan))
+        self.access.starting(command.token)
+        outcome = await self._runtime.start(plan)
+        if isinstance(outcome, RunStarted):
+            self.access.began(outcome)
+        else:
+            self.access.gone(command.token)
+        await answer(outcome)
 
     async def _publish_in_order(self) -> None:
         """Publish one event after the other: followers see what happened in the order it did."""

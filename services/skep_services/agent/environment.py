@@ -19,6 +19,7 @@ from skep_services.adapters.devices import Devices, host_memory
 from skep_services.agent.checkpoints import VARIABLE as CHECKPOINTS_DIR
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.memory import host_budget
+from skep_services.agent.proc import RUN_VARIABLE
 from skep_services.agent.runner_log import LOG_BYTES_MIN
 from skep_services.service import ConfigurationError
 
@@ -204,7 +205,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_RANK": str(plan.rank),
         "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
-        "SKEP_TOKEN": start.token,
+        RUN_VARIABLE: start.token,
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **({"TRACEPARENT": command.trace} if command.trace else {}),
         **_server_variables(command),

@@ -1,29 +1,51 @@
 """The socket on which running jobs say how far they are, and are told what to do.
 
-One connection speaks for one process of a rank, mostly the only one: it says hello with the token
-of its run first, and nothing on it may come from another. Should a second process say that it is
-the same one of a rank, it waits: it is heard and spoken to once the first is gone. Until then the
-rank cannot give its devices' memory back, because the second one would not.
+One connection speaks for one process of a rank, mostly the only one: it says hello with the secret
+of its rank first, and nothing on it may come from another. `rank_access` decides whether it may;
+what it refuses is told why in one line, there and in the log. Should a second process say that it
+is the same one of a rank, it waits: it is heard and spoken to once the first is gone. Until then
+the rank cannot give its devices' memory back, because the second one would not.
+
+A job's process is not to be trusted. Each run has a number of connections and of messages a second
+of its own, so a flood slows the job that makes it. A connection that does not say hello in time is
+closed, and so is one whose message is too large or has a value out of range.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from skep.machines.agent import RankSaid, RankStats
 from skep.machines.agent.voices import merged
-from skep.units import Instant
+from skep.units import NS_PER_SECOND, Instant
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.reports import RankProgress
-from skep.wire.talk import Bye, Can, Hello, Measured, Said, Speech, Stats, Told
+from skep.wire.talk import (
+    Bye,
+    Can,
+    CountingFailed,
+    Failed,
+    Heard,
+    Hello,
+    Measured,
+    NotHeard,
+    Said,
+    Speech,
+    Stats,
+    Told,
+)
+from skep_services.agent.rank_access import Peer, RankAccess, peer_of
 from skep_services.ports import Clock
+
+log = logging.getLogger(__name__)
 
 LENGTH = struct.Struct(">I")
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -34,6 +56,28 @@ that has that much waiting is hung up on, and is told again when it returns."""
 
 CONNECTIONS_PER_RANK_MAX = 64
 """More processes of one run than would ever train beside one another: four on each of 16 GPUs."""
+
+STRANGERS_MAX = 256
+"""Connections from processes whose run is not known yet: every rank of a node, just started."""
+
+HELLO_WITHIN_S = 10.0
+"""What a process has to say hello in: it does so at once, on however busy a machine."""
+
+REFUSED_HELD_S = 1.0
+"""How long a refused connection is held: it counts against its run, so that a process which asks
+again and again gets at most CONNECTIONS_PER_RANK_MAX answers a second."""
+
+MESSAGES_PER_S = 1000
+BURST_S = 2
+"""Messages of one rank that are read. A process says a few a second and at most 20, so 50
+processes of a rank can; what comes faster waits in the kernel, and then in the job."""
+MESSAGE_NS = NS_PER_SECOND // MESSAGES_PER_S
+
+REFUSALS_EVERY_S = 10
+"""How often a refusal is logged; those between are counted."""
+
+ERROR_CHARACTERS_MAX = 2000
+"""What is passed on of a text that a rank says of an error."""
 
 VALUES_MAX = 32
 NAME_CHARACTERS_MAX = 64
@@ -64,6 +108,50 @@ class _Line:
         """What the machine knows that it can."""
 
 
+class _Refusals:
+    """Says in the log what was refused, the first time and then every REFUSALS_EVERY_S."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next_at = Instant(0)
+        self._unsaid = 0
+
+    def note(self, why: str) -> None:
+        """Log a refusal, or count it."""
+        now = self._clock.now()
+        if now < self._next_at:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more were refused before it)" if self._unsaid else ""
+        log.warning("jobs.sock: refused: %s%s", why, more)
+        self._next_at = Instant(now + REFUSALS_EVERY_S * NS_PER_SECOND)
+        self._unsaid = 0
+
+
+class _Seat:
+    """One connection's part of what its run may have open; `taken` counts them by run."""
+
+    def __init__(self, taken: dict[str, int], run: str) -> None:
+        self._taken, self._run = taken, run
+        taken[run] = taken.get(run, 0) + 1
+
+    def move(self, run: str) -> None:
+        """Count the connection against this run from now on."""
+        self.leave()
+        self._run = run
+        self._taken[run] = self._taken.get(run, 0) + 1
+
+    def leave(self) -> None:
+        """Count the connection no more."""
+        self._taken[self._run] -= 1
+        if not self._taken[self._run]:
+            del self._taken[self._run]
+
+
+class _Refusal(Exception):  # noqa: N818  a name for what happened
+    """A process is not listened to; the text says why."""
+
+
 class JobSocket:
     """Listens on `<state>/jobs.sock`; turns what jobs say into events, and tells them things."""
 
@@ -72,13 +160,18 @@ class JobSocket:
         state: Path,
         clock: Clock,
         put: Callable[[RankStats | RankSaid], Awaitable[None]],
+        access: RankAccess,
     ) -> None:
-        """Prepare to listen; `put` takes the events."""
+        """Prepare to listen; `put` takes the events, `access` knows who may speak."""
         self._path = state / "jobs.sock"
-        self._clock, self._put = clock, put
+        self._clock, self._put, self._access = clock, put, access
         self._server: asyncio.Server | None = None
         self._latest: dict[Rank, dict[int, RankProgress]] = {}  # by process of the rank
         self._lines: dict[Rank, list[_Line]] = {}
+        self._serving: dict[int, asyncio.Task[Any]] = {}
+        self._open: dict[str, int] = {}  # connections by run, "" while that is not known
+        self._heard_until: dict[Rank, Instant] = {}
+        self._refusals = _Refusals(clock)
 
     async def open(self) -> None:
         """Listen; a socket left by an earlier process is replaced."""
@@ -96,9 +189,10 @@ class JobSocket:
         """Stop listening, and hang up."""
         if self._server is not None:
             self._server.close()
-        for lines in list(self._lines.values()):
-            for line in lines:
-                line.writer.close()
+        serving = list(self._serving.values())
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     def tell(self, message: Told) -> bool:
         """Say something to all processes of a rank; return whether it reached one at least.
@@ -106,58 +200,128 @@ class JobSocket:
         Never waits. A process that is away is told again by the machine, once it says hello.
         """
         lines = self._lines.get((message.job, message.attempt, message.rank), [])
-        body = ENCODER.encode(message)
-        assert len(body) <= MESSAGE_BYTES_MAX, f"a message of {len(body)} bytes"
+        frame = _frame(message)
         told = False
         for line in filter(self._speaks, lines):
             writer = line.writer
-            if writer.transport.get_write_buffer_size() + len(body) > WAITING_BYTES_MAX:
+            if writer.transport.get_write_buffer_size() + len(frame) > WAITING_BYTES_MAX:
                 writer.transport.abort()
                 continue
-            writer.write(LENGTH.pack(len(body)) + body)
+            writer.write(frame)
             told = True
         return told
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read one job's messages until it closes, or says something that cannot be read."""
-        line: _Line | None = None
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, *UNDECODABLE):
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                if length > MESSAGE_BYTES_MAX:
-                    break
-                message = _read(await reader.readexactly(length))
-                if message is None:
-                    continue
-                if line is None:
-                    line = self._greet(writer, message)
-                    if line is None:
-                        break
-                    if self._speaks(line):
-                        await self._put(RankSaid(line.hello))
-                    await self._review(line)
-                elif isinstance(message, Hello) or _who(message) != _who(line.hello):
-                    break  # It speaks for one process, and said which.
-                elif isinstance(message, Can):
-                    line.can = message
-                    await self._review(line)
-                elif self._speaks(line):
-                    await self._take(message)
-        if line is not None:
-            await self._hang_up(line)
-        writer.close()
+        """Serve one connection to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[id(task)] = task
+        peer = peer_of(writer.get_extra_info("socket"))
+        run = self._access.run_of(peer)
+        most = CONNECTIONS_PER_RANK_MAX if run else STRANGERS_MAX
+        try:
+            if not self._access.lets_in(peer):
+                why = f"process {peer.pid} is of user {peer.uid}, not the agent's"
+                self._refuse(writer, why)
+            elif self._open.get(run, 0) >= most:
+                whose = f"run {run} has" if run else "processes of no known run have"
+                self._refuse(writer, f"{whose} {most} connections already")
+            else:
+                await self._listen(reader, writer, peer, run)
+        except asyncio.CancelledError:
+            pass  # The agent ends. The server would log it as an error of this connection.
+        finally:
+            del self._serving[id(task)]
+            writer.close()
 
-    def _greet(self, writer: asyncio.StreamWriter, message: Said) -> _Line | None:
-        """Return the line that begins with a message, None unless it may speak for its rank."""
-        key = _rank(message)
-        named = isinstance(message, Hello) and message.token == ".".join(map(str, key))
-        if not named:
-            return None
-        assert isinstance(message, Hello)
+    def _refuse(self, writer: asyncio.StreamWriter, why: str) -> None:
+        """Say why a process is not listened to, in the log and to itself."""
+        self._refusals.note(why)
+        writer.write(_frame(NotHeard(job="", attempt=0, rank=0, why=why)))
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, run: str
+    ) -> None:
+        """Read what a process says while it counts against `run`; say why where it is refused."""
+        seat = _Seat(self._open, run)
+        try:
+            await self._converse(reader, writer, peer, seat)
+        except _Refusal as refusal:
+            self._refuse(writer, str(refusal))
+            await asyncio.sleep(REFUSED_HELD_S)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # It has hung up.
+        finally:
+            seat.leave()
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Peer,
+        seat: _Seat,
+    ) -> None:
+        """Read one process's messages until it closes. Raises _Refusal for what it may not say."""
+        try:
+            async with asyncio.timeout(HELLO_WITHIN_S):
+                hello = await _next(reader)
+                while hello is None:
+                    hello = await _next(reader)
+        except TimeoutError:
+            why = f"process {peer.pid} did not say hello within {HELLO_WITHIN_S:.0f} s"
+            raise _Refusal(why) from None
+        line = await self._greet(writer, hello, peer)
+        seat.move(_token(line.hello))
+        try:
+            if self._speaks(line):
+                await self._put(RankSaid(line.hello))
+            await self._review(line)
+            while True:
+                message = await _next(reader)
+                await self._pace(_rank(line.hello))
+                if message is not None:
+                    await self._hear(line, message)
+        finally:
+            await self._hang_up(line)
+
+    async def _hear(self, line: _Line, message: Said) -> None:
+        """Take a message of a process that has said hello. Raises _Refusal."""
+        if isinstance(message, Hello) or _who(message) != _who(line.hello):
+            why = f"a process of {_name(line.hello)} spoke for {_name(message)}"
+            raise _Refusal(why)
+        if isinstance(message, Can):
+            line.can = message
+            await self._review(line)
+        elif self._speaks(line):
+            await self._take(message)
+
+    async def _pace(self, key: Rank) -> None:
+        """Wait while a rank says more than MESSAGES_PER_S, bursts apart."""
+        now = self._clock.now()
+        begin = now - BURST_S * NS_PER_SECOND
+        until = max(self._heard_until.get(key, begin), begin) + MESSAGE_NS
+        self._heard_until[key] = Instant(until)
+        if until > now:
+            await self._clock.sleep_until(Instant(until))
+
+    async def _greet(self, writer: asyncio.StreamWriter, message: Said, peer: Peer) -> _Line:
+        """Return the line that begins with a message. Raises _Refusal."""
+        if not isinstance(message, Hello):
+            why = f"process {peer.pid} did not say hello first"
+            raise _Refusal(why)
+        key, token = _rank(message), _token(message)
+        await self._access.settled(token)
+        why = self._access.refusal(peer, token, message.token)
+        if not why and not message.part < message.parts <= CONNECTIONS_PER_RANK_MAX:
+            why = f"process {message.part} of {message.parts} of run {token} cannot be"
+        if why:
+            raise _Refusal(why)
         lines = self._lines.setdefault(key, [])
         if len(lines) >= CONNECTIONS_PER_RANK_MAX:
-            return None
-        line = _Line(writer, message)
+            why = f"run {token} has {CONNECTIONS_PER_RANK_MAX} connections already"
+            raise _Refusal(why)
+        # The secret has done its work: it is in no event, and so in no log.
+        line = _Line(writer, msgspec.structs.replace(message, token=""))
         earlier = next((each for each in lines if each.hello.pid == message.pid), None)
         # A process that connects again has lost its first connection, even if nobody here has seen
         # that yet.
@@ -193,6 +357,8 @@ class JobSocket:
         lines.remove(line)
         if not lines:
             del self._lines[key]
+            if not self._access.knows(_token(line.hello)):
+                self._heard_until.pop(key, None)
         if spoke:
             self._latest.get(key, {}).pop(part, None)
             if not self._latest.get(key):
@@ -229,6 +395,10 @@ class JobSocket:
                 )
             case Bye():
                 progress = msgspec.structs.replace(earlier, steps=message.steps)
+            case CountingFailed() | Failed():
+                error = message.error[:ERROR_CHARACTERS_MAX]
+                await self._put(RankSaid(msgspec.structs.replace(message, error=error)))
+                return
             case _:
                 await self._put(RankSaid(message))
                 return
@@ -242,8 +412,24 @@ def _is_bounded(values: dict[str, float]) -> bool:
     return len(values) <= VALUES_MAX and all(len(name) <= NAME_CHARACTERS_MAX for name in values)
 
 
+async def _next(reader: asyncio.StreamReader) -> Said | None:
+    """Return the next message, None for one of a kind that this version does not know.
+
+    Raises _Refusal for what is no message of the job's end of Skep.
+    """
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if length > MESSAGE_BYTES_MAX:
+        why = f"a message of {length} bytes: at most {MESSAGE_BYTES_MAX} are read"
+        raise _Refusal(why)
+    body = await reader.readexactly(length)
+    try:
+        return _read(body)
+    except UNDECODABLE as error:
+        why = f"a message that cannot be read: {error}"
+        raise _Refusal(why) from None
+
+
 def _read(body: bytes) -> Said | None:
-    """Return a message, None for one of a kind that this version does not know."""
     try:
         said: Said = DECODER.decode(body)
     except msgspec.ValidationError:
@@ -251,6 +437,21 @@ def _read(body: bytes) -> Said | None:
             raise
         return None
     return said
+
+
+def _frame(message: Heard) -> bytes:
+    body = ENCODER.encode(message)
+    assert len(body) <= MESSAGE_BYTES_MAX, f"a message of {len(body)} bytes"
+    return LENGTH.pack(len(body)) + body
+
+
+def _token(message: Speech) -> str:
+    """Return the name of the run that a message is of."""
+    return f"{message.job}.{message.attempt}.{message.rank}"
+
+
+def _name(message: Speech) -> str:
+    return f"rank {message.rank} of {message.job} attempt {message.attempt}"
 
 
 def _rank(message: Speech) -> Rank:

@@ -25,6 +25,15 @@ COMMAND_CHARS_MAX = 160
 ENVIRON_CHUNK_BYTES = 65_536
 """One read covers nearly every environment; the kernel bounds the whole at 6 MiB."""
 
+LINEAGE_MAX = 128
+"""Processes above one another. A launcher below a launcher is five; a hostile job can make
+thousands, and each costs a read of /proc."""
+
+RUN_VARIABLE = "SKEP_RUN"
+RUN_VARIABLE_BEFORE = "SKEP_TOKEN"
+"""What names its run in a process's environment, and what did up to version 0.1. The second is
+also the variable of a user's credential, so only what has the form of a run's name is taken."""
+
 
 class Process(NamedTuple):
     """One process: its identity (`pid`, `ticks`), parent, process group and session."""
@@ -40,6 +49,42 @@ def process(pid: int) -> Process | None:
     """Return the process, or None if there is none or only its zombie is left."""
     fields = _stat(pid)
     return None if fields is None or _is_dead(fields) else _process(pid, fields)
+
+
+def lineage(pid: int) -> Iterator[Process]:
+    """Yield a process and those above it, the nearest first, at most LINEAGE_MAX of them.
+
+    Nothing is yielded for pid 0, which is what the kernel says of processes that cannot be seen.
+    """
+    for _ in range(LINEAGE_MAX):
+        one = process(pid) if pid > 0 else None
+        if one is None:
+            return
+        yield one
+        pid = one.ppid
+
+
+def is_here(pid: int) -> bool:
+    """Return whether a process has a number here and is in no container of its own."""
+    try:
+        return pid > 0 and os.stat(f"/proc/{pid}/ns/pid").st_ino == _own_namespace()
+    except OSError:
+        return False  # It ended, or is of a user whose processes may not be looked at.
+
+
+def _own_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def run_named(variables: dict[bytes, bytes]) -> str:
+    """Return the run that an environment names, or an empty text."""
+    token = os.fsdecode(variables.get(RUN_VARIABLE.encode(), b""))
+    if token:
+        return token
+    before = os.fsdecode(variables.get(RUN_VARIABLE_BEFORE.encode(), b""))
+    job, *numbers = before.rsplit(".", 2)
+    named = job and len(numbers) == 2 and all(each.isdecimal() for each in numbers)
+    return before if named else ""
 
 
 def start_ticks(pid: int) -> int | None:

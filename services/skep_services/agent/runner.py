@@ -4,6 +4,7 @@
 
 One per state folder, alone by the lock on STATE/runner.lock. It detaches, listens on
 STATE/runner.sock (0600) and returns 0 once clients can connect, or when another holds the lock.
+Processes of runs are hung up on: they could start and end the runs of others.
 Messages both ways are a 4-byte big-endian length and that much JSON:
 
     {"id": 1, "do": "start", "plan": {...}}         -> {"id": 1, "started": {token, pid, ticks, at}}
@@ -35,10 +36,12 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from skep_services.agent import proc
 from skep_services.agent.proc import COMMAND_CHARS_MAX
 from skep_services.agent.runner_holder import LEFT_NAMES_MAX, LEFT_RUNS_MAX, RUNS_MAX, Holder
 
@@ -67,6 +70,9 @@ ACCEPT_PAUSE_SECONDS = 0.01
 
 READ_BYTES = 256 * 1024
 LENGTH = struct.Struct(">I")
+PEER = struct.Struct("iII")
+COMPLAIN_EVERY_SECONDS = 10.0
+"""A process that is refused again and again must not fill runner.log."""
 BACKLOG = 16
 STDERR_BYTES_MAX = 1024 * 1024
 
@@ -142,6 +148,7 @@ class Server:
         self.closing = False
         self.draining = False
         self._listener = listener
+        self._complain_at = 0.0
         self._idle_seconds = idle_seconds
         self._idle_since = time.monotonic()
         self._clients: list[Client] = []
@@ -203,10 +210,30 @@ class Server:
             # Too many open files: the client still waits, and asking again at once is no use.
             time.sleep(ACCEPT_PAUSE_SECONDS)
             return
+        if not self._is_an_agent(connection):
+            connection.close()
+            return
         connection.setblocking(False)
         client = Client(connection)
         self._clients.append(client)
         self._watch(connection, lambda: self._moved(client))
+
+    def _is_an_agent(self, connection: socket.socket) -> bool:
+        """Return whether a client may start and end runs: processes of runs may not.
+
+        A container's process is one too, and so is what has no number here.
+        """
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        pid, uid, _ = PEER.unpack(credentials)
+        if uid in (os.geteuid(), 0) and proc.is_here(pid) and not self.holder.is_of_a_run(pid):
+            return True
+        now = time.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_EVERY_SECONDS
+            who = f"process {pid} of user {uid} ({proc.command_line(pid)})"
+            sys.stderr.write(f"runner.sock: refused: {who} is no agent\n")
+            sys.stderr.flush()
+        return False
 
     def _moved(self, client: Client) -> None:
         client.read()

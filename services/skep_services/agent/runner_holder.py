@@ -32,9 +32,8 @@ from skep_services.agent.runner_launch import launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
 
-TOKEN_VARIABLE = "SKEP_TOKEN"  # noqa: S105 - a name of a run, not a secret
 NODE_VARIABLE = "SKEP_NODE_STATE"
-"""What every process of a run has in its environment: whose it is, and of which node."""
+"""Names the node's state folder in the environment of every process of a run."""
 
 RUNS_MAX = 65_536
 """Runs known at once, ended ones included. An agent forgets ends as soon as they are durable."""
@@ -232,6 +231,20 @@ class Holder:
         for run in [run for run in told if run.get("left")][LEFT_RUNS_MAX:]:
             run["left"] = []
         return told
+
+    def is_of_a_run(self, pid: int) -> bool:
+        """Return whether a process is below this one, or in the tree of a run that was adopted.
+
+        Nothing that a run starts can leave the first, as this is its subreaper. A process of which
+        not everything above it can be seen counts as one too.
+        """
+        adopted = {run.known.pid for run in self.live.values() if not run.own} - {0}
+        above = pid
+        for one in proc.lineage(pid):
+            if one.ppid == self._pid or one.pid in adopted or one.sid in adopted:
+                return True
+            above = one.ppid
+        return above != 0
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -435,8 +448,7 @@ class Holder:
         environ = proc.environ(pid)
         if environ.get(NODE_VARIABLE.encode()) != os.fsencode(self.state):
             return None
-        token = environ.get(TOKEN_VARIABLE.encode())
-        return None if token is None else os.fsdecode(token)
+        return proc.run_named(environ) or None
 
     # --- birth and rebirth ------------------------------------------------------------------------
 
@@ -448,7 +460,7 @@ class Holder:
         trouble = script_trouble(plan["script"], plan["workdir"])
         if trouble is not None:
             return trouble
-        env = {**plan["env"], TOKEN_VARIABLE: plan["token"], NODE_VARIABLE: self.state}
+        env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], NODE_VARIABLE: self.state}
         output = log.open_for_process()
         try:
             with proc.marked(known.mark):

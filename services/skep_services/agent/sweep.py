@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from skep_services.adapters.devices import DeviceState
 from skep_services.agent import proc
 
-TOKEN = b"SKEP_TOKEN"
-
 
 def leaks(
     seen: Iterable[DeviceState],
@@ -24,7 +22,7 @@ def leaks(
     """
     texts = []
     for device, one in ((d.index, p) for d in seen if d.index in devices for p in d.processes):
-        token = proc.environ(one.pid).get(TOKEN, b"").decode(errors="replace")
+        token = proc.run_named(proc.environ(one.pid))
         if token and token.rsplit(".", 1)[0] != f"{job}.{attempt}":
             continue
         if not token and device in shared:

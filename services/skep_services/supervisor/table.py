@@ -14,8 +14,21 @@ from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
 NATS = "nats"
 
-NOT_PASSED_ON = ("SKEP_API", "SKEP_TOKEN", "SKEP_VC", "SKEP_LOCK_FD", "SKEP_JOB", "SKEP_NAME",
-                 "SKEP_GEN", "SKEP_SOCK", "SKEP_DEVICES", "SKEP_NODE_STATE")  # fmt: skip
+NOT_PASSED_ON = (
+    "SKEP_API",
+    "SKEP_TOKEN",
+    "SKEP_VC",
+    "SKEP_LOCK_FD",
+    "SKEP_JOB",
+    "SKEP_NAME",
+    "SKEP_GEN",
+    "SKEP_RUN",
+    "SKEP_RANK",
+    "SKEP_WORLD",
+    "SKEP_SOCK",
+    "SKEP_DEVICES",
+    "SKEP_NODE_STATE",
+)
 """What speaks for whoever runs `skep up`: the cluster it uses, or the job that it is itself."""
 
 
