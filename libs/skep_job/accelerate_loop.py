@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep_job.run import Run
+from skep_job.run import Extra, Run
 
 
 def track(run: Run, accelerator: Any) -> None:
@@ -28,3 +28,8 @@ def track(run: Run, accelerator: Any) -> None:
     if accelerator.scaler is not None:
         parts["scaler"] = accelerator.scaler
     run.track(**parts)
+    # By it `accumulate` knows whether the mini-batch ends a window.
+    run.keep(
+        "accelerate.step",
+        Extra(lambda: int(accelerator.step), lambda step: setattr(accelerator, "step", step)),
+    )

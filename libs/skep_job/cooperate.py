@@ -71,6 +71,10 @@ class Elastic(Protocol):
         """Return of how many ranks the gang is now."""
         ...
 
+    def is_whole(self) -> bool:
+        """Return whether every rank has the same gradients, so that one can speak for all."""
+        ...
+
 
 class Cooperation:
     """What `skep_job.plain.Under` asks for, done for one process of a job."""
@@ -137,6 +141,8 @@ class Cooperation:
             return
         if self._control.due:
             self._control.boundary(self._tally.steps, cooperative=True)
+        if self._elastic is not None and not self._elastic.is_whole():
+            return  # On every rank alike.
         due = self._next_at is not None and time.monotonic() >= self._next_at
         if self._together.alone:
             if (held := self._together.left_over()) is not None:
@@ -210,6 +216,9 @@ class Cooperation:
             raise OSError(reason)
         if self._elastic is not None and not self._elastic.writes():
             return checkpoints.folder, 0
+        if self._elastic is not None and not self._elastic.is_whole():
+            reason = "each rank has gradients of its own within no_sync(): it is tried again later"
+            raise transfer.Broken(reason)
         state = self._snapshot()
         self._require_memory(state)
         return checkpoints.save(state, self._steps(), folder)

@@ -168,12 +168,14 @@ class Gang:
         if preparing is not None and not preparing.said:
             preparing.say(self.seat.rank, self._layout)
         counted = self._counted()
-        if preparing is not None and preparing.plan.agrees:
+        if preparing is not None and preparing.plan.agrees and self._plan_due is None:
             self._look_for_the_step(preparing, counted)
         plan = self._plan_due
         if plan is None or plan.step > counted:
             self._look_for_a_missed_step(counted)
             return False
+        if not self.is_whole():
+            return False  # On every rank alike: it is done at the first boundary where they are.
         self._plan_due, self.due = None, False
         if self._has_place(plan):
             return False
@@ -183,6 +185,10 @@ class Gang:
             # Whoever saw a commit has left the old group, so the next all-reduce tells the others.
             self._fail_plan(plan, f"the store was lost: {error}")
             return False
+
+    def is_whole(self) -> bool:
+        """Return whether every rank has the same gradients, so that one can speak for all."""
+        return not any(getattr(model, "unsynced", False) for model in self._models)
 
     def close(self) -> None:
         """Leave the group at the end of the script."""

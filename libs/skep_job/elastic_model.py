@@ -8,7 +8,7 @@ many ranks there are and however uneven their shares.
 # Annotations stay objects here: PyTorch looks at those of a communication hook.
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +35,14 @@ class ElasticModel(nn.Module):
         self._weight = weight
         self._options = options
         self._inner: list[DistributedDataParallel] = []  # A list: it is no submodule.
+        self.unsynced = False
+        """Whether the gradients are this rank's alone, accumulated under `no_sync`."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model on this rank's share."""
+        if self.unsynced and torch.is_grad_enabled():
+            # The gradients of this forward are reduced, and the accumulated ones with them.
+            self.unsynced = not self._inner[0].require_backward_grad_sync
         return (self._inner[0] if self._inner else self.module)(*inputs, **named)
 
     def train(self, mode: bool = True) -> "ElasticModel":
@@ -47,11 +52,19 @@ class ElasticModel(nn.Module):
             inner.train(mode)  # type: ignore[no-untyped-call]
         return self
 
-    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        """Accumulate gradients without an all-reduce."""
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without an all-reduce.
+
+        Until they are reduced, the gang does not change its size and stores no checkpoint: what
+        has been accumulated is on each rank of this gang, and on no single one.
+        """
         if not self._inner:
-            return contextlib.nullcontext()
-        return self._inner[0].no_sync()
+            yield
+            return
+        with self._inner[0].no_sync():
+            self.unsynced = True
+            yield
 
     def release(self) -> None:
         """Let go of the process group."""

@@ -176,6 +176,9 @@ class _Membership:
     def world(self) -> int:
         return self._run.seat.world
 
+    def is_whole(self) -> bool:
+        return self._run.gang.is_whole()
+
     def writes(self) -> bool:
         return self._run.seat.rank == 0
 

@@ -86,9 +86,12 @@ class Feed:
             "own": self._stateful.state_dict() if self._stateful is not None else None,
         }
 
-    def batches(self, now: chance.State | None) -> Iterator[Any]:
+    def batches(
+        self, now: chance.State | None, arrived: Callable[[], None] | None = None
+    ) -> Iterator[Any]:
         """Yield the batches that are left; `now` are the generators at the saved moment.
 
+        `arrived` is called when the pass is where it was, before anything is read for it.
         `consumed` is the caller's to count.
         """
         saved = self._saved
@@ -104,7 +107,13 @@ class Feed:
         if saved["iteration"] is not None and isinstance(self._iteration, int):
             self.source.iteration = self._iteration = saved["iteration"]
         state = {**now, "own": saved["now"]}
-        yield from self._rest(saved, lambda: chance.restore(state, self._generators))
+
+        def arrive() -> None:
+            chance.restore(state, self._generators)
+            if arrived is not None:
+                arrived()
+
+        yield from self._rest(saved, arrive)
 
     def _rest(self, saved: dict[str, Any], arrive: Callable[[], None]) -> Iterator[Any]:
         skip = self.consumed

@@ -18,10 +18,14 @@ the thread that trains may use the run.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from skep_job.beside import Beside
+from skep_job.counters import counter_around
 from skep_job.feeds import Feed, Generators
+from skep_job.landing import Landing
 from skep_job.plain import Alone, Under
 
 NAME_MAX = 64
@@ -30,6 +34,17 @@ NAME_MAX = 64
 
 class UsageError(RuntimeError):
     """The script uses the run in a way that it cannot have meant."""
+
+
+NAMED_MAX = 4
+"""Names in one line of the job's log."""
+
+
+class Extra(NamedTuple):
+    """Something small of a library's own that is saved with the place and put back there."""
+
+    take: Callable[[], Any]
+    put: Callable[[Any], None]
 
 
 class Run:
@@ -55,6 +70,10 @@ class Run:
         self._in_batches = False
         self._counted = False  # in this epoch
         self._aim: dict[str, Any] | None = None  # a place to get to, after a restart
+        self._landing: Landing | None = None
+        self._beside: Beside | None = None
+        self._extras: dict[str, Extra] = {}
+        self._looked = False  # for what counts around it
 
     # --- what scripts call ----------------------------------------------------------------------
 
@@ -97,6 +116,14 @@ class Run:
             message = f"batches() of a {type(source).__name__}, which cannot be iterated"
             raise TypeError(message)
         return Batches(self, source)
+
+    def enumerate(self, source: Any, start: int = 0) -> Numbered:
+        """Iterate over pairs of a number and a batch: `enumerate(run.batches(source), start)`.
+
+        The numbers go on in a process that goes on in the middle of a pass, where `enumerate`
+        begins at `start` again.
+        """
+        return Numbered(self.batches(source), start)
 
     def step(self) -> None:
         """Say that a mini-batch is done, in a loop of the script's own: `while run.steps < n`."""
@@ -148,6 +175,10 @@ class Run:
         """What was tracked, by name."""
         return self._tracked
 
+    def keep(self, name: str, extra: Extra) -> None:
+        """Save something more with the place; a state that was saved without it is still read."""
+        self._extras[name] = extra
+
     def place(self) -> dict[str, Any]:
         """Return where the training is, for `_aim` of a later process; the chance is added."""
         return {
@@ -159,6 +190,8 @@ class Run:
             "generators": self._generators.save(),
             "steps": self._steps,
             "state": self.state,
+            "beside": self._beside.take() if self._beside is not None else {},
+            "extras": {name: extra.take() for name, extra in self._extras.items()},
         }
 
     # --- inside -----------------------------------------------------------------------------------
@@ -168,6 +201,8 @@ class Run:
         if self._started:
             return
         self._started = True
+        if self._under.active:
+            self._beside = Beside(self._tracked)
         aim = self._under.start(self)
         if aim is not None:
             self._aim = aim
@@ -175,6 +210,8 @@ class Run:
             self._generators.load(aim["generators"])
             self.state.clear()
             self.state.update(aim["state"])
+            self._put_beside(aim, gradients=False)
+            self._landing = Landing(self._tracked, self.state)
 
     def _epochs(self, count: int) -> Iterator[int]:
         self._start()
@@ -203,8 +240,11 @@ class Run:
         if aim is not None and aim["section"] == self._section and not aim["by_step"]:
             self._arrive()  # It was over already.
 
-    def _pass_over(self, source: Any) -> Iterator[Any]:
-        """Yield the batches of one pass over `source` that are not done."""
+    def _pass_over(self, source: Any, start: int | None) -> Iterator[Any]:
+        """Yield the batches of one pass over `source` that are not done.
+
+        Unless `start` is None each comes with its number in the pass, counted from `start`.
+        """
         if self._in_batches:
             _refuse("two batches() loops at once; iterate a validation set as it is")
         self._start()
@@ -225,18 +265,20 @@ class Run:
                 return
             if there < here:
                 self._under.notice("the script's loops are not those that the state was saved in")
-                aim = None
+                aim = self._landing = None
         saved = aim["feed"] if aim is not None else None
         self._aim = None
         feed = self._feed = Feed(source, self._under.notice, saved)
         self._in_batches = True
         try:
             if self._under.active:
-                batches = feed.batches(aim["chance"] if aim is not None else None)
+                self._look_for_counters(start)
+                now = aim["chance"] if aim is not None else None
+                batches = feed.batches(now, functools.partial(self._land, aim))
             else:
                 batches = iter(source)
             for batch in batches:
-                yield batch
+                yield batch if start is None else (start + feed.consumed, batch)
                 feed.consumed += 1
                 self._count()
         finally:
@@ -245,6 +287,18 @@ class Run:
             self._pass += 1
         if alone:
             self._epoch, self._pass = 1, 0
+
+    def _look_for_counters(self, start: int | None) -> None:
+        """Tell the user once of a counter around `batches` that would begin anew."""
+        if self._looked or start is not None:
+            return
+        self._looked = True
+        counter = counter_around()
+        if counter:
+            self._under.notice(
+                f"{counter}() around run.batches() counts from its start again in a process that "
+                "goes on in the middle of a pass; use run.enumerate() in its place"
+            )
 
     def _open_section(self) -> None:
         self._section += 1
@@ -262,6 +316,38 @@ class Run:
         aim, self._aim = self._aim, None
         assert aim is not None
         self._under.arrive(aim["chance"])
+        self._land(aim)
+
+    def _done_of_pass(self) -> int:
+        """Return how many batches of the pass that begins next are done."""
+        self._start()
+        aim = self._aim
+        if aim is None or aim["feed"] is None:
+            return 0
+        section = self._section if self._in_epochs else self._section + 1
+        epoch, pass_ = (self._epoch, self._pass) if self._in_epochs else (0, 0)
+        here = (section, epoch, pass_) == (aim["section"], aim["epoch"], aim["pass"])
+        return int(aim["feed"]["consumed"]) if here else 0
+
+    def _land(self, aim: dict[str, Any] | None) -> None:
+        """Have everything as it was at the place, whatever the script has done on its way there."""
+        landing, self._landing = self._landing, None
+        if aim is None or landing is None:
+            return
+        lost = landing.arrive()
+        if lost:
+            self._under.notice(
+                f"the script changes {', '.join(lost[:NAMED_MAX])} before its loop; that had been "
+                "done already, and is now done twice: do it within the loop"
+            )
+        for name, extra in self._extras.items():
+            if name in aim.get("extras", {}):
+                extra.put(aim["extras"][name])
+        self._put_beside(aim, gradients=True)
+
+    def _put_beside(self, aim: dict[str, Any], *, gradients: bool) -> None:
+        if self._beside is not None:
+            self._beside.put(aim.get("beside", {}), gradients=gradients)
 
     def _count(self) -> None:
         self._steps += 1
@@ -277,13 +363,41 @@ class Batches:
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:
-        return self._run._pass_over(self._source)
+        return self._run._pass_over(self._source, None)
+
+    @property
+    def first(self) -> int:
+        """How many batches of this pass are done: of use as `initial` of a progress bar.
+
+        Above 0 only in a process that goes on in the middle of the pass. Begins the first loop,
+        so that everything has to be tracked before.
+        """
+        return self._run._done_of_pass()
 
     def __len__(self) -> int:
         if not isinstance(self._source, Sized):
             message = f"a {type(self._source).__name__} has no length"
             raise TypeError(message)
         return len(self._source)
+
+
+class Numbered:
+    """What `Run.enumerate` returns: an iterable with the length of its source."""
+
+    def __init__(self, batches: Batches, start: int) -> None:
+        self._batches = batches
+        self._start = start
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return self._batches._run._pass_over(self._batches._source, self._start)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def first(self) -> int:
+        """How many batches of this pass are done (see `Batches.first`)."""
+        return self._batches.first
 
 
 def _check_part(name: str, part: Any) -> None:

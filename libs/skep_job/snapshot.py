@@ -16,8 +16,10 @@ from skep_job.tree import DTYPES, Encoder, Tensors, decode
 Peek = Callable[[Any], Any]
 """Returns the bytes of a storage whose memory was given back, as a tensor in host memory."""
 
-VERSION = 1
-"""Of the plain values' form. What another version wrote is not read."""
+VERSION = 2
+"""Of the plain values' form. 2: the place has `beside`, which readers of version 1 would lose."""
+READABLE = (1, VERSION)
+"""Versions that are read. What any other wrote is refused."""
 
 
 class Snapshot(NamedTuple):
@@ -110,13 +112,17 @@ def load(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> None:
         node = plain["tracked"][name]
         if _is_module(part) and _is_loaded(part, name, node, tensors):
             continue
-        state = decode(node, tensors)
-        if callable(getattr(part, "load_state_dict", None)):
-            part.load_state_dict(state)
-        elif callable(getattr(part, "set_state", None)):
-            part.set_state(state)
-        else:
-            part.bit_generator.state = state
+        load_part(part, decode(node, tensors))
+
+
+def load_part(part: Any, state: Any) -> None:
+    """Give one tracked thing its state. Raises what its own method raises."""
+    if callable(getattr(part, "load_state_dict", None)):
+        part.load_state_dict(state)
+    elif callable(getattr(part, "set_state", None)):
+        part.set_state(state)
+    else:
+        part.bit_generator.state = state
 
 
 def layout_of(tensors: Tensors) -> dict[str, Any]:

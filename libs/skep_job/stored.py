@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep_job.snapshot import VERSION, Snapshot, host_bytes, layout_of
+from skep_job.snapshot import READABLE, VERSION, Snapshot, host_bytes, layout_of
 from skep_job.tree import DTYPES, Tensors
 
 HEADER_BYTES_MAX = 100_000_000
@@ -137,7 +137,7 @@ def _parse(header: bytes, data_at: int) -> Stored:
             reason = "its header is damaged"
             raise Unreadable(reason)
         ours = json.loads(metadata["skep"])
-        if ours["version"] != VERSION:
+        if ours["version"] not in READABLE:
             reason = f"it is of version {ours['version']}, and this is version {VERSION}"
             raise Unreadable(reason)
         layout = {

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from skep_job.snapshot import VERSION, Peek, Snapshot, host_bytes, layout_of
+from skep_job.snapshot import READABLE, VERSION, Peek, Snapshot, host_bytes, layout_of
 from skep_job.tree import Tensors
 
 CONNECT_S = 5.0
@@ -187,7 +187,7 @@ def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[s
 
 def is_ours(header: dict[str, Any], **expected: Any) -> str:
     """Return why a header is not what this successor awaits, or nothing."""
-    if header.get("version") != VERSION:
+    if header.get("version") not in READABLE:
         return f"the state is of version {header.get('version')}, and this is version {VERSION}"
     about = header.get("about")
     if not isinstance(about, dict):

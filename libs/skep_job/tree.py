@@ -81,6 +81,11 @@ class Encoder:
         import torch
 
         if isinstance(value, torch.Tensor):
+            if value.layout == torch.sparse_coo and type(value) in (
+                torch.Tensor,
+                torch.nn.Parameter,
+            ):
+                return {"sparse": self._sparse(value.detach(), path)}
             return {"tensor": self._name(value, path)}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
@@ -97,6 +102,12 @@ class Encoder:
             "state is made of tensors, numbers, text, lists, tuples, dicts and sets"
         )
         raise Unsaveable(reason)
+
+    def _sparse(self, tensor: Any, path: str) -> list[Any]:
+        """Return indices, values, shape, and whether equal indices were added up already."""
+        indices = self._name(tensor._indices(), f"{path}.indices")
+        values = self._name(tensor._values(), f"{path}.values")
+        return [indices, values, list(tensor.shape), bool(tensor.is_coalesced())]
 
     def _name(self, tensor: Any, path: str) -> str:
         import torch
@@ -151,6 +162,12 @@ def decode(node: Any, tensors: Tensors) -> Any:
 def _decode_special(kind: str, body: Any, tensors: Tensors) -> Any:
     import torch
 
+    if kind == "sparse":
+        indices, values, shape, is_coalesced = body
+        made = torch.sparse_coo_tensor(
+            tensors[indices], tensors[values], shape, check_invariants=True
+        )
+        return made._coalesced_(is_coalesced)
     if kind == "array":
         return tensors[body].numpy()
     if kind == "dtype" and body in DTYPES.values():

@@ -104,6 +104,26 @@ def test_a_gang_grows_and_shrinks_and_nobody_who_stays_restarts(whole: dict[str,
 
 
 @pytest.mark.slow
+def test_a_gang_that_accumulates_gradients_changes_once_they_are_reduced() -> None:
+    """Within `no_sync` no rank has the gradients of all; after it a newcomer gets them."""
+    how: dict[str, Any] = {
+        "window": 4,
+        "samples": 192,
+    }  # Within `no_sync` all shares have to be of one size.
+    whole = uninterrupted(**how)
+    with elastic_gang(hold=[3, 12], **how) as gang:
+        first, second = gang.start(0, 2), gang.start(1, 2)
+        third = gang.newcomer(2)
+        change(gang, {first: 0, second: 1, third: 2}, 3)  # After 5: within the second window.
+        change(gang, {first: -1, second: -1, third: 0}, 12)  # After 14, within the fourth.
+        assert [member.end() for member in gang.members] == [0, 0, 0]
+        check_result(third, whole)
+        assert order_of(gang.members) == order_of_whole(whole)
+        steps = [message["step"] for message in third.answers("rescaled")]
+        assert steps == [7, 15]
+
+
+@pytest.mark.slow
 def test_newcomers_and_stores_may_fail_at_any_moment_of_a_change(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[2, 6, 10, 14, 18], patience_s=3.0) as gang:
         first, second = stay = gang.start(0, 2), gang.start(1, 2)

@@ -1,4 +1,7 @@
-"""Two ranks with DistributedDataParallel are checkpointed, ended, begun again and moved as one."""
+"""Two ranks with DistributedDataParallel are checkpointed, ended, begun again and moved as one.
+
+They accumulate gradients, so that between two reductions each has its own.
+"""
 
 import contextlib
 import signal
@@ -29,7 +32,7 @@ def gang(agents: list[JobAgent], env: dict[str, str], *arguments: str) -> Iterat
         for rank, agent in enumerate(agents):
             names = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
             names |= {"MASTER_PORT": port, **env}
-            made = job(["--ranks", "--epochs", "40", *arguments], agent, env=names)
+            made = job(["--ranks", "--epochs", "40", "--window", "3", *arguments], agent, env=names)
             ranks.append(stack.enter_context(made))
         yield ranks
 

@@ -22,8 +22,9 @@ pytestmark = [
     pytest.mark.e2e,
 ]
 
-WIDE = ["--hidden", "128"]
-"""Some hundred kilobytes of state, so that a connection can end half way."""
+WIDE = ["--hidden", "128", "--window", "4"]
+"""Some hundred kilobytes of state, so that a connection can end half way; and moves within windows
+of accumulation."""
 
 
 @pytest.fixture(scope="module")

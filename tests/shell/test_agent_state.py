@@ -29,6 +29,10 @@ def test_a_job_is_told_where_it_stores_and_how_much_fits(tmp_path: Path) -> None
     env = run_plan(start, tmp_path, CpuSlots(2, "cpu"), settings).env
     assert env["SKEP_CHECKPOINTS"] == str(tmp_path / "checkpoints" / "j1")
     assert env["SKEP_HOST_BYTES"] == "500"
+    assert env["PYTHONHASHSEED"] == "0", "sets have one order wherever the job goes on"
+    asked = bind(ranks=plans((0,), (1,)), env={"PYTHONHASHSEED": "7"})
+    again = run_plan(StartRank("j1.1.0", asked, asked.ranks[0]), tmp_path, CpuSlots(2, "cpu"), {})
+    assert again.env["PYTHONHASHSEED"] == "7"
     assert "SKEP_AWAITS" not in env
     start = StartRank("j1.1.0", bind(awaits="secret"), command.ranks[0])
     shared = {**settings, "SKEP_CHECKPOINTS_DIR": "/shared"}

@@ -55,7 +55,7 @@ def test_damage_is_seen(tmp_path: Path, at: int | str) -> None:
     elif at == "more":
         content += b"\0"
     else:
-        content = content.replace(rb"\"version\":1", rb"\"version\":2", 1)
+        content = content.replace(rb"\"version\":2", rb"\"version\":9", 1)
     path.write_bytes(content)
     with pytest.raises(Unreadable):
         read_tensors(path, read_header(path))
@@ -121,7 +121,7 @@ def test_state_of_every_kind_comes_back_as_it_was() -> None:
     assert len(encoder.tensors) == 2
     assert back[3]["t"] is back[3]["same"]
     assert (back["a"], back[("k", 1)]) == (value["a"], {1, 2})
-    for bad in (object(), torch.zeros(2).to_sparse(), print):
+    for bad in (object(), torch.zeros(2, dtype=torch.complex128), print):
         with pytest.raises(Unsaveable, match=r"^v\.0 is a "):
             Encoder().encode([bad], "v")
     loop: list[object] = []

@@ -94,6 +94,7 @@ def run_plan(
         env={
             **(_container_base(inherited) if image else _base(inherited)),
             "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # A set has one order in every process that goes on with a job.
             **command.env,
             **library,
             **_rank_variables(start, state),

@@ -1,11 +1,13 @@
 """A data-parallel job that may change its size, as a user would write it, and what a test asks.
 
 Arguments: a JSON object (see `OPTIONS`). Prints one JSON line when it holds and one at its end.
+`window`: mini-batches whose gradients are accumulated, in its first half without an all-reduce.
 `hold`: before these mini-batches it prints and reads a line. After "due" it waits until it knows of
 a change of the gang, after "order" until it knows of any order.
 `die`: where this process kills itself, see `plant`.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +27,8 @@ from skep_job.elastic_round import Round
 from skep_job.elastic_run import ElasticRun
 
 OPTIONS = {"epochs": 4, "samples": 200, "global_batch": 32, "workers": 0, "hold": [], "die": "",
-           "patience_s": 20.0, "width": 16, "sizes": [1, 4], "pace_s": 0.0}  # fmt: skip
+           "patience_s": 20.0, "width": 16, "sizes": [1, 4], "pace_s": 0.0,
+           "window": 1}  # fmt: skip
 
 torch.set_num_threads(1)
 
@@ -119,10 +122,13 @@ def main() -> None:
                 step = run.steps
                 if step in options["hold"]:
                     hold(run, step)
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
+                at, window = step % options["window"], options["window"]
+                with model.no_sync() if at < window // 2 else contextlib.nullcontext():
+                    nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                if at == window - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
                 time.sleep(options["pace_s"])  # tidy: allow sleep because this is a job's work
                 real = index.tolist() if run.weight else []
                 seen.append([step, run.seat.rank, run.seat.world, real])

@@ -7,6 +7,7 @@ goes on once an order is due (`order`), at once (`go`), or ends as a crash does 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -81,6 +82,13 @@ def spread(
     return DataLoader(data, BATCH // 2, sampler=sampler), DistributedDataParallel(model)
 
 
+def own_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return what keeps a rank's gradients its own: they are reduced when the window ends."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
@@ -88,6 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", default=None)
     parser.add_argument("--hidden", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--window", type=int, default=1)
     parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--hold", type=int, nargs="*", default=[])
     return parser.parse_args()
@@ -122,12 +131,17 @@ def main() -> None:
     for epoch in run.epochs(arguments.epochs):
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
-        for x, y in run.batches(loader):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
+        optimizer.zero_grad()
+        for number, (x, y) in run.enumerate(loader, 1):
+            steps_now = number % arguments.window == 0 or number == len(loader)
+            with own_gradients(model) if not steps_now else contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(model(x), y) / arguments.window
+                torch.autograd.backward(loss)
+            if steps_now:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
             with torch.no_grad():
                 for name, tensor in model.state_dict().items():
                     held = run.state["average"][name]
