@@ -15,6 +15,7 @@ from skep.wire.facts import End
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchFact
 from skep_services.gateway import searches
+from skep_services.gateway.intake import Intake
 from skep_services.gateway.searches import SearchesView, summary, trial_row
 from skep_services.gateway.watch import Watch
 from tests.gateway_kit import House, error, opened
@@ -32,7 +33,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 def view_of(world: World) -> SearchesView:
     """Return what the gateway makes of a world's log, as it is stored."""
-    view = SearchesView(Watch())
+    view = SearchesView(Watch(), Intake())
     raw = msgspec.json.encode(world.driver.facts)
     facts = msgspec.json.decode(raw, type=tuple[SearchFact, ...])
     view.apply(Facts(service="searches", at=T0, facts=facts))

@@ -340,7 +340,7 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
     passed = health.get("passed_over", 0)
     if passed:
         text = f"{render.plural(passed, 'message')} passed over, at last {health['passed_latest']}"
-        todo = f"the service cannot decide on it, which is a bug: report it with the lines in {log}"
+        todo = f"the service cannot take it in, which is a bug: report it with the lines in {log}"
         yield Check(identity, WARN, text, todo)
 
 

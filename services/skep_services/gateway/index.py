@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep_services.gateway.fold import Changes, Fold
 from skep_services.gateway.hub import Hub
+from skep_services.gateway.intake import Intake
 from skep_services.gateway.live import Live
 from skep_services.gateway.model import (
     PHASE_ACTIVE,
@@ -83,6 +85,7 @@ class Indexer:
     ) -> None:
         start = model.start
         self.model = model
+        self.intake = Intake()
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.nodes, start.clusters, start.newest,
                           start.trials)  # fmt: skip
@@ -107,6 +110,16 @@ class Indexer:
         self._writer = ThreadPoolExecutor(1, "model-writer")
         self._reader = ThreadPoolExecutor(1, "model-reader")
 
+    @property
+    def passed_over(self) -> int:
+        """Return how many messages, facts and rows this process could not take in."""
+        return self.intake.passed_over + self.model.left_out
+
+    @property
+    def passed_latest(self) -> str:
+        """Return what was not taken in last, and why."""
+        return self.intake.latest or self.model.left_out_why
+
     # --- what arrives --------------------------------------------------------------------------
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -117,11 +130,11 @@ class Indexer:
         event = codec.read(
             delivery.subject, delivery.payload, delivery.headers, delivery.sequence, delivery.at
         )
-        if isinstance(event, codec.Unreadable):
-            log.warning("unreadable", stream=delivery.stream, sequence=delivery.sequence,
-                        subject=event.subject, text=event.text)  # fmt: skip
         fold = self.fold
-        fold.apply(event, delivery.at)
+        if isinstance(event, codec.Unreadable):
+            self.intake.refused(delivery, event.text)
+        for each in one_by_one(event):
+            self.intake.take(delivery, partial(fold.apply, each, delivery.at))
         self.positions[delivery.stream] = delivery.sequence
         self.lag_ns = max(0, self._clock.now() - delivery.at)
         self.waiting += 1
@@ -136,7 +149,9 @@ class Indexer:
     async def deliver_core(self, delivery: Delivery) -> None:
         """Take over a finding, a heartbeat or an advice."""
         message = codec.read(delivery.subject, delivery.payload, delivery.headers, 0, Instant(0))
-        self.live.apply(message, self._clock.now())
+        if isinstance(message, codec.Unreadable):
+            self.intake.refused(delivery, message.text)
+        self.intake.take(delivery, partial(self.live.apply, message, self._clock.now()))
         if self.fold.events_wait:
             self._dirty.set()
 
@@ -250,6 +265,15 @@ class Indexer:
 
     async def _read(self, ask: Callable[[Any], Answer], query: Any) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._reader, ask, query)
+
+
+def one_by_one(event: Any) -> Iterator[Any]:
+    """Yield an event; of a record each fact apart, so that one may be passed over alone."""
+    if isinstance(event, codec.Facts) and len(event.facts) > 1:
+        for fact in event.facts:
+            yield msgspec.structs.replace(event, facts=(fact,))
+    else:
+        yield event
 
 
 def _job_row(job: Job) -> tuple[int, int, str, str, str, bytes, bytes]:

@@ -125,6 +125,14 @@ class _Lookup(Collector):
         yield _single(
             "skep_gateway_unreadable", "Messages that said nothing", indexer.fold.unreadable
         )
+        yield CounterMetricFamily(
+            "skep_unreadable", "Messages that are not what their subject promises",
+            value=indexer.intake.unreadable,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            "skep_passed_over", "Messages, facts and rows that the gateway could not take in",
+            value=indexer.passed_over,
+        )  # fmt: skip
         positions = {(stream,): indexer.positions[stream] for stream in STREAMS}
         yield _labelled("skep_gateway_position", "Last message folded", ("stream",), positions)
         yield _single("skep_gateway_waiting", "Messages folded but unwritten", indexer.waiting)

@@ -8,11 +8,13 @@ cannot read, is deleted and rebuilt. Only spans and findings live nowhere else; 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.wire.bounds import LogDecoder
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Clusters, Job, Node
 
@@ -59,10 +61,19 @@ REBUILD_ON = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERRO
 """Not a database, a damaged one, or one without our tables. A full or failing disk is none of
 these: deleting the file would not mend it."""
 
-_JOBS = msgspec.json.Decoder(Job)
-_NODES = msgspec.json.Decoder(Node)
-_CLUSTERS = msgspec.json.Decoder(Clusters)
-_TRIALS = msgspec.json.Decoder(Tried)
+UNFIT = (
+    OverflowError,
+    UnicodeError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+)  # fmt: skip
+"""What a row raises that SQLite cannot hold, such as an integer of more than 64 bits."""
+
+_JOBS: LogDecoder[Job] = LogDecoder(Job)
+_NODES: LogDecoder[Node] = LogDecoder(Node)
+_CLUSTERS: LogDecoder[Clusters] = LogDecoder(Clusters)
+_TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -142,6 +153,10 @@ class Model:
     def __init__(self, path: Path) -> None:
         self.rebuilt = ""
         """Why an existing file was begun anew; empty if it was not."""
+        self.left_out = 0
+        """Rows that SQLite could not hold."""
+        self.left_out_why = ""
+        """Why the latest of them could not be stored."""
         self._connections: list[sqlite3.Connection] = []
         self._last_span = 0
         try:
@@ -163,7 +178,7 @@ class Model:
 
     def write(self, batch: Batch) -> None:
         """Store a batch whole or not at all, and drop what is beyond the bounds."""
-        run = self._writer.executemany
+        run = self._put
         self._writer.execute("BEGIN")
         try:
             run(PUT_JOB, batch.jobs)
@@ -181,6 +196,21 @@ class Model:
             self._writer.execute("ROLLBACK")
             raise
         self._last_span += len(batch.spans)
+
+    def _put(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Store rows; those that SQLite cannot hold are left out and counted."""
+        self._writer.execute("SAVEPOINT rows")
+        try:
+            self._writer.executemany(statement, rows)
+        except UNFIT:
+            self._writer.execute("ROLLBACK TO rows")
+            for row in rows:
+                try:
+                    self._writer.execute(statement, row)
+                except UNFIT as error:
+                    self.left_out += 1
+                    self.left_out_why = f"{type(error).__name__}: {error}"
+        self._writer.execute("RELEASE rows")
 
     def job(self, sequence: int) -> Job | None:
         """Return a stored job, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ from skep.wire.search_facts import (
 )
 from skep.wire.spec import SPEC_BYTES_MAX
 from skep_services.gateway.api import ApiError, caller_of, json_response, number
+from skep_services.gateway.index import one_by_one
+from skep_services.gateway.intake import Intake
 from skep_services.gateway.jobs import WAIT_S, WAIT_S_MAX, tenant
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
@@ -56,9 +59,10 @@ class SearchesView:
     Their service's own machine keeps the state: what it forgets at an end is put aside here.
     """
 
-    def __init__(self, watch: Watch) -> None:
-        """Start with nothing known."""
+    def __init__(self, watch: Watch, intake: Intake) -> None:
+        """Start with nothing known; what cannot be taken over is noted in `intake`."""
         self.position = 0
+        self.intake = intake
         self.over: dict[str, tuple[Search, SearchOver]] = {}
         self._watch = watch
         self._machine = SearchesMachine()
@@ -71,10 +75,10 @@ class SearchesView:
                            delivery.sequence, delivery.at)  # fmt: skip
         self.position = delivery.sequence
         if isinstance(event, codec.Unreadable):
-            log.warning("unreadable", stream=delivery.stream, sequence=delivery.sequence,
-                        subject=event.subject, text=event.text)  # fmt: skip
+            self.intake.refused(delivery, event.text)
             return
-        self.apply(event)
+        for each in one_by_one(event):
+            self.intake.take(delivery, partial(self.apply, each))
         if self.position % SLICE == 0:
             await asyncio.sleep(0)
 

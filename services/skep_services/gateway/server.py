@@ -57,7 +57,7 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
-        self.searches = SearchesView(self.watch)
+        self.searches = SearchesView(self.watch, self.indexer.intake)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP; return the port.
@@ -130,7 +130,7 @@ class Gateway:
         for suffix in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self.indexer, self.hub, self.watch = self._reading()
-        self.searches = SearchesView(self.watch)
+        self.searches = SearchesView(self.watch, self.indexer.intake)
 
     async def _listen(self, subject: str, take: Callable[[Delivery], Awaitable[None]]) -> None:
         self._subscriptions.append(await self._bus.listen(subject, take))
@@ -147,6 +147,8 @@ class Gateway:
             "facts": self.indexer.fold.facts,
             "inbox": self.indexer.waiting,
             "lag_s": self.indexer.lag_ns / NS_PER_SECOND,
+            "passed_over": self.indexer.passed_over,
+            "passed_latest": self.indexer.passed_latest,
         }
         await self._bus.send(asked.reply, codec.encode(health), {})
 
