@@ -22,6 +22,9 @@ LIBS = Path(__file__).parent.parent / "libs"
 DEADLINE_S = 120.0
 """Nothing here takes seconds unless the machine is far too busy; then this says so."""
 
+FENCE = "\0skep-test-fence-"
+"""How the names of connections begin (no files) that are none of a job."""
+
 Message = dict[str, Any]
 
 
@@ -33,6 +36,7 @@ class JobAgent:
         self.received: list[Message] = []
         self.open_connections = 0
         self.accepted = 0
+        self._fences = 0
         self.greetings: list[str] = []
         """The type of the first message of every connection that had one."""
         self._changed = threading.Condition()
@@ -99,6 +103,20 @@ class JobAgent:
                 tail = "\n".join(map(str, self.received[-20:]))
                 raise TimeoutError(f"did not happen; the last messages:\n{tail}")
 
+    def settle(self) -> None:
+        """Return once all has arrived that was said by jobs that have ended by now."""
+        before = self._fences
+        directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as fence:
+                fence.bind(f"{FENCE}{os.getpid()}-{id(self)}-{before}")
+                fence.connect(f"/proc/self/fd/{directory}/{self.path.name}")
+                # Connections are accepted in their order: a job's may still be waiting for that.
+                self.wait_until(lambda agent: agent._fences > before)
+        finally:
+            os.close(directory)
+        self.wait_until(lambda agent: agent.open_connections == 0)
+
     def of_type(self, kind: str, **fields: object) -> list[Message]:
         """Return the messages of one type in which every field is as given."""
         return [
@@ -126,10 +144,15 @@ class JobAgent:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                peer, _ = listener.accept()
+                peer, name = listener.accept()
             except OSError:
                 return
             with self._changed:
+                if os.fsdecode(name).startswith(FENCE):
+                    peer.close()
+                    self._fences += 1
+                    self._changed.notify_all()
+                    continue
                 if self._listener is not listener:  # It came while the agent went away.
                     peer.close()
                     return

@@ -44,7 +44,7 @@ class Command:
             cwd=self.folder,
         )
         assert done.stderr == ""
-        self.agent.wait_until(lambda agent: agent.open_connections == 0)
+        self.agent.settle()
         return done.stdout
 
     def heard(self) -> list[tuple[int, int]]:
