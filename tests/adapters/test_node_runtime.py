@@ -33,14 +33,19 @@ KINDS = ["process", pytest.param("docker", marks=pytest.mark.docker)]
 # A job that ignores SIGTERM, and says so once it does.
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.2; done"
 
-# A job that leaves a detached daemon (own session, parent gone) and says so.
+# A job that leaves a detached daemon (own session, parent gone) and says so once the daemon is the
+# program it wants to be: that closes the pipe.
 DAEMON = """
 import os
+reader, writer = os.pipe()
 if os.fork():
+    os.close(writer)
     os.wait()
 else:
     os.setsid()
     if daemon := os.fork():
+        os.close(writer)
+        os.read(reader, 1)
         print("ready", flush=True)
     else:
         os.execvpe("sleep", "SLEEPER".split(), ENVIRONMENT)
