@@ -15,6 +15,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Record, Send
 from skep.machines.searches import SearchesMachine
+from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.facts import JobBound
@@ -28,7 +29,7 @@ from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job
 from skep_services.gateway.server import Gateway
 from skep_services.ports import Delivery
-from tests.kit import TRACE, Driver, at, exited, joined, member, spec, started, vcs
+from tests.kit import TRACE, Driver, RecordWriter, at, exited, joined, member, spec, started, vcs
 
 Told = tuple[str, Any]
 """A stream's name and one event read from it."""
@@ -228,6 +229,7 @@ class BusCluster(Cluster):
         self.searches.restart()
         self._records = 0
         self._published = 0
+        self._writers: dict[str, RecordWriter] = {}
 
     async def open(self) -> None:
         await self.bus.follow(subjects.SUBMIT, 0, self._took)
@@ -242,8 +244,8 @@ class BusCluster(Cluster):
         match stream:
             case "ADMISSION" | "ALLOC":
                 service = "admission" if stream == "ADMISSION" else "allocator"
-                body = {"at": event.at, "facts": event.facts}
-                self._store(f"{subjects.PREFIX}.fact.{service}", body)
+                subject = f"{subjects.PREFIX}.fact.{service}"
+                self._store_record(subject, event.facts, event.at)
             case "NODE":
                 tag = event.__struct_config__.tag
                 self._store(subjects.node_event(event.node, tag), event)
@@ -272,14 +274,21 @@ class BusCluster(Cluster):
         effects = self.searches(event, second)
         facts = [effect.fact for effect in effects if isinstance(effect, Record)]
         if facts:
-            self._store(subjects.SEARCH_FACTS, {"at": at(second), "facts": facts})
+            self._store_record(subjects.SEARCH_FACTS, facts, at(second))
         for effect in effects:
             if isinstance(effect, Send) and effect.subject.startswith(f"{subjects.PREFIX}.reply"):
                 await self.bus.send(effect.subject, codec.encode(effect.message), effect.headers)
 
+    def _store_record(self, subject: str, facts: Sequence[Any], at: Instant) -> None:
+        writer = self._writers.setdefault(subject, RecordWriter())
+        self._publish(subject, writer.record(facts, at))
+
     def _store(self, subject: str, body: Any) -> None:
+        self._publish(subject, codec.encode(body))
+
+    def _publish(self, subject: str, payload: bytes) -> None:
         self._published += 1
-        self.broker.store(subject, codec.encode(body), {subjects.KEY_HEADER: f"k{self._published}"})
+        self.broker.store(subject, payload, {subjects.KEY_HEADER: f"k{self._published}"})
 
 
 def _raise(error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ from skep.wire.facts import (
 from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
+from skep_services.adapters.records import Chain
 
 T0 = Instant(1_700_000_000_000_000_000)
 """When every test begins."""
@@ -190,6 +191,19 @@ def stop(job: str = "j1", attempt: int = 1, order: int = 2, **fields: Any) -> St
     given = {"epoch": 1, "settled": order - 1, "node": node, "identity": f"id-{node}",
              "grace_s": 10.0, **fields}  # fmt: skip
     return StopJob(job=job, attempt=attempt, order=order, **given)
+
+
+class RecordWriter:
+    """Writes records of a service, each continuing the one before it, as its fact log has them."""
+
+    def __init__(self) -> None:
+        self._chain = Chain("records", EpochBegan)
+
+    def record(self, facts: Sequence[Any], at: Instant = T0) -> bytes:
+        """Return the next record with these facts."""
+        record, payload = self._chain.encode(facts, {}, at, 1)
+        self._chain.advance(record, payload)
+        return payload
 
 
 # --- driving a machine --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.jobs import JobSocket
+from skep_services.links import ForeignSeen
 from skep_services.shell import Shell
 from skep_services.undecided import Undecided
 from tests.kit import bind, plans
@@ -82,6 +83,7 @@ class LiveNode:
                                 self.fatal.append)  # fmt: skip
         self.shell = Shell(self.machine, bus=self.bus, clock=SystemClock(), observer=Quiet(),
                            owner="test", failures=Undecided(self.state / "undecided"),
+                           foreign=ForeignSeen(Quiet().report),
                            facts=self.journal, calls=self.calls,
                            listen=(subjects.command("node-1"),))  # fmt: skip
         self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear, self.calls.access)

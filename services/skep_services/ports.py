@@ -63,13 +63,20 @@ class Bus(Protocol):
         ...
 
     async def follow(
-        self, stream: str, after: int, deliver: Deliver, subjects: Sequence[str] = ()
+        self,
+        stream: str,
+        after: int,
+        deliver: Deliver,
+        subjects: Sequence[str] = (),
+        known: int = 0,
     ) -> Subscription:
         """Deliver every message of `stream` with sequence > `after`, in order, exactly once.
 
-        `subjects` filters. Survives reconnects, server restarts and gaps without missing or
-        repeating. Raises MissingStreamError if the stream does not exist. What `deliver` raises
-        ends the follow and goes to whoever takes this process's fatal errors.
+        `subjects` filters. Raises CorruptLogError if the stream ends before `after`, or before
+        `known`, up to which it was read at an earlier time. Survives reconnects, server restarts
+        and gaps without missing or repeating. Raises MissingStreamError if the stream does not
+        exist. What `deliver` raises ends the follow and goes to whoever takes this process's fatal
+        errors.
         """
         ...
 

@@ -132,10 +132,12 @@ def _options(home: str | None) -> LinkOptions:
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:
-    """Return a service's records; raises CorruptLogError."""
+    """Return a service's records, without foreign messages; raises CorruptLogError."""
     which = SERVICES[service]
     chain = Chain(f"fact log {which.stream}", which.facts)
-    return [chain.read(one.payload, f"sequence {one.sequence}") for one in streams[which.stream]]
+    found = [chain.read_at(one.payload, one.sequence) for one in streams[which.stream]]
+    chain.refuse_doubt()
+    return [record for record in found if not isinstance(record, str)]
 
 
 def log_of(streams: Streams, service: str) -> Log:

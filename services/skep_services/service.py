@@ -248,6 +248,9 @@ class Health(msgspec.Struct, frozen=True):
     passed_over: int = 0
     passed_latest: str = ""
     """Messages that were passed over because `decide` raises on them, and the latest of them."""
+    foreign: int = 0
+    foreign_latest: str = ""
+    """Messages in fact streams that their owners did not write, and the latest of them."""
 
 
 async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subject: str) -> None:
@@ -269,6 +272,8 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subj
             active_since=shell.active_since,
             passed_over=shell.passed_over,
             passed_latest=shell.passed_latest,
+            foreign=shell.foreign.count,
+            foreign_latest=shell.foreign.latest,
         )
         if asked.reply:
             await bus.send(asked.reply, msgspec.json.encode(health), {})

@@ -24,6 +24,7 @@ from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.inputs import NOTE_BYTES_MAX, InputNotes
 from skep_services import undecided
+from skep_services.links import Followed, ForeignSeen
 from skep_services.ports import (
     Bus,
     Calls,
@@ -52,8 +53,6 @@ KEEP_SHARE = 2
 UNREAD_TEXT_MAX = 500
 REPORTS_MAX = 100
 """Messages passed over that are reported one by one; of the later ones each hundredth."""
-FACT_STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.SEARCH)
-"""Written by one service each, and never by anybody outside."""
 NOTES_BYTES = 32 * 1024
 """What is noted of inputs before it is stored, without facts if none followed: about an hour's
 timers of an idle cluster. With one more event (NOTE_BYTES_MAX) it fits any record."""
@@ -137,6 +136,7 @@ class Shell(Generic[EventT, FactT]):
         observer: Observer,
         owner: str,
         failures: Undecided,
+        foreign: ForeignSeen,
         facts: FactLog | None = None,
         keeper: Keeper | None = None,
         calls: Calls | None = None,
@@ -148,7 +148,8 @@ class Shell(Generic[EventT, FactT]):
         """Take the machine and its ports; `facts` is None for a machine that records nothing.
 
         `owner` names this process in its epoch record. `failures` remembers, from one process to
-        the next, on which messages `decide` raised. `turn` makes it stand by first. With a
+        the next, on which messages `decide` raised. `foreign` counts what others wrote into fact
+        streams. `turn` makes it stand by first. With a
         `keeper` the machine has a `snapshot`, and it is kept now and then. With `notes` what is
         decided on is noted beside the facts.
         """
@@ -163,6 +164,7 @@ class Shell(Generic[EventT, FactT]):
         self._bus, self._clock, self._observer = bus, clock, observer
         self._facts, self._calls, self._turn = facts, calls or NoCalls(), turn
         self._failures = failures
+        self.foreign = foreign
         self.passed_over = 0
         """Messages that were not decided on, because `decide` had raised on them."""
         self.passed_latest = ""
@@ -202,9 +204,13 @@ class Shell(Generic[EventT, FactT]):
         await self._step([Item(Restarted(self.epoch))])
         subscriptions = [await self._bus.listen(subject, self._heard) for subject in self._listen]
         for wish in self._follow:
-            after = self.positions.get(wish.stream, 0)
+            after = known = self.positions.get(wish.stream, 0)
+            deliver = partial(self._read, wish)
+            if wish.stream in subjects.FACT_STREAMS:
+                followed = Followed(wish.stream, known, self.foreign)
+                after, deliver = followed.begin, partial(self._read_record, wish, followed)
             subscriptions.append(
-                await self._bus.follow(wish.stream, after, partial(self._read, wish), wish.subjects)
+                await self._bus.follow(wish.stream, after, deliver, wish.subjects, known)
             )
         self.ready.set()
         try:
@@ -257,6 +263,11 @@ class Shell(Generic[EventT, FactT]):
                 self.facts_applied += len(record.facts)
 
     # --- in ------------------------------------------------------------------------------------
+
+    async def _read_record(self, wish: Follow, followed: Followed, delivery: Delivery) -> None:
+        """Queue a message of a fact stream, unless it is foreign or was read before."""
+        if followed.takes(delivery.payload, delivery.sequence):
+            await self._read(wish, delivery)
 
     async def _read(self, wish: Follow, delivery: Delivery) -> None:
         """Queue a stream's message; waiting here is what holds the stream back.
@@ -451,7 +462,7 @@ def _event(delivery: Delivery) -> Any:
     except Exception as error:
         # Reading changes nothing, so that a bug in it need not end anything.
         event = codec.Unreadable(subject=delivery.subject, text=repr(error)[:UNREAD_TEXT_MAX])
-    if isinstance(event, codec.Unreadable) and delivery.stream in FACT_STREAMS:
+    if isinstance(event, codec.Unreadable) and delivery.stream in subjects.FACT_STREAMS:
         text = (
             f"stream {delivery.stream}, message {delivery.sequence}: not a record this program "
             f"reads: {event.text}. If a newer version wrote it, update this service; if it was "

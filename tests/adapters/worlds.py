@@ -25,7 +25,7 @@ from skep_services.adapters.nats_access import (
     accounts,
     new_passwords,
 )
-from skep_services.adapters.nats_api import Answer, ask
+from skep_services.adapters.nats_api import Answer, StoredMessage, ask
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
@@ -106,6 +106,15 @@ class World(Protocol):
 
     async def fact_log_of(self, identity: str) -> FactLog: ...
 
+    async def intrude(self, payload: bytes, key: str = "") -> None:
+        """Write a message into the stream of fact logs, as somebody who is not their owner."""
+
+    async def take_out(self, sequence: int) -> None:
+        """Delete a message of that stream."""
+
+    async def stored(self, sequence: int) -> bytes:
+        """Return a message of that stream."""
+
 
 class MemoryWorld:
     name = "memory"
@@ -133,6 +142,16 @@ class MemoryWorld:
     async def fact_log_of(self, identity: str) -> FactLog:
         del identity
         return await self.fact_log()
+
+    async def intrude(self, payload: bytes, key: str = "") -> None:
+        del key
+        self.store.records.append(payload)
+
+    async def take_out(self, sequence: int) -> None:
+        self.store.records[sequence - 1] = None
+
+    async def stored(self, sequence: int) -> bytes:
+        return self.store.records[sequence - 1] or b""
 
     async def close(self) -> None:
         for bus in self._buses:
@@ -182,6 +201,7 @@ class NatsWorld:
             message_max=message_max,
             bytes_max=64 * 1024 * KIB,
             duplicates=seconds(120),
+            deny_delete=name != "FACTS",
         )
         await self.api(f"STREAM.CREATE.{name}", plan.config(replicas=1))
 
@@ -191,11 +211,30 @@ class NatsWorld:
     async def fact_log(self, facts: Any = Placed | Freed) -> NatsFactLog:
         return await self.fact_log_on(await self.bus(), facts)
 
+    async def intrude(self, payload: bytes, key: str = "") -> None:
+        intruder = await self.bus("b")
+        await intruder.publish(FACT_SUBJECT, payload, key or f"intruder-{payload!r}", {})
+        await intruder.close()
+
+    async def take_out(self, sequence: int) -> None:
+        await self.api("STREAM.MSG.DELETE.FACTS", {"seq": sequence})
+
+    async def stored(self, sequence: int) -> bytes:
+        bus = await self.bus("b")
+        asked = {"seq": sequence}
+        found = await ask(bus.link, "STREAM.MSG.GET.FACTS", asked, StoredMessage)
+        await bus.close()
+        return found.payload
+
     async def fact_log_of(self, identity: str) -> NatsFactLog:
         return await self.fact_log_on(await self.bus(identity))
 
     async def fact_log_on(
-        self, bus: NatsBus, facts: Any = Placed | Freed, end: Path | None = None
+        self,
+        bus: NatsBus,
+        facts: Any = Placed | Freed,
+        end: Path | None = None,
+        **fields: Any,
     ) -> NatsFactLog:
         """Return a log whose host remembers nothing of it, or what is in `end`."""
         if not self._has_fact_stream:
@@ -203,7 +242,8 @@ class NatsWorld:
             self._has_fact_stream = True
         self._logs += 1
         return NatsFactLog(bus, stream="FACTS", subject=FACT_SUBJECT, service="tester", facts=facts,
-                           end=end or self.server.folder / f"end-{self._logs}")  # fmt: skip
+                           end=end or self.server.folder / f"end-{self._logs}",
+                           **fields)  # fmt: skip
 
     async def close(self) -> None:
         for bus in self._buses:

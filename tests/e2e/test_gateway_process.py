@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -26,7 +25,7 @@ from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
 from skep_services.adapters.nats_streams import bootstrap_streams
 from skep_services.ports import Delivery
-from tests.kit import Driver, joined, spec, vcs
+from tests.kit import Driver, RecordWriter, joined, spec, vcs
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -112,7 +111,7 @@ async def logged(process: asyncio.subprocess.Process, event: str) -> dict[str, A
 async def admission(cluster: Cluster) -> None:
     """Answer submissions as admission does, by its own machine."""
     bus = await cluster.bus("admission")
-    machine = Driver(AdmissionMachine, thorough=False)
+    machine, writer = Driver(AdmissionMachine, thorough=False), RecordWriter()
     machine(SetVcs(vcs=vcs(nlp=4)))
 
     async def took(delivery: Delivery) -> None:
@@ -121,9 +120,9 @@ async def admission(cluster: Cluster) -> None:
         )
         count = len(machine.facts)
         machine(event)
-        record = {"at": delivery.at, "facts": machine.facts[count:]}
+        record = writer.record(machine.facts[count:], delivery.at)
         key = f"record-{delivery.sequence}"
-        await bus.publish(subjects.ADMISSION_FACTS, msgspec.json.encode(record), key, {})
+        await bus.publish(subjects.ADMISSION_FACTS, record, key, {})
 
     await bus.follow(subjects.SUBMIT, 0, took)
 

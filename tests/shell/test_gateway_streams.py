@@ -156,6 +156,20 @@ async def test_a_silent_stream_says_that_it_lives_and_there_may_be_so_many(
         assert error(refused)[0] == "too-many-streams"
 
 
+async def test_one_tenant_does_not_have_all_event_streams(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "STREAMS_MAX", 1)
+    async with house.vision.open("/v1/events?follow=1") as answer:
+        await Reader(answer).comment()
+        refused = await house.vision.get("/v1/events?follow=1", 429)
+        assert error(refused)[0] == "too-many-streams"
+        assert (await house.op.get("/v1/limits"))["near"]
+        assert (await house.nlp.get("/v1/limits"))["near"] == []
+        async with house.nlp.open("/v1/events?follow=1") as other:
+            await Reader(other).comment()
+
+
 async def test_a_client_that_takes_nothing_is_cut(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

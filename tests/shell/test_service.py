@@ -17,6 +17,7 @@ from skep.wire import subjects
 from skep_services import service
 from skep_services.adapters import wiring
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
+from skep_services.links import ForeignSeen
 from skep_services.ports import CorruptLogError, Delivery, RefusedError, SupersededError
 from skep_services.shell import Shell
 from tests.shell.test_shell import Counter, Seen, none_failed
@@ -146,7 +147,13 @@ async def test_health_is_answered(tmp_path: Path) -> None:
 
     bus = MemoryBus(broker, "admission", fail)
     shell = Shell(
-        Counter(), bus=bus, clock=clock, observer=Seen(), owner="o", failures=none_failed()
+        Counter(),
+        bus=bus,
+        clock=clock,
+        observer=Seen(),
+        owner="o",
+        failures=none_failed(),
+        foreign=ForeignSeen(Seen().report),
     )
     chosen = service.settings("admission", {**NEEDED, "SKEP_STATE": str(tmp_path),
                                             "SKEP_NATS_USER": "admission"})  # fmt: skip
@@ -180,7 +187,13 @@ async def test_what_if_that_cannot_be_answered_is_said(error: Exception, tmp_pat
     clock = ManualClock()
     bus = Deaf(MemoryBroker(clock), "allocator", ended.append)
     shell = Shell(
-        Counter(), bus=bus, clock=clock, observer=Seen(), owner="x", failures=none_failed()
+        Counter(),
+        bus=bus,
+        clock=clock,
+        observer=Seen(),
+        owner="x",
+        failures=none_failed(),
+        foreign=ForeignSeen(Seen().report),
     )
     shell.active.set()
     chosen = service.settings("allocator", {**NEEDED, "SKEP_STATE": str(tmp_path)})

@@ -28,6 +28,7 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
+from skep_services.links import LOOK_BACK, ForeignSeen
 from skep_services.ports import (
     CorruptLogError,
     Delivery,
@@ -39,6 +40,7 @@ from skep_services.ports import (
 )
 from skep_services.shell import Follow, Shell
 from skep_services.undecided import Undecided
+from tests.kit import RecordWriter
 
 DEADLINE_S = 120.0
 ALARM = seconds(5)
@@ -168,6 +170,7 @@ class Place:
             observer=seen,
             owner="test",
             failures=failures or none_failed(),
+            foreign=ForeignSeen(seen.report),
             facts=log or self.log(),
             calls=Answers(),
             follow=(Follow(subjects.SUBMIT), Follow(subjects.ALLOC)),
@@ -335,8 +338,8 @@ async def test_large_batches_are_split_into_records_on_event_boundaries() -> Non
 async def test_another_services_record_comes_fact_by_fact() -> None:
     place = Place()
     machine, seen = Counter(), Seen()
-    record = {"v": 1, "at": 5, "facts": [_ended("j1"), _ended("j2"), _ended("j3")]}
-    await place.client.publish(subjects.ALLOC_FACTS, codec.encode(record), "r1", {})
+    record = RecordWriter().record([_ended("j1"), _ended("j2"), _ended("j3")])
+    await place.client.publish(subjects.ALLOC_FACTS, record, "r1", {})
     shell = place.shell(machine, seen)
     async with running(shell):
         await seen.until(lambda: len(seen.events) == 4)
@@ -357,11 +360,12 @@ async def test_facts_nobody_asked_for_only_move_the_position() -> None:
         observer=seen,
         owner="test",
         failures=none_failed(),
+        foreign=ForeignSeen(seen.report),
         facts=place.log(),
         follow=(Follow(subjects.ALLOC, facts=(JobOver,)),),
     )
-    record = {"v": 1, "at": 5, "facts": [_ended("j1"), _ended("j2")]}
-    await place.client.publish(subjects.ALLOC_FACTS, codec.encode(record), "r1", {})
+    record = RecordWriter().record([_ended("j1"), _ended("j2")], Instant(5))
+    await place.client.publish(subjects.ALLOC_FACTS, record, "r1", {})
     async with running(shell):
         await seen.until(lambda: len(seen.events) == 2)
         assert shell.positions[subjects.ALLOC] == 1
@@ -408,22 +412,22 @@ async def test_messages_that_cannot_be_read_reach_the_machine_as_such() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("garbage", [b"?", b'{"at":1,"facts":[{"type":"from-the-future"}]}'])
-async def test_another_services_record_that_cannot_be_read_is_the_end(garbage: bytes) -> None:
-    place = Place()
+async def test_another_services_record_that_cannot_be_read_is_the_end() -> None:
+    place, writer = Place(), RecordWriter()
     machine, seen = Counter(), Seen()
     broken = asyncio.get_running_loop().create_future()
     bus = MemoryBus(place.broker, "service", broken.set_result)
     shell = place.shell(machine, seen, bus=bus)
 
-    async def publish(payload: bytes, key: str) -> None:
-        await place.client.publish(subjects.ALLOC_FACTS, payload, key, {})
+    async def publish(*facts: Any) -> None:
+        payload = writer.record(facts)
+        await place.client.publish(subjects.ALLOC_FACTS, payload, f"{payload!r}", {})
 
     async with running(shell):
-        await publish(b'{"at":1,"facts":[]}', "a")
+        await publish()
         await seen.until(lambda: isinstance(machine.events[-1], Facts))
-        await publish(garbage, "b")
-        await publish(b'{"at":1,"facts":[]}', "c")
+        await publish({"type": "from-the-future"})
+        await publish()
         error = await asyncio.wait_for(broken, DEADLINE_S)
         assert isinstance(error, CorruptLogError)
         assert "stream ALLOC, message 2: not a record" in str(error)
@@ -431,6 +435,85 @@ async def test_another_services_record_that_cannot_be_read_is_the_end(garbage: b
         await place.submit(1)
         await seen.until(lambda: machine.jobs == ["j1"])
     assert [type(event) for event in machine.events] == [Restarted, Facts, Submission]
+
+
+@pytest.mark.asyncio
+async def test_foreign_messages_in_a_fact_stream_are_passed_over_and_reported() -> None:
+    place, writer = Place(), RecordWriter()
+    machine, seen = Counter(), Seen()
+    shell = place.shell(machine, seen)
+
+    async def publish(payload: bytes) -> None:
+        await place.client.publish(subjects.ALLOC_FACTS, payload, f"{payload!r}", {})
+
+    async with running(shell):
+        first = writer.record([_ended("j1")])
+        for payload in (b'{"error":{"code":400}}', first, b"?", first + b" "):
+            await publish(payload)
+        await publish(writer.record([_ended("j2")]))
+        await seen.until(lambda: len(seen.events) == 3)
+        assert shell.positions[subjects.ALLOC] == 5
+        assert shell.foreign.count == 3
+        assert shell.foreign.latest == (
+            "ALLOC 4: it says that it is record 1, which is already there"
+        )
+        assert len(seen.reports) == 3
+        assert "sequence': 1, 'why': 'it is no record'" in seen.reports[0]
+        await place.submit(1)  # Its fact stores the position.
+        await seen.until(lambda: machine.jobs == ["j1"])
+
+    again, seen = Counter(), Seen()
+    shell = place.shell(again, seen)
+    await publish(b"!")
+    await publish(writer.record([_ended("j3")]))
+    async with running(shell):
+        await seen.until(lambda: len(seen.events) == 2)
+        facts: list[Any] = [event.facts for event in again.events if isinstance(event, Facts)]
+        assert [each.job for (each,) in facts] == ["j3"], "from where it was, in spite of them"
+        assert shell.foreign.latest == "ALLOC 6: it is no record"
+
+
+@pytest.mark.asyncio
+async def test_a_follower_far_into_a_stream_knows_its_chain() -> None:
+    place, writer = Place(), RecordWriter()
+    store = place.store
+
+    async def publish(payload: bytes) -> None:
+        await place.client.publish(subjects.ALLOC_FACTS, payload, f"{payload!r}", {})
+
+    for number in range(LOOK_BACK * 2):
+        await publish(writer.record([_ended(f"j{number}")]))
+        if number % 3 == 0:
+            await publish(b"%d" % number)
+    last = len(place.broker.stream(subjects.ALLOC).messages)
+    log = MemoryFactLog(store, Noted)
+    assert [record async for record in log.replay()] == []
+    await log.begin_epoch("earlier", place.clock.now())
+    await log.append((), {subjects.ALLOC: last}, place.clock.now())
+    forged = {"v": 1, "n": 10**9, "prev": "0" * 64, "epoch": 1, "at": 1, "pos": {}, "facts": []}
+    await publish(codec.encode(forged))
+    await publish(writer.record([_ended("new")]))
+    machine, seen = Counter(), Seen()
+    async with running(place.shell(machine, seen)):
+        await seen.until(lambda: len(seen.events) == 2)
+    facts: list[Any] = [event.facts for event in machine.events if isinstance(event, Facts)]
+    assert [each.job for (each,) in facts] == ["new"]
+    assert any("is record 1000000000" in report for report in seen.reports)
+
+
+@pytest.mark.asyncio
+async def test_a_fact_stream_that_ends_before_the_position_is_the_end() -> None:
+    place, writer = Place(), RecordWriter()
+    log = place.log()
+    assert [record async for record in log.replay()] == []
+    await log.begin_epoch("earlier", place.clock.now())
+    await log.append((), {subjects.ALLOC: 70}, place.clock.now())
+    for number in range(69):
+        await place.client.publish(
+            subjects.ALLOC_FACTS, writer.record([_ended(f"j{number}")]), f"k{number}", {}
+        )
+    with pytest.raises(CorruptLogError, match="ends at 69, but 70 was delivered"):
+        await place.shell(Counter(), Seen()).run()
 
 
 def test_a_machine_without_calls_must_not_call() -> None:
@@ -442,6 +525,7 @@ def test_a_machine_without_calls_must_not_call() -> None:
         observer=Seen(),
         owner="t",
         failures=none_failed(),
+        foreign=ForeignSeen(Seen().report),
     )
     assert shell.decide_us() == {}
     with pytest.raises(AssertionError, match="nothing carries out"):

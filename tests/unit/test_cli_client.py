@@ -203,3 +203,19 @@ def test_events_are_taken_apart_wherever_they_are_cut() -> None:
     for cut in range(len(stream)):
         parser = EventParser()
         assert [*parser.feed(stream[:cut]), *parser.feed(stream[cut:])] == whole
+
+
+def test_a_request_beyond_the_rate_is_repeated_when_it_may_be(gateway: FakeGateway) -> None:
+    error = {"reason": "too-many-requests", "text": "VC nlp makes more than 200 requests a second"}
+    told = [Told(429, {"error": error, "retry_after_s": 0.001}), Told(200, {"jobs": []})]
+    gateway.on("GET /v1/jobs", lambda _: told.pop(0))
+    assert Client(Target(gateway.url, "t", ""), 5.0).get("/v1/jobs") == {"jobs": []}
+    assert not told
+    gateway.on("GET /v1/jobs", lambda _: Told(429, {"error": error, "retry_after_s": 60}))
+    failed = refused(exits.FAILED, Target(gateway.url, "t", ""), 5.0)
+    assert failed.error["reason"] == "too-many-requests"
+    # What an operator or a person has to close does not close itself.
+    gateway.refuse("GET /v1/jobs", 429, "too-many-streams", "VC nlp has 16 event streams open")
+    assert refused(exits.FAILED, Target(gateway.url, "t", ""), 5.0).error["reason"] == (
+        "too-many-streams"
+    )

@@ -222,6 +222,16 @@ def test_well_cluster(
     assert capsys.readouterr().out.endswith("all is well\n")
 
 
+def test_tenants_near_their_limits_are_shown(gateway: FakeGateway) -> None:
+    text = "VC nlp has 16 of 16 event streams open"
+    gateway.on("GET /v1/limits", {"near": [text]})
+    client = Client(Target(gateway.url, "op", ""), 0.0)
+    (check,) = doctor.limit_checks(client)
+    assert (check.name, check.level, check.text) == ("limits", doctor.WARN, text)
+    gateway.refuse("GET /v1/limits", 404, "not-found", "no such page")
+    assert list(doctor.limit_checks(client)) == []
+
+
 def test_messages_that_were_passed_over_are_shown() -> None:
     health = {"passed_over": 2, "passed_latest": "Submission SUBMIT/2/0: ValueError: a bug"}
     (check,) = doctor.oddity_checks("admission", health, "the log")

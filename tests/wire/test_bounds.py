@@ -31,9 +31,10 @@ from skep.wire import (
 )
 from skep.wire.facts import NodeAdded, PartOver
 from skep.wire.node import Gpu, MemberExited, NodeJoined, Outcome
-from skep_services.adapters.records import NO_RECORD, Chain
+from skep_services.adapters.records import Chain
 from skep_services.agent.logs import LogRequest
 from skep_services.gateway.rows import Spanned
+from skep_services.links import NO_RECORD
 from tests.kit import T0, joined
 
 INPUTS: dict[str, Any] = {

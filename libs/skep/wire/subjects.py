@@ -29,6 +29,9 @@ STREAMS: dict[str, tuple[str, ...]] = {
 }
 """The append-only truth: stream name to the subjects it keeps."""
 
+FACT_STREAMS = (ADMISSION, ALLOC, SEARCH)
+"""Written by one service each, and never by anybody outside."""
+
 KEPT = "KEPT"
 KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 """Snapshots beside the truth: `kept`."""

@@ -190,12 +190,18 @@ class MemoryBus:
         return self._broker.store(subject, payload, {**headers, KEY_HEADER: key})
 
     async def follow(
-        self, stream: str, after: int, deliver: Deliver, subjects: Sequence[str] = ()
+        self,
+        stream: str,
+        after: int,
+        deliver: Deliver,
+        subjects: Sequence[str] = (),
+        known: int = 0,
     ) -> Subscription:
         kept = self._broker.stream(stream)
-        if after > len(kept.messages):
+        known = max(known, after)
+        if known > len(kept.messages):
             message = (
-                f"stream {stream} ends at {len(kept.messages)}, but {after} was delivered from it"
+                f"stream {stream} ends at {len(kept.messages)}, but {known} was delivered from it"
             )
             raise CorruptLogError(message)
         follow = _Follow(self._broker, stream, after, deliver, tuple(subjects), self._on_fatal)
@@ -360,21 +366,27 @@ def _missing(stream: str) -> MissingStreamError:
 class MemoryLogStore:
     """What a fact log leaves behind when its process dies: the records' bytes.
 
-    Several MemoryFactLog over one store are processes that compete for it.
+    Several MemoryFactLog over one store are processes that compete for it. Sequence n is at index
+    n - 1; what was taken out is None.
     """
 
     def __init__(self) -> None:
-        self.records: list[bytes] = []
+        self.records: list[bytes | None] = []
         self.exists = True
 
 
 class MemoryFactLog:
-    """A fact log in memory. `facts` is the union of its fact classes."""
+    """A fact log in memory. `facts` is the union of its fact classes.
+
+    `foreign` lists the sequences of messages that are no records, and why.
+    """
 
     def __init__(self, store: MemoryLogStore, facts: Any, name: str = "memory") -> None:
+        self.foreign: list[tuple[int, str]] = []
         self._store = store
         self._chain = Chain(f"fact log {name}", facts)
         self._name = name
+        self._sequence = 0
         self._replayed = False
         self._owner = ""
 
@@ -383,14 +395,22 @@ class MemoryFactLog:
         if not self._store.exists:
             message = f"fact log {self._name} is gone"
             raise MissingLogError(message)
-        for payload in self._store.records[self._chain.counter :]:
-            yield self._chain.read(payload, f"record {self._chain.counter + 1}")
+        while self._sequence < len(self._store.records):
+            payload = self._store.records[self._sequence]
+            self._sequence += 1
+            if payload is not None:
+                record = self._chain.read_at(payload, self._sequence)
+                if isinstance(record, str):
+                    self.foreign.append((self._sequence, record))
+                else:
+                    yield record
         self._replayed = True
 
     async def begin_epoch(self, owner: str, at: Instant) -> LogRecord:
         assert self._replayed, "an epoch begins behind the replayed log"
         assert owner, "the owner's name makes its records its own"
         assert not self._owner, "one process begins one epoch"
+        self._chain.refuse_doubt()
         self._owner = owner
         epoch = self._chain.epoch + 1
         return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
@@ -415,12 +435,19 @@ class MemoryFactLog:
     ) -> LogRecord:
         record, payload = self._chain.encode(facts, positions, at, epoch, noted)
         await asyncio.sleep(0)
-        if len(self._store.records) != self._chain.counter:
-            message = (
-                f"fact log {self._name}: another process wrote record {record.counter}; "
-                f"this one is {self._owner}"
-            )
-            raise SupersededError(message)
+        for stored in self._store.records[self._sequence :]:
+            self._sequence += 1
+            why = self._chain.links.foreign(stored, self._sequence) if stored is not None else ""
+            if why:
+                self.foreign.append((self._sequence, why))
+            elif stored is not None:
+                message = (
+                    f"fact log {self._name}: another process wrote record {record.counter}; "
+                    f"this one is {self._owner}"
+                )
+                raise SupersededError(message)
         self._store.records.append(payload)
+        self._sequence += 1
         self._chain.advance(record, payload)
+        self._chain.links.took(record.counter, self._chain.hash, self._sequence)
         return record

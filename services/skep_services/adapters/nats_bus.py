@@ -127,12 +127,19 @@ class NatsBus:
         return names.error is not None or bool(names.streams)
 
     async def follow(
-        self, stream: str, after: int, deliver: Deliver, subjects: Sequence[str] = ()
+        self,
+        stream: str,
+        after: int,
+        deliver: Deliver,
+        subjects: Sequence[str] = (),
+        known: int = 0,
     ) -> Subscription:
         assert not any(
             isinstance(one, Follow) and one.stream == stream for one in self._subscriptions.values()
         ), f"{self.link.identity} follows {stream} already, and its consumer carries its name"
-        follow = Follow(self.link, stream, after, deliver, subjects=subjects, on_close=self._forget)
+        follow = Follow(
+            self.link, stream, after, deliver, subjects=subjects, known=known, on_close=self._forget
+        )
         self._subscriptions[id(follow)] = follow
         try:
             await follow.start()

@@ -8,12 +8,15 @@ An append without an answer may be stored or not, so it is sent again, byte for 
 same Nats-Msg-Id, until there is an answer. The server may then say "duplicate" or "wrong last
 sequence", and both may mean our own first attempt: the message stored behind our last record
 decides, because a stored message never changes.
+
+What stands there and does not continue the chain is no record: it is passed over and reported, and
+the append goes behind it (`links`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -30,6 +33,7 @@ from skep_services.adapters.nats_api import (
     WRONG_LAST_SEQUENCE,
     Pauses,
     PubAck,
+    Stored,
     StoredMessage,
     StreamInfo,
     ask,
@@ -43,6 +47,7 @@ from skep_services.adapters.nats_follow import Batch, Follow
 from skep_services.adapters.nats_kept import NatsSnapshots
 from skep_services.adapters.nats_link import Link, Silence
 from skep_services.adapters.records import Chain
+from skep_services.links import Foreign, digest_of
 from skep_services.ports import (
     CorruptLogError,
     Delivery,
@@ -51,6 +56,8 @@ from skep_services.ports import (
     MissingStreamError,
     SupersededError,
 )
+
+log = logging.getLogger(__name__)
 
 APPEND_TIMEOUT_S = 2.0
 """How long one append waits for its acknowledgement before it is sent again; 0.5 ms is usual."""
@@ -98,13 +105,18 @@ class _Reader:
         await self._follow.close()
 
 
+def _unheard(stream: str, sequence: int, why: str) -> None:
+    log.warning("%s %d is foreign: %s", stream, sequence, why)
+
+
 class NatsFactLog:
     """The fact log of `service` in `stream`, written on `subject`.
 
     `facts` is the union of its fact classes; EpochBegan need not be in it. `kept` is that of what
     its machine's snapshots consist of; without it none is read or kept. `end` is the file in
-    which this host's processes remember how far the log reaches. One process uses one instance:
-    `replay` to its end, `begin_epoch`, then `append`, never two at once.
+    which this host's processes remember how far the log reaches. `foreign` is told of each message
+    that is no record of this log. One process uses one instance: `replay` to its end,
+    `begin_epoch`, then `append`, never two at once.
     """
 
     def __init__(
@@ -117,6 +129,7 @@ class NatsFactLog:
         facts: Any,
         end: Path,
         kept: Any = None,
+        foreign: Foreign = _unheard,
     ) -> None:
         self._snapshots = NatsSnapshots(bus, stream, kept) if kept is not None else None
         self._link = bus.link
@@ -126,6 +139,8 @@ class NatsFactLog:
         self._chain = Chain(f"fact log {stream}", facts)
         self._end = LogEnd(end)
         self._sequence = 0
+        """Where the stream is known to end. The last record may stand before it: see `links`."""
+        self._foreign = foreign
         self._owner = ""
         self._reader: _Reader | None = None
         self._replayed = False
@@ -147,18 +162,41 @@ class NatsFactLog:
         if target and not self._replayed:
             async for kept in self._kept(target):
                 yield kept
-        if target > self._sequence and self._reader is None:
+        # What was taken out leaves gaps, also at the end: a reader must not wait for it.
+        readable = await self._last_readable(info) if target > self._sequence else 0
+        if readable > self._sequence and self._reader is None:
             self._reader = _Reader(self._link, self._stream, self._sequence)
             await self._reader.start()
-        while self._sequence < target:
+        while self._sequence < readable:
             assert self._reader is not None
             delivery = await self._reader.next()
-            record = self._chain.read(delivery.payload, f"sequence {delivery.sequence}")
+            record = self._chain.read_at(delivery.payload, delivery.sequence)
             self._sequence = delivery.sequence
-            self._refuse(self._end.contradicts(self._sequence, self._chain.hash))
-            yield record
-        self._end.note(self._sequence, self._chain.hash)
+            digest = digest_of(delivery.payload) if isinstance(record, str) else self._chain.hash
+            self._refuse(self._end.contradicts(self._sequence, digest))
+            if isinstance(record, str):
+                self._foreign(self._stream, delivery.sequence, record)
+            else:
+                yield record
+        self._sequence = max(self._sequence, target)
+        self._refuse(self._end.missing(self._chain.links.sequence))
+        self._end.note(self._chain.links.sequence, self._chain.hash)
         self._replayed = True
+
+    async def _last_readable(self, info: StreamInfo) -> int:
+        """Return the place of the last message that is in the stream; 0 if none is.
+
+        A replica that was cut off knows fewer: it is believed only after a while.
+        """
+        asked = {"last_by_subj": self._subject}
+        patience = STALE_S if info.config.get("num_replicas", 1) > 1 else 0.0
+        deadline = time.monotonic() + patience
+        while True:
+            stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
+            last = stored.message.seq if stored.message is not None else 0
+            if last >= info.state.last_seq or time.monotonic() >= deadline:
+                return last
+            await asyncio.sleep(STALE_LOOK_S)
 
     async def _look(self) -> StreamInfo:
         """Return the stream's state; raises CorruptLogError if it ends before what was stored."""
@@ -194,9 +232,10 @@ class NatsFactLog:
             return  # Of a log that was set back since.
         asked = {"seq": whole.sequence}
         stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
-        if hashlib.sha256(stored.payload).hexdigest() != whole.hash:
+        if digest_of(stored.payload) != whole.hash:
             return
         self._chain.resume(whole.counter, whole.epoch, whole.hash)
+        self._chain.links.took(whole.counter, whole.hash, whole.sequence)
         self._sequence = whole.sequence
         yield LogRecord(whole.counter, whole.epoch, whole.at, whole.positions, tuple(entries),
                         stands_for=whole.facts)  # fmt: skip
@@ -208,7 +247,7 @@ class NatsFactLog:
         assert self._snapshots is not None, "this log keeps no snapshots"
         assert self._owner, "who does not write the log keeps nothing"
         prepared = self._snapshots.prepare(
-            entries, self._chain, self._sequence, positions, at, facts, self._owner
+            entries, self._chain, self._chain.links.sequence, positions, at, facts, self._owner
         )
         return self._snapshots.store(prepared)
 
@@ -222,6 +261,7 @@ class NatsFactLog:
         assert self._replayed, "an epoch begins behind the replayed log"
         assert owner, "the owner's name makes its records its own"
         assert not self._owner, "one process begins one epoch"
+        self._chain.refuse_doubt()
         await self.close()
         self._owner = owner
         epoch = self._chain.epoch + 1
@@ -252,6 +292,7 @@ class NatsFactLog:
             payload, f"{self._service}-{epoch}-{record.counter}-{self._owner}"
         )
         self._chain.advance(record, payload)
+        self._chain.links.took(record.counter, self._chain.hash, self._sequence)
         self._end.note(self._sequence, self._chain.hash)
         # Left set by an exception on purpose: what is in the log is unknown then, so this
         # process must not append again.
@@ -260,19 +301,26 @@ class NatsFactLog:
 
     async def _store(self, payload: bytes, key: str) -> int:
         """Store `payload` directly behind the last known record and return its sequence."""
-        headers = {
-            KEY_HEADER: key,
-            EXPECTED_SEQUENCE: str(self._sequence),
-            EXPECTED_STREAM: self._stream,
-        }
         pauses = Pauses()
+        own = key
         while True:
+            headers = {
+                KEY_HEADER: own,
+                EXPECTED_SEQUENCE: str(self._sequence),
+                EXPECTED_STREAM: self._stream,
+            }
             ack = await publish_once(self._link, self._subject, payload, headers, APPEND_TIMEOUT_S)
             if isinstance(ack, PubAck):
                 if ack.error is None and not ack.duplicate:
                     return ack.seq
                 if ack.error is None or ack.error.err_code == WRONG_LAST_SEQUENCE:
-                    return await self._find_own(key)
+                    stood = self._sequence
+                    if await self._find_own(own, payload):
+                        return self._sequence + 1
+                    # Behind what is foreign it is another attempt: the bus may know the key.
+                    own = f"{key}-{self._sequence}"
+                    assert self._sequence > stood, "else it would be tried for ever"
+                    continue
                 if not ack.error.is_transient:
                     raise refused(ack.error, f"{self._chain.name} ({len(payload)} bytes)")
             elif ack is Silence.NO_RESPONDERS:
@@ -281,35 +329,55 @@ class NatsFactLog:
             if ack is not Silence.LOST:
                 await pauses.wait()
 
-    async def _find_own(self, key: str) -> int:
-        """Return the sequence behind our last record if it holds `key`'s record.
+    async def _find_own(self, key: str, payload: bytes) -> bool:
+        """Return whether the message behind the known end is our own.
 
-        Raises SupersededError if it holds another's, CorruptLogError if the stream ends before it.
+        If it is foreign or was taken out, the known end moves behind it. Raises SupersededError if
+        another process continued the log, CorruptLogError if the stream ends before it.
         """
         sequence = self._sequence + 1
+        stored = await self._stored_from(sequence)
+        if stored is None or stored.seq > sequence:
+            self._sequence = stored.seq - 1 if stored is not None else sequence
+            return False
+        message = StoredMessage(stored)
+        if message.headers.get(KEY_HEADER) == key and message.payload == payload:
+            return True
+        why = self._chain.links.foreign(message.payload, sequence)
+        if why:
+            self._foreign(self._stream, sequence, why)
+            self._sequence = sequence
+            return False
+        text = (
+            f"{self._chain.name}: another process wrote at {sequence} "
+            f"({message.headers.get(KEY_HEADER, 'without a key')}); this one is {self._owner}"
+        )
+        raise SupersededError(text)
+
+    async def _stored_from(self, sequence: int) -> Stored | None:
+        """Return the message at `sequence`, or the first one behind if it was taken out.
+
+        None if it was taken out and is the last. Waits for a replica that lags behind.
+        """
+        asked = {"seq": sequence, "next_by_subj": self._subject}
+        deadline = time.monotonic() + STALE_S
         pauses = Pauses()
         while True:
-            stored = await ask(
-                self._link, f"STREAM.MSG.GET.{self._stream}", {"seq": sequence}, StoredMessage
-            )
+            stored = await ask(self._link, f"STREAM.MSG.GET.{self._stream}", asked, StoredMessage)
             if stored.error is None:
-                break
+                assert stored.message is not None
+                return stored.message
             if stored.error.err_code == STREAM_NOT_FOUND:
                 raise MissingFactStreamError(*missing(self._stream).args)
             if stored.error.err_code != MESSAGE_NOT_FOUND:
                 raise refused(stored.error, f"{self._chain.name}, sequence {sequence}")
-            await self._check_not_shorter()
-            # A replica that lags behind the one that refused us.
+            info = await self._check_not_shorter()
+            single = info.config.get("num_replicas", 1) == 1
+            if info.state.last_seq >= sequence and (single or time.monotonic() > deadline):
+                return None
             await pauses.wait()
-        if stored.headers.get(KEY_HEADER) == key:
-            return sequence
-        message = (
-            f"{self._chain.name}: another process wrote at {sequence} "
-            f"({stored.headers.get(KEY_HEADER, 'without a key')}); this one is {self._owner}"
-        )
-        raise SupersededError(message)
 
-    async def _check_not_shorter(self) -> None:
+    async def _check_not_shorter(self) -> StreamInfo:
         info = await stream_info(self._link, self._stream)
         if info.state.last_seq < self._sequence and info.config.get("num_replicas", 1) == 1:
             message = (
@@ -317,3 +385,4 @@ class NatsFactLog:
                 f"stored: the bus lost acknowledged records"
             )
             raise CorruptLogError(message)
+        return info

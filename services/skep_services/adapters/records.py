@@ -20,15 +20,13 @@ import msgspec
 from skep.units import KIB, Instant
 from skep.wire.bounds import UNDECODABLE, LogDecoder
 from skep.wire.facts import EpochBegan
+from skep_services.links import NO_RECORD, Links
 from skep_services.ports import CorruptLogError, LogRecord
 
 RECORD_BYTES_MAX = 512 * KIB
 """What one record may weigh: far below the bus's 1 MiB, so a follower's batch stays small."""
 
 RECORD_VERSION = 1
-
-NO_RECORD = "0" * 64
-"""What the first record names as its predecessor's hash."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -56,6 +54,8 @@ class Chain:
         self.counter = 0
         self.epoch = 0
         self.hash = NO_RECORD
+        self.links = Links(name)
+        """Tells foreign messages of a stream from records."""
         self._envelopes = msgspec.json.Decoder(_Envelope)
         self._facts: LogDecoder[tuple[Any, ...]] = LogDecoder(tuple[facts | EpochBegan, ...])
         self._encoder = msgspec.json.Encoder()
@@ -125,6 +125,29 @@ class Chain:
                            noted=noted)  # fmt: skip
         self.advance(record, payload)
         return record
+
+    def read_at(self, payload: bytes, sequence: int) -> LogRecord | str:
+        """Return the record in a stream's message, or why the message is not the owner's.
+
+        The next call tells of the message behind it. Raises CorruptLogError for a message that is
+        the next record and cannot be read, and where the log is damaged.
+        """
+        try:
+            record = self.read(payload, f"sequence {sequence}")
+        except CorruptLogError:
+            why = self.links.foreign(payload, sequence)
+            if why:
+                return why
+            raise
+        self.links.took(self.counter, self.hash, sequence)
+        return record
+
+    def refuse_doubt(self) -> None:
+        """Raise CorruptLogError if what stands behind the last record may be a damaged log's."""
+        doubt = self.links.doubt()
+        if doubt:
+            message = f"{self.name}, {doubt}"
+            raise CorruptLogError(message)
 
     def _check_epoch(self, epoch: int, facts: tuple[Any, ...], where: str) -> None:
         """Refuse an epoch that no EpochBegan announced; a compacted log may begin at any epoch."""

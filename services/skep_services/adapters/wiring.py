@@ -19,6 +19,7 @@ from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.otel import OtelTracer
 from skep_services.adapters.peers import Peers, Standing
+from skep_services.links import ForeignSeen
 from skep_services.ports import Bus, Calls, Deliver, FactLog, Keeper, RefusedError
 from skep_services.service import Fatal, Settings, answer_health, say_ready, write_lines
 from skep_services.shell import Follow, Shell
@@ -69,11 +70,12 @@ async def serve(
     """
     fatal = Fatal()
     bus = await connect(chosen, fatal)
-    facts = None
+    facts, foreign = None, ForeignSeen(log.error)
     if keeps is not None:
         facts = NatsFactLog(bus, stream=keeps.stream, subject=keeps.subject,
                             service=chosen.service, facts=keeps.facts,
-                            end=chosen.state / "log-end", kept=keeps.kept)  # fmt: skip
+                            end=chosen.state / "log-end", kept=keeps.kept,
+                            foreign=foreign)  # fmt: skip
     await drive(
         chosen,
         log,
@@ -81,6 +83,7 @@ async def serve(
         bus,
         fatal,
         facts=facts,
+        foreign=foreign,
         keeper=facts if keeps is not None and keeps.kept is not None else None,
         follow=follow,
         listen=listen,
@@ -97,6 +100,7 @@ async def drive(
     fatal: Fatal,
     *,
     facts: FactLog | None,
+    foreign: ForeignSeen | None = None,
     keeper: Keeper | None = None,
     calls: Calls | None = None,
     follow: Sequence[Follow] = (),
@@ -118,6 +122,7 @@ async def drive(
         observer=Decisions(chosen.service, log, write_lines, tracer),
         owner=owner(),
         failures=Undecided(chosen.state / "undecided"),
+        foreign=foreign or ForeignSeen(log.error),
         facts=facts,
         keeper=keeper,
         calls=calls,

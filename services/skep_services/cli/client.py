@@ -30,6 +30,9 @@ PATIENCE_FOLLOWING_S = 60.0
 
 RETRY_AFTER_S = 0.1
 
+TOO_MANY = 429
+"""The answer to a request beyond its tenant's rate."""
+
 NO_CLUSTER = """no cluster here: {folder} holds none
   start one:         skep up
   or use another:    SKEP_API=http://HOST:PORT SKEP_TOKEN=... skep ...
@@ -142,7 +145,10 @@ class Client:
                 continue
             if answer.status < 300:
                 return answer.status, data
-            raise refusal(answer.status, data)
+            pause_s = _too_soon_by(answer.status, data)
+            if pause_s is None or time.monotonic() + pause_s > deadline:
+                raise refusal(answer.status, data)
+            time.sleep(pause_s)
 
     def stream(self, path: str, timeout_s: float | None) -> Answer:
         """Return an answer whose body arrives over time; reading it may raise OSError."""
@@ -203,6 +209,20 @@ class Client:
                 return f"{text}\n  it is being stopped"
             case _:
                 return f"{text}\n  its supervisor is running: `skep doctor` says what is wrong"
+
+
+def _too_soon_by(status: int, data: bytes) -> float | None:
+    """Return after how many seconds a request beyond its tenant's rate may be repeated.
+
+    None for every other answer.
+    """
+    error = refusal(status, data)
+    if status != TOO_MANY or error.error["reason"] != "too-many-requests":
+        return None
+    try:
+        return max(0.0, float(json.loads(data).get("retry_after_s", RETRY_AFTER_S)))
+    except (TypeError, ValueError):
+        return RETRY_AFTER_S
 
 
 def refusal(status: int, data: bytes) -> CommandError:

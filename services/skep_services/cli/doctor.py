@@ -342,6 +342,17 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
         text = f"{render.plural(passed, 'message')} passed over, at last {health['passed_latest']}"
         todo = f"the service cannot take it in, which is a bug: report it with the lines in {log}"
         yield Check(identity, WARN, text, todo)
+    foreign = health.get("foreign", 0)
+    if foreign:
+        text = (
+            f"{render.plural(foreign, 'foreign message')} in fact streams, at last "
+            f"{health['foreign_latest']}"
+        )
+        todo = (
+            "it was passed over, and harms nothing; but somebody could write there: `skep log "
+            "check` lists all, `skep log repair` takes them out"
+        )
+        yield Check(identity, WARN, text, todo)
 
 
 def token_checks(client: Client) -> Iterator[Check]:
@@ -353,6 +364,17 @@ def token_checks(client: Client) -> Iterator[Check]:
     else:
         yield Check("token", OK, "accepted")
         yield cells_check(answer.get("alarms", ()))
+        yield from limit_checks(client)
+
+
+def limit_checks(client: Client) -> Iterator[Check]:
+    """Yield a warning for each tenant that is near one of its limits."""
+    try:
+        near = client.get("/v1/limits").get("near", ())
+    except CommandError:
+        return  # A gateway of an earlier version knows of none.
+    for text in near:
+        yield Check("limits", WARN, str(text), "docs/bus.md lists the limits of a tenant")
 
 
 def cells_check(alarms: Sequence[dict[str, Any]]) -> Check:

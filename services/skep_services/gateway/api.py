@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -118,8 +119,11 @@ def _state(path: Path | None) -> tuple[int, int, int]:
     return (found.st_ino, found.st_size, found.st_mtime_ns) if found is not None else (0, 0, 0)
 
 
-def middleware(tokens: Tokens, metrics: Metrics) -> Any:
-    """Return the middleware that authenticates, measures, and turns errors into JSON."""
+def middleware(tokens: Tokens, metrics: Metrics, count: Callable[[Caller], None]) -> Any:
+    """Return the middleware that authenticates, measures, and turns errors into JSON.
+
+    `count` is told of every request that has a token, and raises ApiError for one too many.
+    """
 
     @web.middleware
     async def through(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -127,12 +131,17 @@ def middleware(tokens: Tokens, metrics: Metrics) -> Any:
         status = 500
         try:
             if request.path not in OPEN_PATHS:
-                CALLER.set(_authenticated(tokens, request))
+                caller = _authenticated(tokens, request)
+                CALLER.set(caller)
+                count(caller)
             response = await handler(request)
             status = response.status
         except ApiError as error:
             status = error.status
             response = json_response(error.body, status)
+            if "retry_after_s" in error.body:
+                # The header has whole seconds; the body says it exactly.
+                response.headers["Retry-After"] = str(math.ceil(error.body["retry_after_s"]))
         except web.HTTPException as error:
             status = error.status
             response = json_response(_http_error(request, error), status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.jobs import Jobs
+from skep_services.gateway.limits import Limits
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
@@ -28,7 +30,8 @@ from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
-from skep_services.ports import Bus, Clock, CorruptLogError, Delivery, Subscription
+from skep_services.links import Followed, ForeignSeen
+from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings
 from skep_services.tracing import Tracer
 
@@ -58,6 +61,7 @@ class Gateway:
         self._tokens = tokens
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
+        self._foreign = ForeignSeen(log.error)
 
     async def open(self, host: str, port: int) -> int:
         """Follow, listen and serve HTTP; return the port.
@@ -115,10 +119,22 @@ class Gateway:
 
     async def _follow(self) -> None:
         for stream in STREAMS:
-            after = self.indexer.positions[stream]
-            self._subscriptions.append(await self._bus.follow(stream, after, self.indexer.deliver))
-        took = self.searches.deliver
-        self._subscriptions.append(await self._bus.follow(subjects.SEARCH, 0, took))
+            await self._follow_stream(stream, self.indexer.positions[stream], self.indexer.deliver)
+        await self._follow_stream(subjects.SEARCH, 0, self.searches.deliver)
+
+    async def _follow_stream(self, stream: str, after: int, take: Deliver) -> None:
+        """Deliver what is behind `after`; of a fact stream only what its owner wrote."""
+        if stream not in subjects.FACT_STREAMS:
+            self._subscriptions.append(await self._bus.follow(stream, after, take))
+            return
+        followed = Followed(stream, after, self._foreign)
+
+        async def deliver(delivery: Delivery) -> None:
+            if followed.takes(delivery.payload, delivery.sequence):
+                await take(delivery)
+
+        begin = followed.begin
+        self._subscriptions.append(await self._bus.follow(stream, begin, deliver, (), after))
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
@@ -149,6 +165,8 @@ class Gateway:
             "lag_s": self.indexer.lag_ns / NS_PER_SECOND,
             "passed_over": self.indexer.passed_over,
             "passed_latest": self.indexer.passed_latest,
+            "foreign": self._foreign.count,
+            "foreign_latest": self._foreign.latest,
         }
         await self._bus.send(asked.reply, codec.encode(health), {})
 
@@ -162,13 +180,16 @@ class Gateway:
         await submitter.listen()
         jobs = Jobs(indexer, watch, submitter, metrics, clock,
                     Drafts(self._bus, indexer, clock))  # fmt: skip
-        streams = Streams(indexer, self.hub, jobs, Logs(self._bus, indexer.fold, watch))
+        limits = Limits(time.monotonic)
+        logs = Logs(self._bus, indexer.fold, watch)
+        streams = Streams(indexer, self.hub, jobs, logs, limits)
         health = Health(self._bus, indexer, clock)
         cluster = Cluster(indexer, submitter, health, metrics, clock)
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[middleware(self._tokens, metrics)], client_max_size=BODY_BYTES_MAX
+            middlewares=[middleware(self._tokens, metrics, limits.request)],
+            client_max_size=BODY_BYTES_MAX,
         )
         trials = Trials(indexer)
         application.add_routes(
@@ -178,6 +199,7 @@ class Gateway:
                 *cluster.routes(),
                 *searches.routes(),
                 *trials.routes(),
+                *limits.routes(),
             ]
         )
         return application

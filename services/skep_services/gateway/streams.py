@@ -13,6 +13,7 @@ from skep_services.gateway.api import ApiError, caller_of, number, raw_response
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.jobs import Jobs, tenant
+from skep_services.gateway.limits import FOLLOWED_MAX, STREAMS_MAX, Limits
 from skep_services.gateway.logs import Logs, Tail
 from skep_services.gateway.model import EventQuery
 
@@ -33,8 +34,9 @@ FOLLOWERS_MAX = 200
 class Streams:
     """The handlers."""
 
-    def __init__(self, indexer: Indexer, hub: Hub, jobs: Jobs, logs: Logs) -> None:
+    def __init__(self, indexer: Indexer, hub: Hub, jobs: Jobs, logs: Logs, limits: Limits) -> None:
         self._indexer, self._hub, self._jobs, self._logs = indexer, hub, jobs, logs
+        self._limits = limits
         self._followers = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -53,7 +55,8 @@ class Streams:
             job = (await self._jobs.named(caller_of(request), job)).row.job
         since = _since(request)
         if flag(request, "follow"):
-            return await self._follow(request, EventQuery(PAGE, since, job, vc))
+            with self._limits.one_of(caller_of(request), "event streams", STREAMS_MAX):
+                return await self._follow(request, EventQuery(PAGE, since, job, vc))
         limit = number(request, "limit", PAGE, EVENTS_MAX)
         await self._indexer.settle()
         found = await self._indexer.events(EventQuery(limit, since, job, vc))
@@ -122,14 +125,17 @@ class Streams:
             offset=number(request, "offset", 0),
             follow=follow,
         )
-        if follow and self._followers >= FOLLOWERS_MAX:
+        if not follow:
+            return await self._pass_on(request, tail)
+        if self._followers >= FOLLOWERS_MAX:
             text = f"{FOLLOWERS_MAX} logs are followed, as many as there may be"
             raise ApiError(503, "too-many-streams", text)
-        self._followers += follow
-        try:
-            return await self._pass_on(request, tail)
-        finally:
-            self._followers -= follow
+        with self._limits.one_of(caller_of(request), "followed logs", FOLLOWED_MAX):
+            self._followers += 1
+            try:
+                return await self._pass_on(request, tail)
+            finally:
+                self._followers -= 1
 
     async def _pass_on(self, request: web.Request, tail: Tail) -> web.StreamResponse:
         first = await tail.first()

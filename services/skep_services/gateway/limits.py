@@ -1,0 +1,100 @@
+"""A tenant's part of the gateway: how many requests a second, how many answers that go on.
+
+An operator has no limit of its own; what there may be of all callers together bounds it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+from aiohttp import web
+
+from skep_services.gateway.api import ApiError, Caller, caller_of, json_response
+
+REQUESTS_PER_S = 200
+"""Of one tenant, lasting: a fifth of what a gateway answers on one core."""
+REQUESTS_BURST = 1_000
+"""What a tenant may ask at once after a quiet time: a sweep of a thousand jobs."""
+STREAMS_MAX = 16
+"""Event streams of one tenant: 31 tenants fit into what there may be of all together."""
+FOLLOWED_MAX = 16
+"""Logs that one tenant follows at once: 12 tenants fit into what there may be."""
+
+
+MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX}
+
+
+class Limits:
+    """What each tenant has used up. `now` returns seconds that never go back."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """Of each tenant: requests it may still make at once, and when that was so."""
+        self._open: dict[tuple[str, str], int] = {}
+        self.refused: dict[str, int] = {}
+        """How often each tenant was beyond a limit."""
+
+    def request(self, caller: Caller) -> None:
+        """Count a request. Raises ApiError (429) beyond the rate of its tenant."""
+        if not caller.vc:
+            return
+        now = self._now()
+        left, at = self._buckets.get(caller.vc, (float(REQUESTS_BURST), now))
+        left = min(float(REQUESTS_BURST), left + (now - at) * REQUESTS_PER_S)
+        if left >= 1.0 - 1e-6:  # The sum of many pieces of time is not exact.
+            self._buckets[caller.vc] = (left - 1.0, now)
+            return
+        self._buckets[caller.vc] = (left, now)
+        wait_s = math.ceil((1.0 - left) / REQUESTS_PER_S * 1000) / 1000
+        text = (
+            f"VC {caller.vc} makes more than {REQUESTS_PER_S} requests a second "
+            f"(and {REQUESTS_BURST} at once): repeat it after {wait_s} s"
+        )
+        raise self._refusal(caller, "too-many-requests", text, wait_s)
+
+    @contextlib.contextmanager
+    def one_of(self, caller: Caller, what: str, most: int) -> Iterator[None]:
+        """Count an answer that goes on while it does. Raises ApiError (429) if there are `most`."""
+        key = (caller.vc, what)
+        if caller.vc and self._open.get(key, 0) >= most:
+            text = (
+                f"VC {caller.vc} has {most} {what} open, as many as one VC may have: "
+                "close one of them"
+            )
+            raise self._refusal(caller, "too-many-streams", text, 1.0)
+        self._open[key] = self._open.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return where the handler belongs."""
+        return [web.get("/v1/limits", self.answer)]
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer which limits are near: an operator learns of all tenants, a tenant of itself."""
+        return json_response({"near": self.near(caller_of(request).vc)})
+
+    def near(self, only: str = "") -> list[str]:
+        """Return a sentence for each limit of which a tenant uses four fifths or more.
+
+        Of the tenant `only`, or of all.
+        """
+        told = []
+        for (vc, what), count in sorted(self._open.items()):
+            most = MOST[what]
+            if vc and only in {"", vc} and 5 * count >= 4 * most:
+                told.append(f"VC {vc} has {count} of {most} {what} open")
+        told += [f"VC {vc} met its limits at the gateway {count} times since its start"
+                 for vc, count in sorted(self.refused.items()) if only in {"", vc}]  # fmt: skip
+        return told
+
+    def _refusal(self, caller: Caller, reason: str, text: str, wait_s: float) -> ApiError:
+        self.refused[caller.vc] = self.refused.get(caller.vc, 0) + 1
+        return ApiError(429, reason, text, retry_after_s=wait_s)

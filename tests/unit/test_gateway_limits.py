@@ -1,0 +1,89 @@
+"""A tenant's part of the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from skep_services.gateway.api import ApiError, Caller
+from skep_services.gateway.limits import (
+    REQUESTS_BURST,
+    REQUESTS_PER_S,
+    STREAMS_MAX,
+    Limits,
+)
+
+NLP, VISION, OPERATOR = Caller("vc-nlp", "nlp"), Caller("vc-vision", "vision"), Caller("op", "")
+
+
+class Time:
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def now(self) -> float:
+        return self.s
+
+
+def used_up(limits: Limits) -> None:
+    for _ in range(REQUESTS_BURST):
+        limits.request(NLP)
+
+
+def test_a_tenant_beyond_its_rate_is_told_when_to_repeat() -> None:
+    time = Time()
+    limits = Limits(time.now)
+    used_up(limits)
+    with pytest.raises(ApiError) as caught:
+        limits.request(NLP)
+    assert caught.value.status == 429
+    error = caught.value.body["error"]
+    assert error["reason"] == "too-many-requests"
+    assert "VC nlp makes more than 200 requests a second" in error["text"]
+    limits.request(VISION)
+    time.s += caught.value.body["retry_after_s"]
+    limits.request(NLP)
+    time.s += 2.0
+    for _ in range(2 * REQUESTS_PER_S):
+        limits.request(NLP)
+    with pytest.raises(ApiError):
+        limits.request(NLP)
+
+
+def test_a_quiet_tenant_saves_no_more_than_its_burst() -> None:
+    time = Time()
+    limits = Limits(time.now)
+    limits.request(NLP)
+    time.s += 1e6
+    used_up(limits)
+    with pytest.raises(ApiError):
+        limits.request(NLP)
+
+
+def test_an_operator_has_no_rate() -> None:
+    limits = Limits(Time().now)
+    for _ in range(2 * REQUESTS_BURST):
+        limits.request(OPERATOR)
+    assert limits.near() == []
+
+
+def test_streams_of_a_tenant_are_bounded_and_given_back() -> None:
+    limits = Limits(Time().now)
+    with contextlib.ExitStack() as opened:
+        for _ in range(STREAMS_MAX):
+            opened.enter_context(limits.one_of(NLP, "event streams", STREAMS_MAX))
+        with pytest.raises(ApiError) as caught, limits.one_of(NLP, "event streams", STREAMS_MAX):
+            pass
+        assert caught.value.status == 429
+        assert caught.value.body["error"]["reason"] == "too-many-streams"
+        assert "VC nlp has 16 event streams open" in caught.value.body["error"]["text"]
+        for caller in (VISION, OPERATOR):
+            with limits.one_of(caller, "event streams", STREAMS_MAX):
+                pass
+        assert limits.near() == [
+            "VC nlp has 16 of 16 event streams open",
+            "VC nlp met its limits at the gateway 1 times since its start",
+        ]
+        assert limits.near("vision") == []
+    with limits.one_of(NLP, "event streams", STREAMS_MAX):
+        pass
