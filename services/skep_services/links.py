@@ -107,6 +107,11 @@ class Links:
         self._doubtful = head.n, sequence
         return f"it says that it is record {head.n} and does not continue record {self.counter}"
 
+    @property
+    def doubtful_at(self) -> int:
+        """Return where the doubtful message behind the last record is; 0 if there is none."""
+        return self._doubtful[1] if self._doubtful is not None else 0
+
     def doubt(self) -> str:
         """Return what is doubtful at the end of the log, in words; empty if nothing is."""
         if self._doubtful is None:

@@ -100,7 +100,7 @@ async def read_live(home: str | None) -> Streams:
 
     Raises UnreachableError.
     """
-    options = _options(home)
+    options = link_options(home)
     lost: list[Exception] = []
     bus = await NatsBus.connect(options, lost.append)
     try:
@@ -112,11 +112,15 @@ async def read_live(home: str | None) -> Streams:
         await bus.close()
 
 
-def _options(home: str | None) -> LinkOptions:
+def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
+    """Return how to reach the bus of the cluster in `home`, or the one that SKEP_NATS_URL names.
+
+    Raises UnreachableError if no cluster runs there.
+    """
     url = os.environ.get("SKEP_NATS_URL", "")
     if url and home is None:
         return LinkOptions(servers=tuple(url.split(",")),
-                           identity=os.environ.get("SKEP_NATS_USER", "operator"),
+                           identity=os.environ.get("SKEP_NATS_USER", identity),
                            password=os.environ.get("SKEP_NATS_PASSWORD", ""))  # fmt: skip
     where = folder.home_folder(home)
     cluster = folder.read_cluster(where)
@@ -127,8 +131,8 @@ def _options(home: str | None) -> LinkOptions:
         )
         raise UnreachableError(text)
     nats = cluster["nats"]
-    return LinkOptions(servers=tuple(nats["url"].split(",")), identity="operator",
-                       password=nats["users"]["operator"])  # fmt: skip
+    return LinkOptions(servers=tuple(nats["url"].split(",")), identity=identity,
+                       password=nats["users"][identity])  # fmt: skip
 
 
 def records(streams: Streams, service: str) -> list[LogRecord]:

@@ -33,6 +33,7 @@ from skep_services.adapters.nats_access import (
 )
 from skep_services.adapters.nats_api import Answer, ask
 from skep_services.adapters.nats_facts import NatsFactLog
+from skep_services.adapters.nats_read import take_out
 from skep_services.adapters.nats_server import BINARY_VARIABLE, Server, binary, config_text
 from skep_services.adapters.nats_streams import (
     STREAM_PLANS,
@@ -74,7 +75,7 @@ FOLLOWS = {
     SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
     GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
     OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH"},
-    BOOTSTRAP: set[str](),
+    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH"},
     NODE_1: set[str](),
     VC_ML: set[str](),
 }
@@ -179,7 +180,11 @@ ALSO_SENDS = {
         "$JS.API.CONSUMER.DELETE.ALLOC.gateway",
     },
     OPERATOR: {"$JS.API.STREAM.INFO.SUBMIT"},
-    BOOTSTRAP: {"$JS.API.STREAM.CREATE.EVIL", "$JS.API.STREAM.UPDATE.SUBMIT"},
+    BOOTSTRAP: {
+        "$JS.API.STREAM.CREATE.EVIL",
+        "$JS.API.STREAM.UPDATE.SUBMIT",
+        "$JS.API.STREAM.MSG.DELETE.ALLOC",
+    },
 }
 HEARS = {
     ADMISSION_SERVICE: {"skep.v1.health.admission"},
@@ -401,6 +406,20 @@ async def test_a_stream_configured_otherwise_is_told_apart(cluster: RealCluster)
         await bootstrap_streams(bus, cluster.marker, plans=changed)
     with pytest.raises(DriftedStreamError, match="num_replicas is 1, needed 3"):
         await bootstrap_streams(bus, cluster.marker, replicas=3)
+
+
+async def test_a_fact_stream_that_denies_deletion_is_accepted(tmp_path: Path) -> None:
+    """Earlier versions made them all like that, and the server never gives it up again."""
+    older = tuple(msgspec.structs.replace(plan, deny_delete=True) for plan in STREAM_PLANS)
+    cluster = RealCluster(tmp_path)
+    await cluster.start(older)
+    bus = await cluster.bus(BOOTSTRAP)
+    await bootstrap_streams(bus, cluster.marker)
+    allocator = await cluster.bus(ALLOCATOR)
+    await allocator.publish(subjects.ALLOC_FACTS, b"?", "", {})
+    with pytest.raises(RefusedError, match="deleting ALLOC 1: "):
+        await take_out(bus, "ALLOC", 1)
+    await cluster.close()
 
 
 async def test_a_damaged_marker_is_an_error(cluster: RealCluster) -> None:

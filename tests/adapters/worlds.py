@@ -30,7 +30,7 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
-from skep_services.adapters.nats_streams import StreamPlan, bootstrap_streams
+from skep_services.adapters.nats_streams import STREAM_PLANS, StreamPlan, bootstrap_streams
 from skep_services.ports import Bus, Delivery, FactLog
 
 DEADLINE_S = 120.0
@@ -262,10 +262,10 @@ class RealCluster:
         self.fatal: list[Exception] = []
         self._buses: list[NatsBus] = []
 
-    async def start(self) -> None:
+    async def start(self, plans: tuple[StreamPlan, ...] = STREAM_PLANS) -> None:
         await self.server.start()
         await self.server.wait_healthy(BOOTSTRAP)
-        await bootstrap_streams(await self.bus(BOOTSTRAP), self.marker)
+        await bootstrap_streams(await self.bus(BOOTSTRAP), self.marker, plans=plans)
 
     async def bus(self, identity: str) -> NatsBus:
         options = LinkOptions(

@@ -2,8 +2,8 @@
 
 An identity is a NATS user. Its inboxes are `_INBOX.<identity>.>` and nobody else may listen there,
 so no identity reads another's answers. Its consumers are named after it, so no identity reads,
-resets or deletes another's consumer. Only `bootstrap` may create a stream, and nobody may delete
-or purge one.
+resets or deletes another's consumer. Only `bootstrap` may create a stream or take a message out of
+a fact stream, and nobody may delete or purge a stream.
 
 **Accounts.** Permissions bound what a user publishes and hears, but not the *reply subject* of
 what it publishes: the server answers there with its own rights. A tenant could so have JetStream
@@ -274,7 +274,12 @@ def people_grants() -> dict[str, Grants]:
                 # Which virtual clusters were asked for: their people need users here.
                 f"$JS.API.STREAM.MSG.GET.{ADMIN}",
                 f"$JS.API.STREAM.UPDATE.{SUBMIT}",
+                # `skep log repair` takes out what is no record.
+                *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in subjects.FACT_STREAMS),
             )
+        )
+        + functools.reduce(
+            Grants.__add__, (_follows(BOOTSTRAP, name) for name in subjects.FACT_STREAMS)
         ),
     }
 

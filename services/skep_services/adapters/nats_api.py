@@ -73,6 +73,18 @@ class StreamState(msgspec.Struct, frozen=True):
     messages: int = 0
     first_seq: int = 0
     last_seq: int = 0
+    num_deleted: int = 0
+    deleted: list[int] | None = None
+    """The sequences that were deleted, if they were asked for; [0] of a stream that is empty."""
+
+    @property
+    def last_there(self) -> int:
+        """Return the sequence of the last message that is there; 0 if none is."""
+        gone = frozenset(self.deleted or ())
+        last = self.last_seq if self.messages else 0
+        while last > 0 and last in gone:
+            last -= 1
+        return last
 
 
 class StreamInfo(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
-"""All of a stream as it is now, for those who look back."""
+"""All of a stream as it is now, for those who look back; and taking single messages out of it."""
 
 from __future__ import annotations
 
 import asyncio
 
-from skep_services.adapters.nats_api import StreamInfo, ask, missing
+from skep_services.adapters.nats_api import Answer, StreamInfo, ask, missing, refused
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.ports import Delivery
 
@@ -15,10 +15,11 @@ WITHIN_S = 120.0
 async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
     """Return every message of a stream; raises MissingStreamError, TimeoutError."""
     found: list[Delivery] = []
-    info = await ask(bus.link, f"STREAM.INFO.{stream}", None, StreamInfo)
+    verb, asked = f"STREAM.INFO.{stream}", {"deleted_details": True}
+    info = await ask(bus.link, verb, asked, StreamInfo)
     if info.error is not None:
         raise missing(stream)
-    last, done = info.state.last_seq, asyncio.Event()
+    last, done = info.state.last_there, asyncio.Event()
     if not last:
         return found
 
@@ -35,3 +36,14 @@ async def read_stream(bus: NatsBus, stream: str) -> list[Delivery]:
     finally:
         await subscription.close()
     return found
+
+
+async def take_out(bus: NatsBus, stream: str, sequence: int) -> None:
+    """Delete a message, and overwrite it on disk.
+
+    Raises RefusedError: for want of permission, or because the stream denies it for ever.
+    """
+    asked = {"seq": sequence, "no_erase": False}
+    answer = await ask(bus.link, f"STREAM.MSG.DELETE.{stream}", asked, Answer)
+    if answer.error is not None:
+        raise refused(answer.error, f"deleting {stream} {sequence}")
