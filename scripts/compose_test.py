@@ -54,7 +54,7 @@ import os, time
 def note(what):
     e = os.environ
     with open("{NOTES}", "ab", buffering=0) as file:
-        words = (what, e["SKEP_NAME"], e["SKEP_GEN"], e["RANK"], e["SKEP_DEVICES"])
+        words = (what, e["SKEP_NAME"], e["SKEP_GEN"], e["SKEP_RANK"], e["SKEP_DEVICES"])
         file.write(f"{{' '.join(words)}} {{time.monotonic_ns()}};\\n".encode())
 note("start")
 time.sleep(%s)

@@ -173,6 +173,7 @@ def bind(job: str = "j1", attempt: int = 1, order: int = 1, **fields: Any) -> Bi
         "nodes": 1,
         "master_address": f"10.0.0.{node[-1]}",
         "master_port": 20000,
+        "distributed": fields.get("world", 1) > 1,
         **fields,
     }
     return BindJob(job=job, attempt=attempt, order=order, **given)

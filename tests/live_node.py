@@ -125,7 +125,7 @@ class LiveNode:
         argv = (AGENT_PYTHON, "-m", "skep_job", str(JOBS / script))
         devices = [(first + rank,) for rank in range(ranks)]
         given = {"argv": argv, "ranks": plans(*devices), "world": ranks,
-                 "master_address": "127.0.0.1", "master_port": free_port(),
+                 "master_address": "127.0.0.1", "master_port": free_port(), "distributed": True,
                  "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
                  **fields}  # fmt: skip
         return bind("j1", order=self.order, **given)

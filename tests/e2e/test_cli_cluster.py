@@ -31,7 +31,7 @@ args: [world]
 name: broken
 command: [sh, -c, "echo about to fail; exit 3"]
 """
-HELLO = "import os, sys; print('hello', sys.argv[1], 'from rank', os.environ['RANK'])\n"
+HELLO = "import os, sys; print('hello', sys.argv[1], 'from rank', os.environ['SKEP_RANK'])\n"
 
 
 class Shell:

@@ -51,7 +51,7 @@ def bind(**more: Any) -> BindJob:
         "order": 3, "epoch": 1, "settled": 0, "node": "n1", "identity": "i", "job": "j7",
         "attempt": 2, "name": "train", "vc": "nlp", "argv": ("prog", "arg"), "world": 4,
         "ranks": (RankPlan(rank=1, local_rank=0, devices=(1,)), PLAN), "node_rank": 1, "nodes": 2,
-        "master_address": "10.0.0.1", "master_port": 20001, "env": {"LR": "0.1", "RANK": "9"},
+        "master_address": "10.0.0.1", "master_port": 20001, "env": {"LR": "0.1"},
         "trace": TRACE,
     }  # fmt: skip
     return BindJob(**{**settings, **more})
@@ -215,6 +215,23 @@ class TestEnvironment:
         assert {name: plan.env.get(name) for name in wanted} == wanted
         assert plan.env["PATH"] == f"{Path(sys.executable).parent}:/bin"
         assert "secret" not in plan.env.values(), "the agent's credentials stay with the agent"
+
+    def test_a_single_worker_is_no_gang_unless_asked_for(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        alone = run_plan(start(distributed=False), tmp_path, slots, {}).env
+        assert not [name for name in alone if name.startswith(("RANK", "WORLD", "LOCAL_", "MASTER",
+                    "TORCHELASTIC", "NODE_RANK", "GROUP_", "ROLE_"))]  # fmt: skip
+        assert (alone["SKEP_RANK"], alone["SKEP_WORLD"]) == ("2", "4")
+
+    def test_the_spec_goes_before_what_does_not_identify_the_rank(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        mine = {"MASTER_PORT": "29500", "OMP_NUM_THREADS": "8", "SKEP_VC": "vision", "RANK": "7"}
+        forged = {"SKEP_RANK": "7", "SKEP_JOB": "j1", "SKEP_DEVICES": "0,1,2,3", "SKEP_RUN": "j1"}
+        told = run_plan(start(env={**mine, **forged}), tmp_path, slots, {}).env
+        assert {name: told[name] for name in mine} == mine
+        assert {name: told[name] for name in forged} == {
+            "SKEP_RANK": "2", "SKEP_JOB": "j7", "SKEP_DEVICES": "0,3", "SKEP_RUN": "j7.2.2"
+        }  # fmt: skip
 
     def test_ranks_on_parameter_servers_know_how_many_and_their_secret(
         self, tmp_path: Path

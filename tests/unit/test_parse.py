@@ -506,3 +506,23 @@ def test_how_long_a_job_is_expected_to_run_is_in_seconds(told: Any, seconds: flo
     read = parse_tree(with_("size.run_time", told))
     assert isinstance(read, JobSpec)
     assert read.size.run_time == seconds
+
+
+@pytest.mark.parametrize(
+    "more, wanted",
+    [
+        ({}, False),
+        ({"resources": {"workers": 2}}, True),
+        ({"elastic": {"min": 1, "max": 2}}, True),
+        ({"ps": {"servers": 1}, "script": "t.py", "command": None}, True),
+        ({"distributed": True}, True),
+        ({"resources": {"workers": 2}, "distributed": False}, False),
+    ],
+)
+def test_gangs_are_told_their_ranks_and_single_workers_where_asked(
+    more: dict[str, Any], wanted: bool
+) -> None:
+    tree = {"name": "a", "vc": "b", "command": "true", **more}
+    spec = parse_tree(tree)
+    assert isinstance(spec, JobSpec), spec
+    assert spec.is_distributed is wanted

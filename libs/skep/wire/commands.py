@@ -51,7 +51,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     other nodes: they make everything ready, and wait for a Resize that names them. Such an order
     may come again for an attempt whose ranks here have left it: it counts by its number. With
     `servers` rank 0 keeps so many parameter servers beside itself, which let in whoever knows
-    `secret`.
+    `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK.
     """
 
     order: Count
@@ -80,6 +80,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     servers: Count = 0
     secret: Short = ""
     joins: Count = 0
+    distributed: bool = True
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -164,7 +164,9 @@ class JobSpec(_Part, frozen=True):
     guaranteed job does while its VC's cells cannot hold it. `auto`: it has idle GPUs if it can give
     them back, and waits else. `wait`: it waits. `refuse`: it is not admitted. `opportunistic`: it
     has idle GPUs even if a stop loses its work. `search` is the id of the
-    search whose trial it is, and given by that search alone.
+    search whose trial it is, and given by that search alone. `distributed` says whether its
+    processes get what `torchrun` sets (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ...); without it those
+    of several workers, of elastic jobs and of jobs on parameter servers do.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -188,6 +190,14 @@ class JobSpec(_Part, frozen=True):
     elastic: Elastic | None = None
     ps: ParameterServers | None = None
     search: Short = ""
+    distributed: bool | None = None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Return whether its processes are told their ranks as `torchrun` tells them."""
+        if self.distributed is not None:
+            return self.distributed
+        return self.resources.workers > 1 or self.elastic is not None or self.ps is not None
 
     @property
     def gpus(self) -> int:

@@ -33,14 +33,14 @@ class Notes:
         """Open it, and find the last step that any attempt noted."""
         env = os.environ
         self.attempt = int(env["SKEP_GEN"])
-        path = os.path.join(env["NOTES"], f"{env['SKEP_JOB']}.{env['RANK']}")
+        path = os.path.join(env["NOTES"], f"{env['SKEP_JOB']}.{env['SKEP_RANK']}")
         self.step = last_step(path)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.note(
             "began",
             job=env["SKEP_JOB"],
-            rank=int(env["RANK"]),
-            world=int(env["WORLD_SIZE"]),
+            rank=int(env["SKEP_RANK"]),
+            world=int(env["SKEP_WORLD"]),
             node=env.get("SKEP_NODE") or os.path.basename(os.path.dirname(env["SKEP_SOCK"])),
             slots=[int(slot) for slot in env["SKEP_DEVICES"].split(",") if slot],
             from_step=self.step,

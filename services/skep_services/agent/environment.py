@@ -95,6 +95,8 @@ def run_plan(
             **(_container_base(inherited) if image else _base(inherited)),
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",  # A set has one order in every process that goes on with a job.
+            **_names(command),
+            **(_torchrun_variables(start) if command.distributed else {}),
             **command.env,
             **library,
             **_rank_variables(start, state),
@@ -181,8 +183,14 @@ def _job_library() -> Path:
     return Path(spec.origin).parent
 
 
-def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
-    """Return what `torchrun` would set, and what the job's end of Skep reads."""
+def _names(command: BindJob) -> dict[str, str]:
+    """Return what tells the process about its job. The spec may say otherwise."""
+    trace = {"TRACEPARENT": command.trace} if command.trace else {}
+    return {"SKEP_NAME": command.name, "SKEP_VC": command.vc, **trace}
+
+
+def _torchrun_variables(start: StartRank) -> dict[str, str]:
+    """Return what `torchrun` would set. The spec may say otherwise."""
     command, plan = start.command, start.plan
     local = len(command.ranks)
     return {
@@ -199,16 +207,20 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "MASTER_PORT": str(command.master_port),
         "TORCHELASTIC_RUN_ID": f"{command.job}.{command.attempt}",
         "TORCHELASTIC_RESTART_COUNT": str(command.attempt - 1),
+    }
+
+
+def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
+    """Return what the job's end of Skep reads: which rank this is, and of what."""
+    command, plan = start.command, start.plan
+    return {
         "SKEP_JOB": command.job,
-        "SKEP_NAME": command.name,
-        "SKEP_VC": command.vc,
         "SKEP_GEN": str(command.attempt),
         "SKEP_RANK": str(plan.rank),
         "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(state / "jobs.sock"),
         RUN_VARIABLE: start.token,
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
-        **({"TRACEPARENT": command.trace} if command.trace else {}),
         **_server_variables(command),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
@@ -60,6 +60,10 @@ def options_run(parser: ArgumentParser) -> None:
         "--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="set a variable, or pass on the one of this shell (repeatable)",
     )  # fmt: skip
+    parser.add_argument(
+        "--distributed", action=BooleanOptionalAction,
+        help="set RANK, WORLD_SIZE and the like, as torchrun does (default: with several workers)",
+    )  # fmt: skip
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -113,6 +117,8 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["limits"] = given
     if arguments.priority:
         tree["priority"] = arguments.priority
+    if arguments.distributed is not None:
+        tree["distributed"] = arguments.distributed
     if arguments.opportunistic:
         tree["service_class"] = "opportunistic"
     if arguments.env:

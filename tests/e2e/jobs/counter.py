@@ -10,7 +10,11 @@ PAUSE_S = 0.02
 
 def main() -> None:
     """Count until $STEPS_FILE.stop exists."""
-    path, attempt, rank = os.environ["STEPS_FILE"], os.environ["SKEP_GEN"], os.environ["RANK"]
+    path, attempt, rank = (
+        os.environ["STEPS_FILE"],
+        os.environ["SKEP_GEN"],
+        os.environ.get("RANK", "0"),
+    )
     notes = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     step = 0
     while not os.path.exists(f"{path}.stop"):

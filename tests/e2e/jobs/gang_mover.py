@@ -27,7 +27,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     path, attempt = os.environ["STEPS_FILE"], os.environ.get("SKEP_GEN", "0")
-    notes = os.open(f"{path}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    notes = os.open(
+        f"{path}.{os.environ.get('RANK', '0')}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     distributed.init_process_group("gloo")
     data = TensorDataset(torch.randn(96, 16), torch.randn(96, 1))
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
@@ -37,7 +39,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     run = skep_job.init()
     run.track(model=model, opt=optimizer)
-    torch.manual_seed(int(os.environ["RANK"]))  # Each rank drops out something else.
+    torch.manual_seed(int(os.environ.get("RANK", "0")))  # Each rank drops out something else.
     last = int(os.environ.get("STEPS", "0"))
     for epoch in run.epochs(1_000_000):
         sampler.set_epoch(epoch)

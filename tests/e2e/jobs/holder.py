@@ -23,7 +23,7 @@ def main() -> int:
     env = os.environ
     node = env.get("SKEP_NODE") or os.path.basename(os.path.dirname(env["SKEP_SOCK"]))
     notes = os.open(os.path.join(env["NOTES"], node), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    who = f"{env['SKEP_NAME']} {env['SKEP_GEN']} {env['RANK']} {env['SKEP_DEVICES']}"
+    who = f"{env['SKEP_NAME']} {env['SKEP_GEN']} {env.get('RANK', '0')} {env['SKEP_DEVICES']}"
     asked = False
 
     def note(what: str) -> None:

@@ -24,7 +24,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     path, attempt = os.environ["STEPS_FILE"], os.environ["SKEP_GEN"]
-    notes = os.open(f"{path}.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    notes = os.open(
+        f"{path}.{os.environ.get('RANK', '0')}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     data = TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
     loader = DataLoader(data, 8, shuffle=True)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))

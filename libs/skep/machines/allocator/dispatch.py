@@ -554,6 +554,7 @@ def _bind_command(
         joins=joins,
         servers=job.spec.ps.servers if job.spec.ps is not None else 0,
         secret=job.secret,
+        distributed=job.spec.is_distributed,
     )
 
 
