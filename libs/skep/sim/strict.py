@@ -29,16 +29,26 @@ from skep.sim.cluster.world import World
 from skep.sim.tenants import BEGIN, CHAIN, LEVELS, NODE_GPUS
 from skep.traces.job import Trace, TraceJob
 from skep.units import Duration, Instant, in_seconds, seconds
+from skep.wire.changes import JobChanging
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.facts import AllocatorFact, End, JobBound, JobEnded, JobPromoted, JobStopping
+from skep.wire.reasons import Reason
 from skep.wire.spec import OverQuota
 from skep.workloads.situation import Steady
 
 Kind = Literal["even", "mixed"]
 KINDS: tuple[Kind, ...] = ("even", "mixed")
-COSTS = Costs(start_s=8.0, stop_s=2.0, suspend_s=3.0)
-"""What a job takes to begin, to end after a stop, and to store its state, in seconds."""
-CAN = ("suspend", "release", "checkpoint")
+COSTS = Costs(start_s=8.0, stop_s=2.0, suspend_s=3.0, resume_s=3.0)
+"""What a job takes to begin, to end after a stop, to store its state or put it into the host's
+memory, and to have it back, in seconds."""
+CAN: dict[str, tuple[str, ...]] = {
+    "observed": ("suspend", "release", "rebind"),
+    "cooperative": ("suspend", "release", "rebind", "checkpoint"),
+    "stores": ("checkpoint",),
+    "driver": ("suspend", "release"),
+    "opaque": ("suspend",),
+}
+"""What the jobs of a world can do, all alike: of unmodified scripts first."""
 JOBS_MAX = 50
 SPAN_S = 3000.0
 
@@ -55,6 +65,8 @@ class Row(msgspec.Struct):
     attempts: int = 0
     left: int = 0
     """How often it left GPUs that it was lent."""
+    anew: int = 0
+    """How often it lost what it had done on them."""
 
 
 class Run(msgspec.Struct):
@@ -82,6 +94,7 @@ class Compared(msgspec.Struct):
     mean_end_s: float = 0.0
     """By how much jobs end earlier by default, on average."""
     left: int = 0
+    anew: int = 0
     idle_strict_s: float = 0.0
     idle_lent_s: float = 0.0
     told: list[str] = []
@@ -121,9 +134,12 @@ def draw(seed: int, kind: Kind) -> tuple[Cluster, Trace]:
 class _Watcher:
     """Notes when jobs have cells and end, and what is idle between two decisions."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, stores: bool) -> None:
         self.run = Run({f"j{number}": Row(job.vc, job.gpus, BEGIN + job.at)
                         for number, job in enumerate(trace.jobs, 1)})  # fmt: skip
+        self._stores = stores
+        self._changing: dict[str, int] = {}
+        """By job: the latest attempt that was asked to leave alive."""
         self._since = 0
         self._idle = self._busy = 0
 
@@ -144,15 +160,25 @@ class _Watcher:
             case JobPromoted():
                 row = self.run.rows[fact.job]
                 row.had_cells = row.had_cells or now
+            case JobChanging(why=Reason.PREEMPTED | Reason.TO_OWN_CELLS, round=1, undoing=False):
+                self._leaves(fact.job, now)
+                self._changing[fact.job] = fact.attempt
             case JobStopping():
-                self.run.rows[fact.job].left += 1
-                self.run.leaves.append(now)
+                row = self.run.rows[fact.job]
+                if self._changing.get(fact.job) != fact.attempt:
+                    self._leaves(fact.job, now)
+                if not self._stores or self._changing.get(fact.job) != fact.attempt:
+                    row.anew += 1
             case JobEnded():
                 assert fact.end is End.SUCCEEDED, fact
                 row = self.run.rows[fact.job]
                 row.had_cells, row.ended = row.had_cells or now, now
             case _:
                 pass
+
+    def _leaves(self, name: str, now: Instant) -> None:
+        self.run.rows[name].left += 1
+        self.run.leaves.append(now)
 
     def look(self, machine: AllocatorMachine, now: Instant) -> None:
         """Count what was idle since the last look, and see what is now."""
@@ -184,9 +210,9 @@ def _busy(machine: AllocatorMachine) -> int:
 
 
 def run(cluster: Cluster, trace: Trace, over_quota: OverQuota, costs: Costs, can: tuple[str, ...]
-        = CAN) -> Run:  # fmt: skip
+        = CAN["observed"]) -> Run:  # fmt: skip
     """Run a world until every job has ended, which all do."""
-    watcher = _Watcher(trace)
+    watcher = _Watcher(trace, stores="checkpoint" in can)
     settings = Settings(costs=costs, hints="none", over_quota=over_quota, can=can)
     world = World(trace, cluster, settings, Steady(), (), watcher.judge)
     for at in world.steps():
@@ -197,9 +223,10 @@ def run(cluster: Cluster, trace: Trace, over_quota: OverQuota, costs: Costs, can
     return watcher.run
 
 
-def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] = CAN) -> Compared:
-    """Return what lending changes for the jobs of a world."""
+def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] | None = None) -> Compared:
+    """Return what lending changes for the jobs of a world; `can`: what they can do, by `seed`."""
     cluster, trace = draw(seed, kind)
+    can = list(CAN.values())[seed % len(CAN)] if can is None else can
     strict = run(cluster, trace, "wait", costs, can)
     lent = run(cluster, trace, "auto", costs, can)
     found = Compared(seed, kind, len(trace.jobs), idle_strict_s=strict.wanted_idle_s,
@@ -208,6 +235,7 @@ def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] = CAN) -> 
     for name, before in strict.rows.items():
         after = lent.rows[name]
         found.left += after.left
+        found.anew += after.anew
         cells = round(in_seconds(Duration(after.had_cells - before.had_cells)), 6)
         end = round(in_seconds(Duration(after.ended - before.ended)), 6)
         found.worst_cells_s = max(found.worst_cells_s, cells)
@@ -215,7 +243,7 @@ def compare(seed: int, kind: Kind, costs: Costs, can: tuple[str, ...] = CAN) -> 
         found.mean_end_s -= end / len(strict.rows)
         # Each job that left before may have held it up once; its own attempts begin anew.
         ahead = sum(at <= after.had_cells for at in lent.leaves)
-        again = after.left * (leaves + costs.start_s)
+        again = after.left * (leaves + costs.start_s + costs.resume_s)
         if cells > ahead * leaves or end > ahead * leaves + again:
             found.later += 1
             found.told.append(f"seed {seed}: {name} of {before.vc} ({before.gpus} GPUs): its cells "
@@ -231,6 +259,7 @@ class Options(argparse.Namespace):
     ideal: bool
     json: bool
     kind: list[Kind]
+    can: str | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="worlds (100)")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", default=[])
+    parser.add_argument("--can", choices=list(CAN), help="what jobs can do (each in turn)")
     parser.add_argument("--ideal", action="store_true", help="leaving and beginning take no time")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments, namespace=Options())
@@ -257,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _worlds(options: Options, kind: Kind, costs: Costs) -> Iterator[Compared]:
     for seed in range(options.first, options.first + options.seeds):
-        yield compare(seed, kind, costs)
+        yield compare(seed, kind, costs, CAN[options.can] if options.can else None)
         if sys.stderr.isatty():
             print(f"\r{kind}: seed {seed} ", end="", file=sys.stderr, flush=True)
 
@@ -268,6 +298,7 @@ def _summary(found: Sequence[Compared]) -> dict[str, float]:
         "worlds": len(found),
         "jobs": jobs,
         "left": sum(each.left for each in found),
+        "anew": sum(each.anew for each in found),
         "later": sum(each.later for each in found),
         "worst_cells_s": round(max(each.worst_cells_s for each in found), 1),
         "worst_end_s": round(max(each.worst_end_s for each in found), 1),
@@ -281,7 +312,7 @@ def _print(kind: Kind, found: Sequence[Compared]) -> None:
     said = _summary(found)
     print(
         f"{kind}: {said['worlds']} worlds, {said['jobs']} jobs; {said['left']} times a job left "
-        f"GPUs that it was lent\n"
+        f"GPUs that it was lent, and {said['anew']} times it had to begin anew\n"
         f"  {said['later']} jobs later than leaving may take; at worst cells "
         f"{said['worst_cells_s']} s and ends {said['worst_end_s']} s later\n"
         f"  jobs end {said['mean_end_earlier_s']} s earlier on average\n"

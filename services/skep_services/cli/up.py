@@ -28,9 +28,9 @@ LOOK_EVERY_S = 0.05
 FIFO_TEXT = """\
 The default policy is fifo: a virtual cluster's GPUs go to its jobs by priority, then arrival, and
 a job that does not fit holds up the later ones. Meanwhile every script that waits may have idle
-GPUs, also of other virtual clusters; it is stored and stopped when a job needs them that they
-belong to. So no GPU is idle while a job waits that can give it back, and no job waits longer for
-one that has idle GPUs than storing takes.
+GPUs, also of other virtual clusters; it is suspended, or stored and stopped, when a job needs them
+that they belong to. So no GPU is idle while a job waits that can give it back, and no job waits
+longer for one that has idle GPUs than suspending takes.
 `over_quota: wait` in a job's spec keeps the job out of it; `skep policies` lists other policies."""
 LOG_LINES_SHOWN = 5
 

@@ -78,7 +78,7 @@ def lends(job: JobState) -> bool:
     """Return whether a job may have idle GPUs while it waits, as it can presumably give them back.
 
     What its latest attempt could do is known. Before that a script is presumed to train with
-    PyTorch, so that it can be stored; of a command nothing is presumed.
+    PyTorch, so that it can be suspended; of a command nothing is presumed.
     """
     if job.spec.over_quota != "auto" or job.spec.opportunistic:
         return False

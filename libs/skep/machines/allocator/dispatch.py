@@ -157,6 +157,8 @@ class Soft:
         self.unlent: dict[Any, tuple[int, tuple[Reason, str] | None]] = {}
         """By VC and what was asked for: `changes` when nothing idle served it, and what was said of
         that."""
+        self.anew: dict[str, None] = {}
+        """Jobs that stood without GPUs, and are stopped to begin anew: their turn is kept."""
         self.lines: dict[str, Line] = {}
         """By VC without a policy: the jobs that may have idle GPUs while they wait."""
         self.planned: dict[str, Planned] = {}
@@ -226,6 +228,8 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     # Nodes may have joined that the cells had yet to follow.
     cellwork.resolve(machine, machine.asked)
     for job in machine.jobs.values():
+        if job.lent and job.state is State.STOPPING:
+            soft.anew[job.job] = None
         for name in job.parts:
             command(machine, name, job.job, job.attempt, now)
         if job.state is State.RUNNING:

@@ -6,9 +6,11 @@ idle GPUs, whichever VC those belong to, if it can presumably give them back (`c
 guaranteed requests such GPUs count as free.
 
     queued --JobBound, without levels--> lent --JobPromoted--> guaranteed
-       ^                                  |
-       +---- stored and stopped ----------+    a guaranteed job needs its GPUs, or its turn has come
-                                               and its VC's cells are elsewhere
+       ^                                 |  ^
+       +-------- stored, stopped --------+  +-- GpusRegained -- suspended, without GPUs
+
+It leaves when a guaranteed job needs its GPUs, or its turn has come and its VC's cells are
+elsewhere.
 
 No job is later for it than under strict FIFO, but for the time that a job takes to leave:
 
@@ -16,9 +18,10 @@ No job is later for it than under strict FIFO, but for the time that a job takes
   is if that leaves its VC as much as anywhere else, and else where it is placed anew. Until it has
   left, later jobs of the VC wait, as they would behind a queued one.
 - A job that leaves is stored and stopped if it can be, so it goes back to its queue and may be
-  placed anywhere. One that can only be suspended stands on its node until its turn. If its GPUs are
-  not free then, it begins anew in its VC's cells. So does one that can neither: it has lost what
-  strict FIFO would not have given it. It is not lent GPUs again.
+  placed anywhere. One that can only be suspended (an unmodified script) stands on its node. It goes
+  on there when GPUs are idle, and at its turn others that were lent them make room. If its VC's
+  cells cannot cover it there then, it begins anew in them: it has lost what strict FIFO would not
+  have given it. One that can neither is stopped at once, and is not lent GPUs again.
 """
 
 from __future__ import annotations
@@ -159,10 +162,14 @@ def _lend_one(
 def lent(machine: AllocatorMachine) -> dict[str, list[JobState]]:
     """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end."""
     found: dict[str, list[JobState]] = {}
-    for jobs in (machine.borrowed, machine.away):
-        for job in jobs.values():
-            if job.lent and views.lent(machine, job):
-                found.setdefault(job.spec.vc, []).append(job)
+    anew = machine.soft.anew
+    for name in list(anew):
+        if name not in machine.jobs or machine.jobs[name].state is not State.STOPPING:
+            del anew[name]
+    begins_anew = [machine.jobs[name] for name in anew if name not in machine.borrowed]
+    for job in (*machine.borrowed.values(), *machine.away.values(), *begins_anew):
+        if job.lent and views.lent(machine, job):
+            found.setdefault(job.spec.vc, []).append(job)
     for line in found.values():
         line.sort(key=lambda job: job.entry, reverse=True)
     return found
@@ -177,7 +184,7 @@ def take_turn(machine: AllocatorMachine, job: JobState, now: Instant, room: int)
     soft = machine.soft
     if job.state is State.STOPPING or (job.change is not None and job.state is not State.SUSPENDED):
         return -1
-    if job.change is not None or soft.failed.get(job.queue) == (job.job, soft.changes):
+    if soft.failed.get(job.queue) == (job.job, soft.changes):
         return 0
     asked = cellwork.request(job, job.following, guaranteed=True)
     if placing.find(machine, job, asked, now) is None:
@@ -185,6 +192,8 @@ def take_turn(machine: AllocatorMachine, job: JobState, now: Instant, room: int)
         return 0
     if not returns.kept(machine).keys().isdisjoint(job.live):
         return 0  # A suspended job is about to go on there.
+    if job.state is State.SUSPENDED and not job.away:
+        return len(job.live) * placing.promote(machine, job, now, home=True)  # It is resumed.
     if job.away:
         return _from_where_it_stands(machine, job, now)
     if placing.promote(machine, job, now):
@@ -200,9 +209,15 @@ def take_turn(machine: AllocatorMachine, job: JobState, now: Instant, room: int)
 
 
 def _from_where_it_stands(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
-    """Have a job that gave its GPUs back go on at its turn: there, or else from the beginning."""
+    """Have a job that gave its GPUs back go on at its turn: there, or else from the beginning.
+
+    Its node may have other users: those that were lent those GPUs leave them.
+    """
     cost = changing.returns_now(machine, job, now)
     if cost and placing.promote(machine, job, now, home=True):
         return cost
+    if not cost and changing.reclaim(machine, job, now):
+        return -1
+    machine.soft.anew[job.job] = None
     dispatch.stop(machine, job, Reason.TO_OWN_CELLS, now)
     return -1

@@ -159,7 +159,7 @@ def _take_back(machine: AllocatorMachine, now: Instant) -> None:
         job = machine.jobs.get(name)
         if job is not None and job.away and job.change is None:
             if changing.returns_now(machine, job, now):
-                placing.promote(machine, job, now)
+                placing.promote(machine, job, now, home=job.lent)
             elif changing.reclaim(machine, job, now):
                 continue  # The others have yet to leave.
         del machine.soft.returning[name]

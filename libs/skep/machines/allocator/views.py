@@ -216,20 +216,20 @@ def comes_anew(machine: AllocatorMachine, job: JobState) -> bool:
 def lent(machine: AllocatorMachine, job: JobState) -> bool:
     """Return whether a job of a VC without a policy has idle GPUs until its turn, by default.
 
-    What its tenant has suspended, or is changing, is left as it is.
+    So it is too while it stands without GPUs, or is stopped, as others needed them. What its
+    tenant has suspended, or is changing, is left as it is.
     """
-    if (
-        not job.lent
-        or job.spec.over_quota != "auto"
-        or job.cancelled
-        or rules(machine, job.spec.vc)
-    ):
+    if not job.lent or job.spec.over_quota != "auto":
         return False
-    if job.change is not None and job.change.why not in GIVES_WAY:
+    if job.cancelled or rules(machine, job.spec.vc):
         return False
+    change = job.change
     if job.state is State.STOPPING:
         return job.stopped_why in GIVES_WAY
-    return borrowing(machine, job) or (job.away and goes_on(job))
+    if job.state is State.SUSPENDED:
+        returns = change is not None and change.goal is Goal.RESUME
+        return goes_on(job) and (job.away if change is None else returns)
+    return (change is None or change.why in GIVES_WAY) and borrowing(machine, job)
 
 
 def waits(machine: AllocatorMachine, vc: str) -> bool:
