@@ -1,7 +1,8 @@
 """Measures what observing costs per mini-batch, and prints JSON.
 
 `hook` is the hook called in a loop, `empty_hook` a function that does nothing, called the same way:
-the floor for any hook. With PyTorch, `sgd_step` is the CPU time of the smallest optimizer's step
+the floor for any hook. `backward_hook` is what stands in for `torch.autograd.backward` as long as
+no optimizer has stepped. With PyTorch, `sgd_step` is the CPU time of the smallest optimizer's step
 without any hook, with the empty one and with ours, in turns; `added` is the median of the
 differences between neighbours, and includes what a hook costs when the step before it has filled
 the processor's caches. All figures are nanoseconds per step.
@@ -21,7 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "libs"))
 
+from skep_job.control import Control
 from skep_job.tally import AfterStep, Tally, after_step
+from skep_job.torch_hooks import _counting_backward
 
 LIMIT_NS = 500
 """What a hook may cost: a thousandth of a mini-batch of half a millisecond, a very short one."""
@@ -34,6 +37,14 @@ STEPS = 50
 """Short rounds, so that what else the machine does falls on neighbours alike."""
 
 
+class Loss:
+    """Stands for a scalar."""
+
+    def numel(self) -> int:
+        """Return the number of its elements."""
+        return 1
+
+
 class Optimizer:
     """Stands for an optimizer; the hook asks only for its identity."""
 
@@ -41,7 +52,8 @@ class Optimizer:
 def main() -> int:
     """Measure, print, and return 1 if the hook is too slow."""
     hooks = {"empty_hook": empty_hook, "hook": after_step(Tally())}
-    rounds = measure({name: timer(hook) for name, hook in hooks.items()})
+    timers = {name: timer(hook) for name, hook in hooks.items()}
+    rounds = measure({**timers, "backward_hook": backward_timer()})
     result: dict[str, object] = {name: summary(values) for name, values in rounds.items()}
     if importlib.util.find_spec("torch") is not None:
         result["sgd_step"] = measure_torch()
@@ -58,6 +70,17 @@ def empty_hook(_optimizer: object, _args: object, _kwargs: object) -> None:
 def timer(hook: AfterStep) -> timeit.Timer:
     """Return a timer of one call, with nothing else in the loop."""
     return timeit.Timer("hook(optimizer, (), {})", globals={"hook": hook, "optimizer": Optimizer()})
+
+
+def backward_timer() -> timeit.Timer:
+    """Return a timer of one backward pass that does nothing itself."""
+    tally = Tally()
+    backward = _counting_backward(_nothing, tally, Control(tally.reached), _nothing)
+    return timeit.Timer("backward(loss)", globals={"backward": backward, "loss": Loss()})
+
+
+def _nothing(*_: object) -> None:
+    """Stand for `torch.autograd.backward`."""
 
 
 def measure(timers: dict[str, timeit.Timer]) -> dict[str, list[float]]:

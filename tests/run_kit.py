@@ -17,6 +17,8 @@ class Recorder:
     """Takes a snapshot at every boundary, as if the process could end at each."""
 
     active = True
+    passes_over: tuple[str, ...] = ("not tracked",)
+    """What other runs of this process have left in memory is not tracked either."""
 
     def __init__(self, begin: Snapshot | None = None) -> None:
         self.begin = begin
@@ -55,7 +57,8 @@ class Recorder:
     def go_on_from(self, sums: dict[str, float]) -> None: ...
 
     def notice(self, text: str) -> None:
-        self.notices.append(text)
+        if not text.startswith(self.passes_over):
+            self.notices.append(text)
 
 
 Script = Callable[[Run, Callable[[object], None]], None]

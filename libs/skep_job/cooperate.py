@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Cooperation:
         self._together.begin()
         if self._elastic is not None:
             self._elastic.regroup(self._together.leave, self._together.begin)
-        control.say("can", tier="cooperative", can=self._can())
+        control.say("can", tier="cooperative", can=self._can(run))
         self._catch_sigterm()
         place: dict[str, Any] | None
         if self._elastic is not None and self._elastic.joins():
@@ -379,7 +380,10 @@ class Cooperation:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _can(self) -> list[str]:
+    def _can(self, run: Run) -> list[str]:
+        if self._elastic is None and "torch" in sys.modules and not (run.tracked or run.state):
+            complain("nothing is tracked, so the job is neither stored nor moved: see run.track()")
+            return self._hooks.can()
         if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
             return [*self._hooks.can(), "checkpoint"]
         more = ["migrate"] if self._elastic is None else ["migrate", "resize"]

@@ -123,6 +123,11 @@ class Feed:
             arrive()
             yield from iterator
         elif self._by_sampler:
+            if skip and self.source.num_workers:
+                self._notice(
+                    "the loader's workers draw random numbers anew: the samples come in the order "
+                    "they had, what is random in them (augmentation) is not what it would have been"
+                )
             plan = Plan(self._recall, skip, lambda done: self._arrive(done, arrive))
             yield from samplers.batches(self.source, plan)
         elif not self._loader and _is_sequence(self.source):

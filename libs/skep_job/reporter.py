@@ -12,12 +12,13 @@ processes share a rank (`parts` of them):
            at hello, then every `report_every_s`, and at once when the first mini-batch is done
     bye    steps                                 the final count
 
-`steps` is cumulative within one source; when `source` goes from "dataloader" to "optimizer" it may
-be smaller than before. It is "cooperative" where the script itself says what a mini-batch is. After
-a failure `source` is "none". What the agent sends, and the answers, are `skep_job.control`'s: after
-hello the job says again what it can and how it stands. If the agent is away, the thread tries again
-for ever, and the training does not notice. An agent that does not let the process speak for its
-rank sends `not-heard` with the reason in `why`, which is printed once.
+`steps` is cumulative within one source; when `source` goes from "dataloader" to "backward", or from
+one of these to "optimizer", it may be smaller than before. It is "cooperative" where the script
+itself says what a mini-batch is. After a failure `source` is "none". What the agent sends, and the
+answers, are `skep_job.control`'s: after hello the job says again what it can and how it stands. If
+the agent is away, the thread tries again for ever, and the training does not notice. An agent that
+does not let the process speak for its rank sends `not-heard` with the reason in `why`, which is
+printed once.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ FAREWELL_S = 1.0
 """How long the end of the interpreter may be held up for the final count to leave."""
 
 _REFUSAL_CHARACTERS_MAX = 500
+
+QUIET_S = 60.0
+"""How long a script that uses PyTorch may show no mini-batch until its reader is told."""
 
 _LAST_WAIT_S = 0.01
 """A socket's timeout must be positive, even when no time is left."""
@@ -89,6 +93,8 @@ class Reporter:
         self._refusal_told = False
         self._closing_by: float | None = None
         self._pipe = WakePipe()
+        self._began_at = time.monotonic()
+        self._silence_told = False
 
     def start(self) -> None:
         """Greet the agent, if it is there, and start the thread.
@@ -158,7 +164,22 @@ class Reporter:
     def _turn(self) -> None:
         """Connect or report if it is time to, then wait for whatever comes first."""
         self._connect_and_report(WAIT_S)
+        self._tell_of_silence(time.monotonic())
         self._wait()
+
+    def _tell_of_silence(self, now: float) -> None:
+        """Say once what a script can do that trains in a way which shows no mini-batches."""
+        tally = self._tally
+        if self._silence_told or tally.reached() or tally.batches or "torch" not in sys.modules:
+            return
+        if now - self._began_at < QUIET_S or tally.source == "cooperative":
+            return
+        self._silence_told = True
+        complain(
+            "no mini-batch has been seen so far. If this process trains, but without an optimizer "
+            "of PyTorch and without backward(), have it say run = skep_job.init(), and run.step() "
+            "after each mini-batch"
+        )
 
     def _connect_and_report(self, wait_s: float) -> None:
         now = time.monotonic()

@@ -27,6 +27,7 @@ from skep_job.counters import counter_around
 from skep_job.feeds import Feed, Generators
 from skep_job.landing import Landing
 from skep_job.plain import Alone, Under
+from skep_job.untracked import untracked
 
 NAME_MAX = 64
 """Characters of a tracked thing's name; they begin the names of its tensors."""
@@ -203,6 +204,12 @@ class Run:
         self._started = True
         if self._under.active:
             self._beside = Beside(self._tracked)
+            names = untracked(self._tracked)
+            if names:
+                self._under.notice(
+                    f"not tracked, and begun anew wherever the job goes on: {', '.join(names)}; "
+                    "name them in run.track()"
+                )
         aim = self._under.start(self)
         if aim is not None:
             self._aim = aim

@@ -1,8 +1,9 @@
 """Counts the mini-batches of one process.
 
-Two sources are watched. An optimizer's step is the better one: it is exact, and it does not see
-validation loops. The batches that data loaders hand out are counted too, and they are reported as
-long as no optimizer has stepped (a hand-written update, for example).
+Three sources are watched. An optimizer's step is the best one: it is exact, and it does not see
+validation loops. As long as no optimizer has stepped, the backward passes of scalars count: a
+script that updates its parameters by hand makes one in each mini-batch. As long as there is none of
+these either, the batches that data loaders hand out do.
 
 Counting steps of several optimizers: the count is the largest of the optimizers' levels, never
 their sum. A GAN that trains its discriminator five times per generator step, or a model with one
@@ -39,7 +40,7 @@ class Count(NamedTuple):
     steps: int  # mini-batches completed since the process started
     step_ns: int  # median duration of the last up to WINDOW mini-batches, 0 if unknown
     last_step_ns: int  # when the latest mini-batch ended, 0 if none has
-    source: str  # "optimizer", "dataloader", "cooperative", or "none"
+    source: str  # "optimizer", "backward", "dataloader", "cooperative", or "none"
 
 
 class _Level:
@@ -69,6 +70,7 @@ class Tally:
         self.source = "optimizer"
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
+        self.backwards = 0  # of scalars, none within another
         self.batches = 0  # handed out by data loaders
         self.batch_open = False  # the latest of them is still being worked on
         self.ends: deque[int] = deque(maxlen=WINDOW + 1)
@@ -79,7 +81,7 @@ class Tally:
             return
         is_first = not self.steps
         if is_first:
-            self.ends.clear()  # What the data loaders left there has another meaning.
+            self.ends.clear()  # What lesser sources left there has another meaning.
         key = id(optimizer)
         # If who led is gone, this is the next phase of the script: its first step is a mini-batch
         # of its own. If not, it most likely shares the mini-batch that the leader counted.
@@ -104,6 +106,7 @@ class Tally:
             self.ends.clear()
         self.steps = self.reached()
         self.source = "cooperative"
+        self.backwards = 0
         self.batches = 0
         self.batch_open = False
 
@@ -120,12 +123,21 @@ class Tally:
 
     def reached(self) -> int:
         """Return the mini-batches completed, as `count` would."""
-        return self.steps or self.batches - self.batch_open
+        return self.steps or self.backwards or self.batches - self.batch_open
 
     def pass_over(self, pause_ns: int) -> None:
         """Take a pause that ends now out of the durations. For the thread that trains."""
         for place in range(len(self.ends)):  # In between, one of the gaps is wrong: the median not.
             self.ends[place] += pause_ns
+
+    def end_backward(self) -> None:
+        """Note that a backward pass is done, which counts as long as no optimizer has stepped."""
+        if not self.backwards:
+            self.ends.clear()  # What the data loaders left there has another meaning.
+        self.backwards += 1
+        self.ends.append(time.monotonic_ns())
+        if self.backwards == 1:
+            self.wake()
 
     def begin_batch(self) -> None:
         """Note that a data loader has handed out a batch, which ends the one before."""
@@ -139,7 +151,7 @@ class Tally:
         if not self.batch_open:
             return
         self.batch_open = False
-        if not self.steps:
+        if not self.steps and not self.backwards:
             self.ends.append(time.monotonic_ns())
             if self.batches == 1:
                 self.wake()
@@ -162,7 +174,9 @@ class Tally:
         """
         ends = list(self.ends.copy())
         steps, source = self.steps, self.source
-        if not steps:
+        if not steps and self.backwards:
+            steps, source = self.backwards, "backward"
+        elif not steps:
             steps = self.batches - (self.batch_open and not ended)
             source = "dataloader"
         if not steps or self.failure is not None:

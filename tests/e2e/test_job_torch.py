@@ -121,6 +121,25 @@ def by_hand(workers=0):
 def by_hand_with_workers():
     by_hand(workers=2)
 
+def checkpointed():
+    from torch.utils.checkpoint import checkpoint
+    for x, y in batches:
+        x.requires_grad_()
+        hidden = checkpoint(model, x, use_reentrant=True)  # Has a backward pass of its own.
+        (penalty,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (((hidden - y) ** 2).mean() + penalty.square().mean()).backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.01)
+            parameter.grad = None
+
+def without_a_loader():
+    x, y = data.tensors
+    for at in range(0, 40, 2):
+        model.zero_grad()
+        loss_of(x[at : at + 2], y[at : at + 2]).backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.01)
+
 def run(*phases):
     for phase in phases:
         phase()
@@ -151,7 +170,11 @@ def agent() -> Iterator[JobAgent]:
             },
             id="optimizers",
         ),
-        pytest.param("dataloader", {"by_hand": 20, "by_hand_with_workers": 20}, id="by-hand"),
+        pytest.param(
+            "backward",
+            {"by_hand": 20, "by_hand_with_workers": 20, "checkpointed": 20, "without_a_loader": 20},
+            id="by-hand",
+        ),
     ],
 )
 def test_the_count_is_exact(
@@ -226,3 +249,56 @@ def test_two_ranks_train_together_and_each_is_counted(agent: JobAgent, free_port
     byes = {bye["rank"]: bye["steps"] for bye in agent.of_type("bye")}
     assert byes == {0: 8 * 45, 1: 8 * 45}
     assert {hello["world"] for hello in agent.of_type("hello")} == {2}
+
+
+BY_HAND = """
+import hashlib, os, sys
+import torch
+from torch import nn
+import skep_job
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model, words = nn.LSTM(8, 8, dropout=0.2, num_layers=2), torch.randn(40, 4, 8)
+state = (torch.zeros(2, 4, 8), torch.zeros(2, 4, 8))
+for number in range(40):
+    model.zero_grad()
+    state = tuple(part.detach() for part in state)
+    output, state = model(words[number : number + 5], state)
+    loss = (output - words[number : number + 5]).square().mean()
+    if number == 20 and "hold" in sys.argv:
+        print("holding", flush=True)
+        while not skep_job.current().control.due:
+            os.sched_yield()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.5)
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
+print(digest.hexdigest(), loss.item(), flush=True)
+"""
+
+
+def test_what_updates_by_hand_is_suspended_and_goes_on_to_the_same_bits(
+    agent: JobAgent, tmp_path: Path
+) -> None:
+    """A word model as PyTorch's example has it: no optimizer, no loader."""
+    script = tmp_path / "script.py"
+    script.write_text(BY_HAND)
+    whole = launch([script], agent.environment())
+    assert (whole.returncode, whole.stderr) == (0, "")
+    command = [sys.executable, "-m", "skep_job", str(script), "hold"]
+    with subprocess.Popen(
+        command, env=agent.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        agent.order("suspend", 1)
+        agent.wait_for(1, "suspended", order=1)
+        assert agent.of_type("suspended")[0]["step"] == 21
+        agent.order("release", 2)
+        agent.wait_for(1, "released", order=2)
+        agent.order("resume", 3)
+        assert process.stdout.read() == whole.stdout
+        assert process.wait() == 0
+    agent.wait_for(2, "bye", steps=40)
+    assert agent.of_type("stats")[-1]["source"] == "backward"

@@ -6,6 +6,7 @@ exactly.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -418,3 +419,46 @@ def test_a_checkpoint_of_version_1_is_read(tmp_path: Path, monkeypatch: pytest.M
     tensors = stored.read_tensors(tmp_path / "old", header)
     later = Recorder(snapshot.Snapshot(header.plain, tensors))
     assert script(Run(later)) == expected[2:]
+
+
+def test_what_trains_and_is_not_tracked_is_named() -> None:
+    gc.collect()  # Scalers and averages of other tests.
+
+    def told(**parts: Any) -> list[str]:
+        recorder = Recorder()
+        recorder.passes_over = ()
+        run = Run(recorder)
+        run.track(**parts)
+        for _ in run.batches([1]):
+            pass
+        return recorder.notices
+
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    opt = torch.optim.Adam(model.parameters())
+    foreign = torch.optim.SGD(other.parameters())
+    inner = torch.optim.lr_scheduler.ConstantLR(opt)
+    sched = torch.optim.lr_scheduler.SequentialLR(opt, [inner], [])
+    scaler = torch.amp.GradScaler("cpu")
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    (first,) = told(model=model, opt=opt)
+    assert "anew wherever the job goes on: ConstantLR, GradScaler, SequentialLR; name" in first
+    (second,) = told(model=model, sched=sched, scaler=scaler)
+    assert "anew wherever the job goes on: Adam; name" in second
+    assert told(model=model, opt=opt, sched=sched, scaler=scaler) == []
+    assert told(other=other, foreign=foreign, scaler=scaler) == []
+    del off
+
+
+def test_workers_that_draw_anew_are_told_where_they_do() -> None:
+    def script(run: Run) -> None:
+        for _ in run.batches(loader(num_workers=1)):
+            pass
+
+    whole = Recorder()
+    script(Run(whole))
+    later = Recorder(whole.taken[3])
+    script(Run(later))
+    assert ["the loader's workers draw random numbers anew" in told for told in later.notices] == [
+        True
+    ]
+    assert whole.notices == []

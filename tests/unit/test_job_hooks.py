@@ -15,6 +15,11 @@ from tests.job_agent import JobAgent, job_agent, launch
 
 FAKE_TORCH = {
     "torch/__init__.py": "",
+    "torch/autograd/__init__.py": """
+        def backward(tensors, then=None):
+            if then is not None:
+                then()
+        """,
     "torch/optim/__init__.py": "",
     "torch/optim/optimizer.py": """
         hooks = []
@@ -154,6 +159,92 @@ batches = _BaseDataLoaderIter(range(20))
     )
     assert job.final_steps() == [20]
     assert job.agent.of_type("stats")[-1]["source"] == "dataloader"
+
+
+BY_HAND = """
+        import sys
+        import torch.optim.optimizer
+        from torch import autograd
+        class Scalar:
+            def numel(self): return 1
+        class Many:
+            def numel(self): return 2
+        """
+
+
+def test_backward_passes_count_when_no_optimizer_steps(job: Job) -> None:
+    """Of scalars, none within another, and not the batches of a validation."""
+    job.run(
+        BY_HAND
+        + """
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        for _ in _BaseDataLoaderIter(range(3)):
+            pass
+        for _ in range(20):
+            autograd.backward([Many()])
+            autograd.backward(Scalar(), then=lambda: autograd.backward(Scalar()))
+            list(_BaseDataLoaderIter(range(3)))
+        """
+    )
+    assert job.final_steps() == [20]
+    last = job.agent.of_type("stats")[-1]
+    assert (last["source"], last["step_ns"] > 0) == ("backward", True)
+    assert len(job.agent.of_type("can")) == 1
+
+
+def test_backward_passes_do_not_count_once_an_optimizer_steps(job: Job) -> None:
+    outcome = job.run(
+        BY_HAND
+        + """
+        from torch.optim.optimizer import Optimizer
+        plain = autograd.backward.__wrapped__
+        optimizer = Optimizer()
+        for number in range(20):
+            counting = autograd.backward
+            counting(Scalar())
+            counting(Scalar())
+            if number % 4 == 3:
+                optimizer.step()
+        print(autograd.backward is plain)
+        """
+    )
+    assert outcome.stdout == "True\n"
+    assert job.final_steps() == [5]
+    assert job.agent.of_type("stats")[-1]["source"] == "optimizer"
+
+
+def test_a_backward_pass_that_fails_or_is_a_workers_does_not_count(job: Job) -> None:
+    outcome = job.run(
+        BY_HAND
+        + """
+        from types import SimpleNamespace
+        def fail(): raise ValueError("mine")
+        try:
+            autograd.backward(Scalar(), then=fail)
+        except ValueError as error:
+            print(error)
+        sys.modules["torch.utils.data._utils.worker"] = SimpleNamespace(_worker_info=object())
+        autograd.backward(Scalar())
+        sys.modules["torch.utils.data._utils.worker"] = SimpleNamespace(_worker_info=None)
+        autograd.backward(tensors=Scalar())
+        """
+    )
+    assert outcome.stdout == "mine\n"
+    assert job.final_steps() == [1]
+
+
+def test_an_optimizer_that_steps_within_a_backward_pass_counts_alone(job: Job) -> None:
+    job.run(
+        BY_HAND
+        + """
+        from torch.optim.optimizer import Optimizer
+        optimizer = Optimizer()
+        for _ in range(20):
+            autograd.backward(Scalar(), then=optimizer.step)
+        """
+    )
+    assert job.final_steps() == [20]
+    assert job.agent.of_type("stats")[-1]["source"] == "optimizer"
 
 
 def test_after_a_step_the_loaders_are_as_torch_made_them(job: Job) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from skep_job.frames import FRAME_BYTES_MAX, FrameError, FrameReader, encode
 from skep_job.link import PATH_BYTES_MAX, Link, LinkLost
 from skep_job.memory import memory_bytes
-from skep_job.reporter import FAREWELL_S, Reporter
+from skep_job.reporter import FAREWELL_S, QUIET_S, Reporter
 from skep_job.settings import Settings, Unobserved, read
 from skep_job.tally import FAILURE_CHARACTERS_MAX, Tally, after_step
 from tests.job_agent import JobAgent, job_agent
@@ -330,7 +330,9 @@ def test_a_fault_of_the_reporter_is_one_line_of_the_log(
     reporter.start()
     agent.wait_until(lambda agent: agent.accepted and agent.open_connections == 0)
     reporter.close()
-    assert capsys.readouterr().err == "skep_job: reports end here: StopIteration: \n"
+    told = capsys.readouterr().err
+    assert told.startswith("skep_job: reports end here: StopIteration: in _report, reporter.py:")
+    assert len(told.splitlines()) == 1
     assert len(agent.of_type("stats")) == good_reports
 
 
@@ -362,3 +364,21 @@ def test_memory_that_cannot_be_asked_for_is_0(monkeypatch: pytest.MonkeyPatch) -
     cuda.device_count = lambda: 1 // 0
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     assert memory_bytes() == 0
+
+
+def test_who_shows_no_mini_batches_is_told_once_what_to_do(
+    agent: JobAgent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    settings = Settings(str(agent.path), "j7", 3, 1, 2, "t0ken", NEVER_S)
+    quiet, trains = Tally(), Tally()
+    trains.end_backward()
+    for tally in (trains, quiet):
+        reporter = Reporter(settings, tally, lambda: 4096)
+        reporter._tell_of_silence(reporter._began_at + QUIET_S / 2)
+        assert capsys.readouterr().err == ""
+        for _ in range(2):
+            reporter._tell_of_silence(reporter._began_at + QUIET_S)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("skep_job: no mini-batch has been seen so far.")
+    assert "run.step() after each mini-batch" in line

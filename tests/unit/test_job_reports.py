@@ -67,3 +67,37 @@ def test_a_report_counts_as_a_mini_batch_where_none_is_seen(tmp_path: Path, text
 def test_a_report_is_of_the_mini_batch_that_the_hooks_count(tmp_path: Path) -> None:
     last = reported(tmp_path, TRAINS)[-1]
     assert (last["step"], last["values"]) == (10, {"accuracy": 0.4, "tokens": 50})
+
+
+STEPS_ALONE = """
+    import torch
+    import skep_job
+
+    run = skep_job.init()
+    weight = torch.ones(1, requires_grad=True)
+    while run.steps < 3:
+        (gradient,) = torch.autograd.grad(weight.square().sum(), weight)
+        weight.data.add_(gradient, alpha=-0.1)
+        run.report(weight=weight)
+        run.step()
+    """
+
+
+@pytest.mark.torch
+def test_mini_batches_that_the_script_says_are_counted_and_nothing_else_is_promised(
+    tmp_path: Path,
+) -> None:
+    """It tracks nothing, so that what goes on elsewhere would begin anew."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(STEPS_ALONE))
+    with job_agent() as agent:
+        outcome = python([script], agent.environment())
+        assert outcome.returncode == 0
+        assert outcome.stderr == (
+            "skep_job: nothing is tracked, so the job is neither stored nor moved: "
+            "see run.track()\n"
+        )
+        agent.wait_for(1, "bye", steps=3)
+        (can,) = agent.of_type("can")
+        assert can["can"] == ["suspend", "release", "rebind"]
+        assert agent.of_type("metrics")[-1]["step"] == 3

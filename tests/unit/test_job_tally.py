@@ -226,3 +226,27 @@ def test_after_a_failure_nothing_is_counted() -> None:
     step(hook, known, unknown, times=3)
     assert tally.count()[::3] == (3, "none")
     assert tally.levels == {}
+
+
+def test_backward_passes_count_until_an_optimizer_steps() -> None:
+    tally = Tally()
+    tally.begin_batch()
+    tally.end_batch()
+    for _ in range(3):
+        tally.end_backward()
+        tally.begin_batch()
+    assert tally.count()[::3] == (3, "backward")
+    assert (tally.reached(), len(tally.ends)) == (3, 3)
+    step(after_step(tally), Optimizer())
+    tally.end_batch()
+    assert tally.count()[::3] == (1, "optimizer")
+    assert (tally.reached(), len(tally.ends)) == (1, 1)
+
+
+def test_a_script_that_takes_over_counts_on_from_its_backward_passes() -> None:
+    tally = Tally()
+    tally.end_backward()
+    tally.end_backward()
+    tally.hand_over()
+    tally.tick()
+    assert tally.count()[::3] == (3, "cooperative")
