@@ -32,6 +32,7 @@ from skep.machines.base import Record, Restarted, Tick
 from skep.units import GIB, Instant
 from skep.wire import codec
 from skep.wire.admin import SetVcs
+from skep.wire.bearing import RULES
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts
 from skep.wire.facts import Admitted, CellsSet, EpochBegan, JobBound
@@ -112,7 +113,7 @@ class Bench:
 
     def __init__(self, wanted: Cluster) -> None:
         self.machine = AllocatorMachine()
-        self.machine.apply(EpochBegan(epoch=1, owner="bench"))
+        self.machine.apply(EpochBegan(epoch=1, owner="bench", rules=RULES))
         self.now = Instant(1_700_000_000_000_000_000)
         begin = time.thread_time()
         self.decide(Restarted(epoch=1))
@@ -254,7 +255,7 @@ def node_events(wanted: Cluster, count: int) -> dict[str, Any]:
 def joins(nodes: int) -> dict[str, Any]:
     """Return what it costs that nodes join a millisecond apart and make up the cells."""
     machine = AllocatorMachine()
-    machine.apply(EpochBegan(epoch=1, owner="bench"))
+    machine.apply(EpochBegan(epoch=1, owner="bench", rules=RULES))
     now = Instant(1_700_000_000_000_000_000)
     gpus = tuple(Gpu(index=index, type="v100") for index in range(GPUS))
     events: list[Any] = [Restarted(epoch=1), SetVcs(vcs={"vc0": VirtualCluster(gpus=nodes * GPUS)})]

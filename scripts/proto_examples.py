@@ -11,6 +11,7 @@ from skep.units import Duration, Instant
 from skep.wire import (
     admin,
     advice,
+    bearing,
     changes,
     commands,
     drafts,
@@ -254,8 +255,9 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskPack(job="j17", beside="j12", share=0.5),
     changes.AskUnpack(job="j17"),
 )
+BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
-    facts.EpochBegan(epoch=2, owner="host-1f2e"),
+    facts.EpochBegan(epoch=2, owner="host-1f2e", rules=bearing.RULES),
     facts.VcsSet(vcs={"nlp": VirtualCluster(gpus=4)}, gpus={"nlp": 4}),
     facts.CellsSeen(cluster=CELLS),
     facts.NodeSeen(node="node-1", gpus={"nvidia-h200": 1}, cpus=16, memory=137_438_953_472),
@@ -270,7 +272,15 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
     facts.CellsSet(cluster=CELLS, asked=Cluster(vcs={"nlp": VirtualCluster(gpus=4)}),
-                   fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),)),
+                   fates=(facts.JobFate(job="j16", fate="demoted", attempt=1),),
+                   carried=(bearing.CarriedHold(job="j17", attempt=1, chain="cpux4", levels=(3,)),
+                            bearing.CarriedHold(job="j16", attempt=1, chain="cpux4",
+                                                fate=bearing.Fate.DEMOTED)),
+                   bad_cells=(BAD_CELL,)),
+    bearing.BadCellBound(cell=BAD_CELL),
+    bearing.BadCellReturned(cell=BAD_CELL),
+    bearing.SetLed(job="j17", attempt=1, before="j16", attempt_before=2),
+    bearing.RulesRaised(rules=2, bad_cells=(BAD_CELL,)),
     facts.ClusterRefused(problems=(PROBLEM,)),
     facts.CellsAlarm(rule=Reason.CELLS_UNSAFE, chain="cpux4", where="node", vcs=("nlp",),
                      text="1 cells of level node are owed and not there", at=LATER,

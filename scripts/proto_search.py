@@ -6,6 +6,7 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire import search_facts as facts
+from skep.wire.bearing import RULES
 from skep.wire.changes import Result
 from skep.wire.facts import EpochBegan
 from skep.wire.reasons import Reason
@@ -46,7 +47,7 @@ SEARCH_VERDICTS: tuple[msgspec.Struct, ...] = (
 )
 
 SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
-    EpochBegan(epoch=2, owner="host-0c4e1f0a9b7d"),
+    EpochBegan(epoch=2, owner="host-0c4e1f0a9b7d", rules=RULES),
     facts.SearchBegan(search=ONE, spec=SEARCH_SPEC, at=AT, key="night"),
     facts.SearchRefused(
         search="s17", vc="nlp", at=AT,

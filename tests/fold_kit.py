@@ -21,6 +21,7 @@ from skep.machines.allocator.jobs import Part, State
 from skep.machines.base import Record, Restarted, Send, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import QuarantineGpu, SetVcs
+from skep.wire.bearing import RULES
 from skep.wire.changes import AskPack, ChangeAsked
 from skep.wire.cluster import Chain, Level, NodeCell, Quota, VirtualCluster
 from skep.wire.codec import Facts
@@ -64,24 +65,44 @@ class Story:
 
     def __init__(self, seed: int, events: int = 120) -> None:
         """Live it."""
-        self.rng = random.Random(seed)
-        self.machine = AllocatorMachine()
-        self.records: list[Facts_] = []
-        self.now, self.epoch, self.jobs, self.asks = T0, 0, 0, 0
-        self.silent: dict[str, None] = {}
-        self.commands: list[ChangeJob] = []
+        self._start(seed)
         self._begin()
         for number in range(NODES):
             self.tell(joined(f"node-{number}", gpus=GPUS))
         self.set_quotas()
-        happenings = [self.submit] * 6 + [self.well] * 6 + [self.exit] * 4 + [self.pack] * 2
+        self._live(events)
+
+    def _start(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.machine = AllocatorMachine()
+        self.records: list[Facts_] = []
+        self.now, self.epoch, self.jobs, self.asks = T0, 0, 0, 1000
+        self.silent: dict[str, None] = {}
+        self.commands: list[ChangeJob] = []
+
+    def _live(self, events: int) -> None:
+        happenings = [self.submit] * 6 + [self.well] * 6 + [self.exit] * 4 + [self.pack] * 4
         happenings += [self.quarantine] * 4 + [self.set_quotas, self.wait, self.cancel, self.crash]
         for _ in range(events):
             self.rng.choice(happenings)()
 
+    @classmethod
+    def after(cls, records: Sequence[Facts_], seed: int, events: int = 60) -> Story:
+        """Return the story of an allocator that goes on after a log of another version."""
+        story = cls.__new__(cls)
+        story._start(seed)
+        story.records = list(records)
+        story.machine = replayed(records)
+        story.now = Instant(story.now + seconds(100_000))
+        story.jobs, story.asks = story.machine.last_queued, story.machine.last_asked
+        story.epoch = story.machine.epoch
+        story._begin()
+        story._live(events)
+        return story
+
     def _begin(self) -> None:
         self.epoch += 1
-        began = EpochBegan(epoch=self.epoch, owner=f"owner-{self.epoch}")
+        began = EpochBegan(epoch=self.epoch, owner=f"owner-{self.epoch}", rules=RULES)
         self.machine.apply(began)
         self.records.append((began,))
         self.tell(Restarted(epoch=self.epoch))
@@ -169,13 +190,16 @@ class Story:
         running = [job for job in self.machine.jobs.values() if job.state is State.RUNNING]
         waiting = [job for job in self.machine.jobs.values() if job.state is State.QUEUED]
         if running and waiting:
-            host = self.rng.choice(running)
+            shared = [
+                job for job in running if f"{job.job}.{job.attempt}" in self.machine.cells.sets
+            ]
+            host = self.rng.choice(shared or running)
             guests = [job for job in waiting if job.spec.vc == host.spec.vc]
             if guests:
                 self.asks += 1
                 guest = self.rng.choice(guests)
                 wish = AskPack(job=guest.job, beside=host.job)
-                fact = ChangeAsked(number=1000 + self.asks, ask=wish, at=self.now)
+                fact = ChangeAsked(number=self.asks, ask=wish, at=self.now)
                 self.tell(Facts(service="admission", at=self.now, facts=(fact,)))
 
     def cancel(self) -> None:
@@ -196,7 +220,7 @@ class Story:
         room = {name: len(chain.nodes) for name, chain in chains.items()}
         owned: dict[str, list[Quota]] = {"nlp": [], "cv": [], "lab": []}
         for name in chains:
-            for vc in self.rng.sample(list(owned), 3):
+            for vc in [*self.rng.sample(list(owned), 3), self.rng.choice(list(owned))]:
                 level, size = self.rng.choice([("rack", 4), ("node", 1), ("node", 1), ("pair", 1)])
                 count = min(self.rng.randrange(3), room[name] // size)
                 if count:

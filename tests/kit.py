@@ -18,6 +18,7 @@ from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
+from skep.wire.bearing import RULES, BadCellBound, BadCellReturned, CarriedHold
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
@@ -147,10 +148,11 @@ def vcs(**gpus: int) -> dict[str, VirtualCluster]:
     return {name: VirtualCluster(gpus=count) for name, count in gpus.items()}
 
 
-def cells_set(*inventory: NodeJoined, fates: tuple[JobFate, ...] = (), **gpus: int) -> CellsSet:
+def cells_set(*inventory: NodeJoined, fates: tuple[JobFate, ...] = (),
+              carried: tuple[CarriedHold, ...] = (), **gpus: int) -> CellsSet:  # fmt: skip
     """Return the fact of the cells that nodes which joined in this order make up for tenants."""
     asked = Cluster(vcs=vcs(**(gpus or {"nlp": 1000})))
-    return CellsSet(cluster=resolve(asked, inventory), asked=asked, fates=fates)
+    return CellsSet(cluster=resolve(asked, inventory), asked=asked, fates=fates, carried=carried)
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -346,7 +348,7 @@ class Driver(Generic[M]):
         """Crash: rebuild the machine from its facts, win the next epoch, and let it begin."""
         self.machine = self.make()
         self.epoch += 1
-        self.facts.append(EpochBegan(epoch=self.epoch, owner=f"owner-{self.epoch}"))
+        self.facts.append(EpochBegan(epoch=self.epoch, owner=f"owner-{self.epoch}", rules=RULES))
         for fact in self.facts:
             self.machine.apply(fact)
         return self(Restarted(self.epoch), second)
@@ -380,6 +382,13 @@ def agent(node: str = "node-1") -> Driver[AgentMachine]:
 def facts_of(effects: list[Effect]) -> list[Any]:
     """Return the facts that effects record."""
     return [effect.fact for effect in effects if isinstance(effect, Record)]
+
+
+def plain(effects: list[Effect]) -> list[Effect]:
+    """Return effects without the facts of who bears bad hardware."""
+    return [effect for effect in effects
+            if not (isinstance(effect, Record)
+                    and isinstance(effect.fact, BadCellBound | BadCellReturned))]  # fmt: skip
 
 
 def others(effects: list[Effect]) -> list[Effect]:

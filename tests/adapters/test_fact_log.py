@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from skep.units import KIB, Instant
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.journal import JournalFactLog
 from skep_services.adapters.log_end import LogEnd
@@ -117,7 +118,7 @@ async def test_a_log_gives_back_what_it_was_given(logs: World) -> None:
     log = await logs.fact_log()
     assert await replayed(log) == []
     began = await log.begin_epoch("o1", AT)
-    assert began == LogRecord(1, 1, AT, {}, (EpochBegan(epoch=1, owner="o1"),))
+    assert began == LogRecord(1, 1, AT, {}, (EpochBegan(epoch=1, owner="o1", rules=RULES),))
     first = await log.append([Placed("a"), Freed("b")], {"SUBMIT": 7}, Instant(AT + 1))
     assert first == LogRecord(2, 1, Instant(AT + 1), {"SUBMIT": 7}, (Placed("a"), Freed("b")))
     second = await log.append([Placed("ü")], {"SUBMIT": 9, "NODE": 1}, Instant(AT + 2))
@@ -125,7 +126,7 @@ async def test_a_log_gives_back_what_it_was_given(logs: World) -> None:
     again = await logs.fact_log()
     assert await replayed(again) == [began, first, second]
     assert await again.begin_epoch("o2", AT) == LogRecord(
-        4, 2, AT, {}, (EpochBegan(epoch=2, owner="o2"),)
+        4, 2, AT, {}, (EpochBegan(epoch=2, owner="o2", rules=RULES),)
     )
     third = await again.append([Freed("a")], {}, AT)
     assert (third.counter, third.epoch) == (5, 2)
@@ -186,10 +187,10 @@ async def test_who_was_superseded_cannot_append(world: World) -> None:
     await newer.append([Placed("d")], {}, AT)
     facts = [fact for record in await replayed(await world.fact_log()) for fact in record.facts]
     assert facts == [
-        EpochBegan(epoch=1, owner="old"),
+        EpochBegan(epoch=1, owner="old", rules=RULES),
         Placed("a"),
         Placed("b"),
-        EpochBegan(epoch=2, owner="newer"),
+        EpochBegan(epoch=2, owner="newer", rules=RULES),
         Placed("d"),
     ]
 
@@ -240,8 +241,8 @@ async def test_what_is_no_record_is_passed_over_by_everybody(world: World, paylo
     with pytest.raises(SupersededError, match="this one is o1"):
         await owner.append([Placed("d")], {}, AT)
     assert await facts_in(world) == [
-        EpochBegan(epoch=1, owner="o1"), Placed("a"), Placed("b"),
-        EpochBegan(epoch=2, owner="o2"), Placed("c"),
+        EpochBegan(epoch=1, owner="o1", rules=RULES), Placed("a"), Placed("b"),
+        EpochBegan(epoch=2, owner="o2", rules=RULES), Placed("c"),
     ]  # fmt: skip
 
 
@@ -374,7 +375,7 @@ async def test_a_guessed_key_swallows_no_record(nats: NatsWorld) -> None:
     owner = await opened(nats)
     await nats.intrude(b"mine", key="tester-1-2-o1")
     await asyncio.wait_for(owner.append([Placed("a")], {}, AT), DEADLINE_S)
-    assert await facts_in(nats) == [EpochBegan(epoch=1, owner="o1"), Placed("a")]
+    assert await facts_in(nats) == [EpochBegan(epoch=1, owner="o1", rules=RULES), Placed("a")]
 
 
 @pytest.mark.adapters
@@ -519,7 +520,7 @@ async def test_damage_is_found(change: Any, complaint: str) -> None:
 
 async def test_an_epoch_must_be_announced() -> None:
     writer, reader = Chain("w", Placed), Chain("r", Placed)
-    for facts, epoch in [((EpochBegan(epoch=1, owner="o"),), 1), ((Placed("a"),), 2)]:
+    for facts, epoch in [((EpochBegan(epoch=1, owner="o", rules=RULES),), 1), ((Placed("a"),), 2)]:
         record, payload = writer.encode(facts, {}, AT, epoch)
         writer.advance(record, payload)
         if epoch == 1:

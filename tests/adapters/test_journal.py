@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skep.units import Instant
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.journal import FRAME, MAGIC, JournalFactLog
 from skep_services.adapters.records import RECORD_BYTES_MAX
@@ -160,7 +161,7 @@ async def test_compaction_keeps_epoch_positions_and_the_facts_given(tmp_path: Pa
     async for _ in again.replay():
         pass
     began = await again.begin_epoch("o3", AT)
-    assert began == LogRecord(3, 3, AT, {}, (EpochBegan(epoch=3, owner="o3"),))
+    assert began == LogRecord(3, 3, AT, {}, (EpochBegan(epoch=3, owner="o3", rules=RULES),))
     again.close()
 
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from skep.units import Instant
 from skep.wire import subjects
+from skep.wire.bearing import RULES
 from skep.wire.facts import AllocatorFact, CancelAsked, EpochBegan
 from skep_services.adapters import exported
 from skep_services.adapters.nats_access import BOOTSTRAP, in_one_account
@@ -151,9 +152,9 @@ async def test_an_attack_is_survived_found_and_repaired(
     await log.append(cancelled(3), {}, AT)
     await owner.begin("o3")
     assert owner.facts == [
-        EpochBegan(epoch=1, owner="o1"), *cancelled(1),
-        EpochBegan(epoch=2, owner="o2"), *cancelled(2), *cancelled(3),
-        EpochBegan(epoch=3, owner="o3"),
+        EpochBegan(epoch=1, owner="o1", rules=RULES), *cancelled(1),
+        EpochBegan(epoch=2, owner="o2", rules=RULES), *cancelled(2), *cancelled(3),
+        EpochBegan(epoch=3, owner="o3", rules=RULES),
     ]  # fmt: skip
     await eventually(lambda: taken == [1, 3, 5, 6, 8, 9])
     assert not cluster.fatal

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from skep.cells.bearing import AT_ONCE
+from skep.cells.carry import reconfigure
 from skep.cells.check import check
 from skep.cells.forest import Forest
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request
-from skep.cells.keep import CellsKept, keep, reconfigure, restore
+from skep.cells.keep import CellsKept, keep, restore
 from skep.cells.state import Cells
 from skep.cells.topology import Topology
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
@@ -167,7 +169,7 @@ class History:
         """Begin with a new cluster that nobody uses."""
         self.seed = seed
         self.rng = rng_of(seed)
-        self.cells = Cells(random_cluster(self.rng, leaves=leaves))
+        self.cells = Cells(random_cluster(self.rng, leaves=leaves), AT_ONCE)
         self.stats: Counter[str] = Counter()
         self.waiting: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -456,7 +458,7 @@ class History:
         """Go on with what a snapshot says, which must be everything that matters."""
         before, kept = self.cells, keep(self.cells)
         raw = msgspec.json.encode(kept)
-        self.cells = restore(msgspec.json.decode(raw, type=CellsKept))
+        self.cells = restore(msgspec.json.decode(raw, type=CellsKept), AT_ONCE)
         assert guaranteed(self.cells) == guaranteed(before)
         assert ordered(keep(self.cells)) == ordered(kept)
         assert keep(self.cells).orders == kept.orders

@@ -17,6 +17,7 @@ from skep.machines.allocator.placing import _limit
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.bearing import RULES
 from skep.wire.cluster import Chain, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode, StopJob
 from skep.wire.facts import (
@@ -482,7 +483,7 @@ class Allocator(RuleBasedStateMachine):
 
     def crash(self, _: str, data: st.DataObject) -> None:
         if self.shadow is not None:
-            self.shadow.apply(EpochBegan(epoch=self.decide.epoch + 1, owner=""))
+            self.shadow.apply(EpochBegan(epoch=self.decide.epoch + 1, owner="", rules=RULES))
         self.follow(self.decide.restart(self.second))
 
     # --- what always holds -----------------------------------------------------------------------

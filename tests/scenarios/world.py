@@ -36,6 +36,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, in_seconds, seconds
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import CancelRequest, Facts
 from skep.wire.facts import EpochBegan, Member
@@ -158,7 +159,7 @@ class World:
         make = {"admission": AdmissionMachine, "allocator": AllocatorMachine}.get(who)
         self.machines[who] = make() if make else AgentMachine(self.joins[who])
         self.epochs[who] = self.epochs.get(who, 0) + 1
-        began = EpochBegan(epoch=self.epochs[who], owner=who)
+        began = EpochBegan(epoch=self.epochs[who], owner=who, rules=RULES)
         self.facts.setdefault(who, []).append(began)
         for fact in self.facts[who]:
             self.machines[who].apply(fact)

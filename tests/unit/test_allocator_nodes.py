@@ -9,6 +9,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode
+from skep.wire.bearing import CarriedHold
 from skep.wire.bounds import INCARNATION_MAX
 from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
@@ -44,6 +45,7 @@ from tests.kit import (
     joined,
     member,
     others,
+    plain,
     plans,
     started,
     stop,
@@ -126,9 +128,10 @@ def test_nodes_are_kept_in_the_order_in_which_they_joined() -> None:
 def test_a_further_node_moves_nobody() -> None:
     decide = allocator(joined("node-1"), nlp=4, cv=4)
     decide(admitted(1, gpus=2))
+    carried = CarriedHold(job="j1", attempt=1, chain="cpux4", levels=(3,))
     assert facts_of(decide(joined("node-2"))) == [
         NodeAdded(joined=joined("node-2")),
-        cells_set(joined("node-1"), joined("node-2"), nlp=4, cv=4),
+        cells_set(joined("node-1"), joined("node-2"), carried=(carried,), nlp=4, cv=4),
     ]
     hold = decide.machine.cells.holds["j1.1"]
     assert hold.guaranteed
@@ -205,7 +208,7 @@ def test_heartbeats_keep_a_node() -> None:
 def test_a_silent_node_is_lost_after_forty_seconds() -> None:
     decide = allocator(joined())
     assert decide.tick(40) == []
-    assert decide.tick(LOST_S) == [Record(NodeLost(node="node-1"))]
+    assert plain(decide.tick(LOST_S)) == [Record(NodeLost(node="node-1"))]
     assert decide.tick(60) == []
     assert decide.machine.wake_at() == at(61)
 
@@ -215,7 +218,7 @@ def test_the_job_of_a_lost_node_goes_elsewhere_at_once() -> None:
     decide(admitted(1))
     decide(started("j1"))
     decide(heartbeat("node-2"), 20)
-    assert decide.tick(LOST_S) == [
+    assert plain(decide.tick(LOST_S)) == [
         *given_up(2, LOST_S),
         bound(2, 3, "node-2", LOST_S),
         Send("skep.v1.cmd.node-2", bind(attempt=2, order=3, settled=2, node="node-2")),
@@ -226,7 +229,7 @@ def test_the_gpus_of_a_lost_node_stay_taken_until_it_confirms() -> None:
     decide = allocator(joined())
     decide(admitted(1))
     decide(started("j1"))
-    assert decide.tick(LOST_S) == [*given_up(2, LOST_S), WAITS]
+    assert plain(decide.tick(LOST_S)) == [*given_up(2, LOST_S), WAITS]
     assert taken(decide) == {0: "j1.1"}
     assert decide(heartbeat(), 50) == [
         Record(NodeBack(node="node-1")),
@@ -237,7 +240,7 @@ def test_the_gpus_of_a_lost_node_stay_taken_until_it_confirms() -> None:
         Send("skep.v1.cmd.node-1",
              bind(attempt=2, order=3, settled=1, master_port=20001, ranks=plans((1,)))),
     ]  # fmt: skip
-    assert decide(exited("j1", outcome=Outcome.STOPPED)) == [
+    assert plain(decide(exited("j1", outcome=Outcome.STOPPED))) == [
         Record(GhostGone(job="j1", attempt=1, node="node-1"))
     ]
     assert taken(decide) == {1: "j1.2"}
@@ -246,7 +249,7 @@ def test_the_gpus_of_a_lost_node_stay_taken_until_it_confirms() -> None:
 
 def test_a_ghosts_end_may_be_read_before_its_node_speaks() -> None:
     decide = lost()
-    assert decide(exited("j1")) == [Record(GhostGone(job="j1", attempt=1, node="node-1"))]
+    assert plain(decide(exited("j1"))) == [Record(GhostGone(job="j1", attempt=1, node="node-1"))]
     assert decide(heartbeat(), 50)[0] == Record(NodeBack(node="node-1"))
 
 
@@ -292,12 +295,12 @@ def test_a_gang_that_loses_one_node_is_stopped_on_the_others() -> None:
     decide(started("j1", node="node-2"))
     decide(heartbeat("node-2"), 30)
     facts = given_up(2, LOST_S)
-    assert decide.tick(LOST_S) == [
+    assert plain(decide.tick(LOST_S)) == [
         *facts[:2],
         Send("skep.v1.cmd.node-2", stop(node="node-2", settled=1)),
         facts[2],
     ]
-    assert decide(exited("j1", node="node-2", outcome=Outcome.STOPPED), 42) == [
+    assert plain(decide(exited("j1", node="node-2", outcome=Outcome.STOPPED), 42)) == [
         Record(MemberGone(job="j1", attempt=1, node="node-2", outcome=Outcome.STOPPED)),
         Record(JobRequeued(job="j1", attempt=1, why=Reason.NODE_LOST, counted=False, at=at(42),
                            detail="node-1")),
@@ -310,7 +313,7 @@ def test_a_job_that_was_being_cancelled_on_a_lost_node_is_over() -> None:
     decide = allocator(joined())
     decide(admitted(1))
     decide(cancel_asked(1))
-    assert decide.tick(LOST_S) == [
+    assert plain(decide.tick(LOST_S)) == [
         Send("skep.v1.cmd.node-1", stop(settled=1)),
         Record(NodeLost(node="node-1")),
         Record(MemberGone(job="j1", attempt=1, node="node-1", outcome=Outcome.UNKNOWN,
@@ -321,7 +324,7 @@ def test_a_job_that_was_being_cancelled_on_a_lost_node_is_over() -> None:
     # The job is history, and yet its GPU is taken until the node says otherwise.
     decide.restart(42)
     assert others(decide(heartbeat(), 43)) == [ghost_stop(epoch=2)]
-    assert decide(exited("j1", outcome=Outcome.STOPPED)) == [
+    assert plain(decide(exited("j1", outcome=Outcome.STOPPED))) == [
         Record(GhostGone(job="j1", attempt=1, node="node-1"))
     ]
 
@@ -357,7 +360,7 @@ def test_a_silent_name_may_be_taken_over() -> None:
     decide(admitted(1, gpus=2))
     decide(started("j1"))
     fresh = joined(identity=NEWCOMER)
-    assert decide(fresh, 6) == [
+    assert plain(decide(fresh, 6)) == [
         *given_up(2, 6),
         Record(GhostGone(job="j1", attempt=1, node="node-1")),
         Record(NodeAdded(joined=fresh, clear=2)),
@@ -367,7 +370,7 @@ def test_a_silent_name_may_be_taken_over() -> None:
                         needs="1 x 2 GPUs (any type) in cells of nlp")),
     ]  # fmt: skip
     assert decide(exited("j1")) == []  # The predecessor's last words are about nothing.
-    assert decide(cleared(2), 6) == [
+    assert plain(decide(cleared(2), 6)) == [
         Record(NodeClean(node="node-1")),
         Record(JobBound(job="j1", attempt=2, order=3, why=Reason.BEST_FIT_ONE_NODE, at=at(6),
                         members=(msgspec.structs.replace(member("node-1", (0, 1), levels=(3,)),
@@ -403,7 +406,7 @@ def test_a_name_that_was_taken_back_must_be_cleared_of_what_ran_there_before() -
     # Words of an earlier time, and of the other machine, clear nothing.
     assert decide(cleared(2, "id-node-1")) == []
     assert decide(cleared(4)) == []
-    facts = facts_of(decide(cleared(4, "id-node-1"), 13))
+    facts = facts_of(plain(decide(cleared(4, "id-node-1"), 13)))
     assert facts[0] == NodeClean(node="node-1")
     assert isinstance(facts[1], JobBound)
 
@@ -452,7 +455,7 @@ def test_after_a_restart_an_earlier_join_has_its_whole_time_to_arrive() -> None:
 def test_a_lost_name_is_taken_over_without_losing_it_again() -> None:
     decide = lost()
     fresh = joined(identity=NEWCOMER)
-    facts = facts_of(decide(fresh, 42))
+    facts = facts_of(plain(decide(fresh, 42)))
     assert facts[:3] == [
         GhostGone(job="j1", attempt=1, node="node-1"),
         NodeAdded(joined=fresh, clear=2),
@@ -467,7 +470,7 @@ def ask_to_join(identity: str = NEWCOMER, epoch: int = 1) -> Send:
 def test_a_successors_heartbeat_may_overtake_its_join() -> None:
     decide = allocator(joined())
     assert decide(heartbeat(identity=NEWCOMER), 10) == [ask_to_join()]
-    assert facts_of(decide(joined(identity=NEWCOMER), 10.1))[-1] == NodeBack(node="node-1")
+    assert facts_of(plain(decide(joined(identity=NEWCOMER), 10.1)))[-1] == NodeBack(node="node-1")
     decide(heartbeat(identity=NEWCOMER), 10.2)
     assert decide(heartbeat(), 10.3) == [refusal("id-node-1")]
 
@@ -496,7 +499,7 @@ def test_after_a_restart_every_node_gets_its_whole_time() -> None:
     decide = allocator(joined())
     decide.restart(100)
     assert facts_of(decide.tick(140)) == []
-    assert facts_of(decide.tick(141)) == [NodeLost(node="node-1")]
+    assert facts_of(plain(decide.tick(141))) == [NodeLost(node="node-1")]
 
 
 # --- draining -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from skep.wire.facts import GpuQuarantined, JobBound, MemberRan
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import DeviceTrouble, Heartbeat
-from tests.kit import Driver, admitted, exited, facts_of, heartbeat, joined, started, vcs
+from tests.kit import Driver, admitted, exited, facts_of, heartbeat, joined, plain, started, vcs
 
 Fate = Callable[[str, str, int], tuple[Outcome, float]]
 """How a job's attempt on a GPU (job, node, device) ends, and after how many seconds."""
@@ -232,7 +232,7 @@ def troubled(rule: QuarantineRule = RULE) -> Driver[AllocatorMachine]:
 
 def test_a_device_that_says_it_is_broken_is_quarantined_once() -> None:
     decide = troubled()
-    facts = facts_of(decide(beat((2, "XID 79"))))
+    facts = facts_of(plain(decide(beat((2, "XID 79")))))
     assert facts == [GpuQuarantined(node="node-1", device=2, quarantine=True, detail="XID 79",
                                     why=Reason.DEVICE_TROUBLE)]  # fmt: skip
     assert facts_of(decide(beat((2, "XID 79")))) == []
@@ -248,13 +248,13 @@ def test_what_an_operator_took_back_stays_until_it_says_something_else() -> None
     assert facts_of(decide(beat((2, "XID 79")))) == []
     decide.restart()
     assert facts_of(decide(beat((2, "XID 79")))) == []
-    (fact,) = facts_of(decide(beat((2, "XID 79, seen 2 times"))))
+    (fact,) = facts_of(plain(decide(beat((2, "XID 79, seen 2 times")))))
     assert fact.detail == "XID 79, seen 2 times"
 
 
 def test_devices_take_no_more_than_the_share_and_only_by_the_rule() -> None:
     decide = troubled()
-    facts = facts_of(decide(beat((0, "a"), (1, "b"), (2, "c"))))
+    facts = facts_of(plain(decide(beat((0, "a"), (1, "b"), (2, "c")))))
     assert [fact.device for fact in facts] == [0, 1]
     decide = troubled(QuarantineRule(jobs=0))
     assert facts_of(decide(beat((0, "a")))) == []

@@ -18,6 +18,7 @@ from skep.machines.allocator.keep import AllocatorKept
 from skep.machines.base import Effect, Restarted, Tick
 from skep.units import Instant, seconds
 from skep.wire.admin import SetVcs
+from skep.wire.bearing import RULES
 from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Facts
 from skep.wire.facts import Admitted, CellsAlarm, EpochBegan, JobBound
@@ -32,7 +33,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.machine = AllocatorMachine()
-        self.facts: list[Any] = [EpochBegan(epoch=1, owner="test")]
+        self.facts: list[Any] = [EpochBegan(epoch=1, owner="test", rules=RULES)]
         self.machine.apply(self.facts[0])
         self.now = T0
         self(Restarted(epoch=1))

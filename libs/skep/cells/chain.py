@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from skep.cells.forest import Draft, Forest, Index
+from skep.cells.forest import Forest, Index
 from skep.cells.holds import FREE, Hold, Spot
 from skep.cells.pools import Pool, VCell
 from skep.cells.topology import Topology
+from skep.wire.bearing import BadCell
 
 OPEN, SPLIT, OWNED = 0, 1, 2
 """What a node is: part of a free cell, partly bound below node level, part of a bound cell."""
@@ -32,9 +33,11 @@ class ChainState:
         self.claim: dict[int, Hold] = {}
         self.bad: Index = {}
         self.doomed: dict[VCell, None] = {}
-        self._doomed_at = [0] * len(topology.levels)
-        self._healed: list[VCell] = []
-        """Cells with GPUs that healed since it was last settled who bears what is bad."""
+        self.doomed_at = [0] * len(topology.levels)
+        self.healed: list[VCell] = []
+        """Cells that VCs bear with GPUs that healed in the change at hand."""
+        self.returned: list[BadCell] = []
+        """Borne cells that went back in the change at hand, as the last job of their VC left."""
         self.kind = bytearray(topology.count[topology.node_level])
         self.crowd: tuple[dict[tuple[int, int], Index], ...] = ({}, {}, {})
         """Split and owned nodes by (firm, idle GPUs); open ones are found through free cells."""
@@ -152,7 +155,7 @@ class ChainState:
     def set_bad(self, leaves: Sequence[int], *, bad: bool) -> bool:
         """Note that leaves of one node turned bad or healed; return whether any did.
 
-        `settle` says who has to bear it.
+        Which VC has to bear it is decided apart (`bearing`).
         """
         changed = [leaf for leaf in leaves if (leaf in self.bad) is not bad]
         if not changed:
@@ -170,64 +173,29 @@ class ChainState:
         for leaf in () if bad else changed:
             cell = self.cell_of(leaf)
             if cell is not None and cell.doomed:
-                self._healed.append(cell)
+                self.healed.append(cell)
         return True
 
-    def settle(self) -> None:
-        """Have VCs bear the bad hardware that is not avoidable, and none that is.
-
-        Where the healthy free cells cannot serve all that is owed, the VC with most unbound cells
-        of that level gets a bad one bound; it stays with that VC until there are enough again.
-        """
-        if self.bad or self.doomed:
-            self._spare()
-            short = self.forest.deficits()
-            while any(short):
-                level = max(level for level, count in enumerate(short) if count)
-                if not self._doom(level):
-                    return
-                short = self.forest.deficits()
-
-    def _spare(self) -> None:
-        """Take doomed cells back that need not be: healed ones, and the least bad of each level.
-
-        Which ones depends on the state alone, never on the order in which it came about: facts
-        that are replayed must lead to the same cells as a snapshot.
-        """
-        for cell in self._healed:
-            if cell in self.doomed and not cell.used and not self._firm_gpus(cell):
-                self._unbind(cell)
-        self._healed.clear()
-        for level in range(self.topology.top, 0, -1):
-            while self._doomed_at[level] and self.forest.serves(level):
-                idle = (cell for cell in self.doomed if cell.level == level and not cell.used)
-                least = min(idle, key=lambda cell: (self._firm_gpus(cell), cell.index),
-                            default=None)  # fmt: skip
-                if least is None:
-                    break
-                self._unbind(least)
-
-    def _firm_gpus(self, cell: VCell) -> int:
-        return self.forest.firm[cell.level][cell.index]
-
-    def doom(self, vc: str, level: int, index: int) -> None:
-        """Bind a bad cell to a VC that has to bear it, as `settle` once decided."""
+    def bear(self, vc: str, level: int, index: int) -> None:
+        """Bind a bad cell to a VC that has to bear it."""
         self._bind(self.pools[vc, ""], level, index, doomed=True)
 
-    def _doom(self, level: int) -> bool:
-        pools = [pool for pool in self.pools.values() if pool.left[level]]
-        worst = max(pools, key=lambda pool: (pool.left[level], pool.vc), default=None)
-        if worst is None:
-            return False
-        firm, shape = self.forest.firm[level], self.topology
-        for high in range(level, shape.top + 1):
-            for free in sorted(self.forest.ill[high]):
-                inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
-                for cell in sorted(inside, key=firm.__getitem__):
-                    if Draft(self.forest).take(level, cell):
-                        self._bind(worst, level, cell, doomed=True)
-                        return True
-        return False
+    def relieve(self, level: int, index: int) -> None:
+        """Return a cell that a VC had to bear to the free ones; no job uses it."""
+        cell = self.bound[level][index]
+        assert cell.doomed, (level, index)
+        assert not cell.used, (level, index)
+        self._unbind(cell)
+
+    def borne(self, cell: VCell) -> BadCell:
+        """Return a cell that a VC bears, as facts name it."""
+        return BadCell(
+            chain=self.topology.name, vc=cell.pool.vc, level=cell.level, index=cell.index
+        )
+
+    def firm_gpus(self, cell: VCell) -> int:
+        """Return how many GPUs of a cell are bad, or in guaranteed use or claim."""
+        return self.forest.firm[cell.level][cell.index]
 
     # --- cells ---------------------------------------------------------------------------------
 
@@ -259,7 +227,7 @@ class ChainState:
         if doomed:
             cell.doomed = True
             self.doomed[cell] = None
-            self._doomed_at[level] += 1
+            self.doomed_at[level] += 1
         if level < shape.node_level:
             node = shape.within(level, index, 1).start // shape.node_size
             if self.kind[node] == OPEN:
@@ -275,6 +243,8 @@ class ChainState:
         cell.used -= count
         assert cell.used >= 0, (cell.level, cell.index)
         if not cell.used and not cell.pool.pin:
+            if cell.doomed:
+                self.returned.append(self.borne(cell))
             self._unbind(cell)
 
     def _unbind(self, cell: VCell) -> None:
@@ -282,7 +252,7 @@ class ChainState:
         del self.bound[level][index], pool.bound[level, index]
         if cell.doomed:
             del self.doomed[cell]
-            self._doomed_at[level] -= 1
+            self.doomed_at[level] -= 1
         pool.left[level] += 1
         self.forest.owed[level] += 1
         nodes = shape.within(level, index, shape.node_level) if level >= shape.node_level else ()

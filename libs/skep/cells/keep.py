@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
 from skep.cells.orders import Order, orders, reorder
-from skep.cells.state import Cells
+from skep.cells.state import Cells, Choosers
+from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
 
 Gpu = tuple[str, int]
@@ -57,15 +59,15 @@ def keep(cells: Cells) -> CellsKept:
     )  # fmt: skip
 
 
-def restore(kept: CellsKept) -> Cells:
+def restore(kept: CellsKept, choosers: Choosers | None = None) -> Cells:
     """Return cells in the state that was kept."""
-    cells = Cells(kept.cluster)
+    cells = Cells(kept.cluster, choosers)
     for job, node, device in kept.astray:
         cells.stray(job, node, device)
     for node, device in kept.ill:
         cells.note_ill(node, device)
     for name, vc, level, index in kept.doomed:
-        cells.chains[name].doom(vc, level, index)
+        cells.chains[name].bear(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
         cells.enter(_hold(each), settle=False)
     # Who has held longest is told by their order, also of those that only claimed at first.
@@ -104,91 +106,119 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     astray: tuple[tuple[str, int], ...] = ()
 
 
-def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
-    """Return the same jobs on another cluster, and what that means for each; none is stopped.
+class Carried(NamedTuple):
+    """What a change of the cells makes of a hold, which has the name `hold` before it.
 
-    A job keeps its guarantee if its VC owns cells there that cover it and can be taken safely;
-    higher priorities come first, then who has run longest. GPUs that a job uses outside its new
-    chain count as bad until it leaves them.
+    It is in `chain` then ("": in none), with those of its GPUs that are there. `levels` are those
+    of the VC's cells that cover its spots; none: it is opportunistic. `leads` is its name then.
     """
-    new = Cells(cluster)
-    # Who bears what is bad is settled when all are in: it depends on the state alone.
+
+    hold: str
+    chain: str
+    levels: tuple[int, ...]
+    fate: Fate
+    leads: str
+
+
+class Home(NamedTuple):
+    """Where the GPUs of a hold are in other cells."""
+
+    spots: tuple[tuple[int, ...], ...]
+    """Those in the chain, as leaves of it."""
+    partners: dict[str, Partner]
+    """Of a set: who still has GPUs in the chain."""
+    astray: dict[str, tuple[Gpu, ...]]
+    """By job: those outside the chain."""
+
+
+def install(
+    cells: Cells, cluster: Cluster, carried: Sequence[Carried], bad_cells: Sequence[BadCell]
+) -> tuple[Cells, list[Change]]:
+    """Return the same jobs on another cluster, as it was decided, and what that means for each."""
+    new = Cells(cluster, cells.choosers)
     for node, device in sorted(cells.ill()):
         new.note_ill(node, device)
+    for cell in bad_cells:
+        new.bear(cell)
     changes: list[Change] = []
-    # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
-    order = sorted(cells.holds.values(), key=lambda hold: -hold.asked)
-    for hold in order:
-        if hold.claims:
-            changes.append(Change(hold.job, hold.vc, "released"))
+    for each in carried:
+        hold = cells.holds[each.hold]
+        if each.fate is Fate.RELEASED:
+            changes.append(Change(hold.job, hold.vc, each.fate))
             continue
-        changes += _carry(cells, new, hold)
+        home = home_of(cells, new, hold, each.chain)
+        enter(new, hold, each, home)
+        changes += [Change(job, hold.vc, each.fate, gone) for job, gone in home.astray.items()]
     for job, gpus in cells.astray.items():
         for node, device in gpus if job not in cells.holds else ():
             new.stray(job, node, device)
-    new.settle()
+    for chain in new.chains.values():
+        new.disturbed(chain)
     return new, changes
 
 
-def _carry(old: Cells, new: Cells, hold: Hold) -> Iterator[Change]:
-    """Enter a hold into the new cells, on the same GPUs; yield what that means for whose it is."""
-    shape = old.chains[hold.chain].topology
+def used(cells: Cells, hold: Hold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:
+    """Return the GPUs of each job of a hold, and those of each of its spots.
+
+    Each GPU that one of them uses outside its chain is a spot of its own.
+    """
+    shape = cells.chains[hold.chain].topology
 
     def named(leaves: Sequence[int]) -> list[Gpu]:
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
-    theirs = {job: named(old.leaves_of(job)) + list(old.astray.get(job, ()))
-              for job in hold.partners or (hold.job,)}  # fmt: skip
-    used = [named(spot.leaves) for spot in hold.spots]
-    inside_before = {gpu for gpus in used for gpu in gpus}
-    used += [[gpu] for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
-             if gpu not in inside_before]  # fmt: skip
-    homes = [new.find(*gpu) for gpus in used for gpu in gpus]
-    chains = [home[0] for home in homes if home is not None]
-    name = max(dict.fromkeys(chains), key=chains.count, default="")
-    spots = []
-    levels = [spot.level for spot in hold.spots] + [0] * len(used)
-    for each, level in zip(used, levels, strict=False):
-        inside = _inside(new, name, each)
-        if inside:
-            spots.append(Spot(inside, level))
-    astray = {job: tuple(gpu for gpu in gpus if not _inside(new, name, [gpu]))
-              for job, gpus in theirs.items()}  # fmt: skip
-    for job, gone in astray.items():
+    theirs = {
+        job: named(cells.leaves_of(job)) + list(cells.astray.get(job, ()))
+        for job in hold.partners or (hold.job,)
+    }
+    spots = [named(spot.leaves) for spot in hold.spots]
+    before = {gpu for gpus in spots for gpu in gpus}
+    spots += [
+        [gpu]
+        for gpu in dict.fromkeys(gpu for gpus in theirs.values() for gpu in gpus)
+        if gpu not in before
+    ]
+    return theirs, spots
+
+
+def home_of(old: Cells, new: Cells, hold: Hold, chain: str) -> Home:
+    """Return where the GPUs of a hold are if it is to be in a chain of other cells."""
+    theirs, gpus = used(old, hold)
+    leaves = {job: _inside(new, chain, each) for job, each in theirs.items()}
+    return Home(
+        tuple(inside for each in gpus if (inside := _inside(new, chain, each))),
+        {
+            job: each._replace(leaves=leaves[job])
+            for job, each in hold.partners.items()
+            if leaves[job]
+        },
+        {
+            job: tuple(gpu for gpu in each if not _inside(new, chain, [gpu]))
+            for job, each in theirs.items()
+        },
+    )
+
+
+def enter(new: Cells, hold: Hold, each: Carried, home: Home) -> None:
+    """Enter a hold into other cells, as it was decided."""
+    for job, gone in home.astray.items():
         for gpu in gone:
             new.stray(job, *gpu)
-    fate = "demoted"
-    if spots:
-        fate = _enter(new, hold, Placement(name, tuple(spots)), any(astray.values()),
-                      {job: _inside(new, name, gpus) for job, gpus in theirs.items()})  # fmt: skip
-    for job in theirs:
-        yield Change(job, hold.vc, fate, astray[job])
+    if not home.spots:
+        return
+    levels = each.levels or (0,) * len(home.spots)
+    spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
+    moved = Hold(
+        Request(each.leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
+        Placement(each.chain, spots),
+    )
+    moved.partners = home.partners
+    if not each.levels:
+        moved.priority = OPPORTUNISTIC
+    new.enter(moved, settle=False)
 
 
 def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """Return those of some GPUs that are in a chain, as leaves of it."""
     homes = [cells.find(*gpu) for gpu in gpus]
     return tuple(sorted(home[1] for home in homes if home is not None and home[0] == chain))
-
-
-def _enter(
-    new: Cells, hold: Hold, where: Placement, strays: bool, leaves: Mapping[str, tuple[int, ...]]
-) -> str:  # fmt: skip
-    """Enter what is left of a hold in one chain; return what became of its right to it."""
-    partners = {job: each._replace(leaves=leaves[job])
-                for job, each in hold.partners.items() if leaves[job]}  # fmt: skip
-    leads = hold.job if hold.job in partners else next(iter(partners), hold.job)
-    moved = Hold(Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy), where)
-    moved.partners = partners
-    # Of a set whose guaranteed ones are all to end nobody has a right to cells.
-    owns = hold.guaranteed and moved.asked > OPPORTUNISTIC
-    covered = new.cover(moved) if owns and not strays else None
-    if covered is not None:
-        moved.spots = covered
-        fate = "kept"
-    else:
-        moved.priority = OPPORTUNISTIC
-        moved.spots = tuple(Spot(spot.leaves) for spot in where.spots)
-        fate = "demoted" if hold.guaranteed else "opportunistic"
-    new.enter(moved, settle=False)
-    return fate

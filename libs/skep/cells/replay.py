@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 
+from skep.cells.bearing import AT_ONCE
+from skep.cells.carry import reconfigure
 from skep.cells.explain import waits
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import CellsKept, keep, reconfigure, restore
+from skep.cells.keep import CellsKept, keep, restore
 from skep.cells.legal import impossible
 from skep.cells.script import (
     Bad,
@@ -42,7 +44,7 @@ class Replay:
 
     def __init__(self, script: Script, watch: Callable[[Cells], None] | None = None) -> None:
         """Begin with every GPU healthy and idle."""
-        self.cells = Cells(script.cluster)
+        self.cells = Cells(script.cluster, AT_ONCE)
         self.stay = script.victims == "stay"
         self.watch = watch
         self.jobs: dict[str, Submit] = {}
@@ -166,7 +168,7 @@ class Replay:
     def _restart(self) -> Outcome:
         raw = msgspec.json.encode(keep(self.cells))
         before = self.cells
-        self.cells = restore(msgspec.json.decode(raw, type=CellsKept))
+        self.cells = restore(msgspec.json.decode(raw, type=CellsKept), AT_ONCE)
         same = _guaranteed(before) == _guaranteed(self.cells)
         return {"outcome": "restarted", "jobs": len(self.cells.holds), "same": same}
 

@@ -1,8 +1,9 @@
 """Several jobs on the GPUs of one hold, by a recorded decision to share them: a set.
 
 The hold is there once, and counted once, however many are in the set. It has the name of the job
-that leads: the one that brought it, as long as it stays; then, or as soon as that one is to end, a
-guaranteed one before others. So what they use passes on without a moment in which it is idle, and
+that leads: the one that brought it, as long as it stays; then, or as soon as that one is to end,
+another one, a guaranteed one before others. Where several could, `bearing` decides: until then it
+keeps its name. So what they use passes on without a moment in which it is idle, and
 what nobody of them uses any more is free. The set is as important as the most important in it: who
 puts one of them aside puts all of them aside.
 """
@@ -57,28 +58,49 @@ def step_down(cells: Cells, job: str) -> None:
 
 
 def review(cells: Cells, hold: Hold) -> None:
-    """Have the right one lead a set, and the hold be as important as the most important in it.
+    """Have a set be led by one that may lead it, and be as important as the most important in it.
 
     Without anybody guaranteed it becomes opportunistic, unless somebody claims it: then all of them
     have to make room anyway.
     """
     firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
-    if hold.job not in (firm or hold.partners):
-        del cells.holds[hold.job]
-        hold.job = next(iter(firm or hold.partners))
-        cells.holds[hold.job] = hold
+    able = candidates(hold)
+    if hold.job in able:
+        cells.unled.pop(hold.job, None)
+    elif len(able) == 1:
+        cells.unled.pop(hold.job, None)
+        rename(cells, hold, able[0])
+    elif cells.choosers is not None:
+        rename(cells, hold, cells.choosers.lead(able))
+    else:
+        cells.unled[hold.job] = None
     cells.recount(hold, -1)
     hold.asked = max(each.asked for each in hold.partners.values())
     hold.lazy = all(each.lazy for each in hold.partners.values())
     if hold.guaranteed and firm:
         hold.priority = hold.asked
-    elif not hold.guaranteed:
+    elif not hold.guaranteed and hold.job in hold.partners:
         hold.pin = hold.partners[hold.job].pin
     cells.recount(hold, 1)
     claim = cells.chains[hold.chain].claim
     claimed = any(leaf in claim for spot in hold.spots for leaf in spot.leaves)
     if hold.guaranteed and not firm and not claimed:
         cells.demote(hold.job)
+
+
+def candidates(hold: Hold) -> list[str]:
+    """Return who may lead a set, in the order in which they came."""
+    firm = [name for name, each in hold.partners.items() if each.asked > OPPORTUNISTIC]
+    return firm or list(hold.partners)
+
+
+def rename(cells: Cells, hold: Hold, leader: str) -> None:
+    """Have a hold have the name of another job of its set."""
+    del cells.holds[hold.job]
+    hold.job = leader
+    cells.holds[leader] = hold
+    if not hold.guaranteed:
+        hold.pin = hold.partners[leader].pin
 
 
 def drop(cells: Cells, hold: Hold, gone: Sequence[int]) -> None:
@@ -94,7 +116,7 @@ def drop(cells: Cells, hold: Hold, gone: Sequence[int]) -> None:
         cells.recount(hold, 1)
     else:
         del cells.holds[hold.job]
-    chain.settle()
+    cells.disturbed(chain)
 
 
 def _dissolve(cells: Cells, hold: Hold) -> None:

@@ -1,13 +1,14 @@
 """All chains and all virtual clusters: what jobs may hold, hold, claim, and give back.
 
-`place` decides and changes nothing. Everything else changes the state to what it is told, so the
-same calls in the same order always lead to the same state.
+`place` and `cover` decide and change nothing. Everything else changes the state to what it is told
+and chooses nothing: which VC bears bad hardware, and who leads a set whose leader has left, is left
+open (`unsettled`, `unled`) for `bearing` to decide, and comes back as `bear`, `relieve` and `lead`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from skep.cells import sets
 from skep.cells.chain import ChainState
@@ -18,6 +19,7 @@ from skep.cells.pick import Loss
 from skep.cells.place import Found, Limit, Search, placement
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
+from skep.wire.bearing import BadCell
 from skep.wire.cluster import Cluster
 from skep.wire.spec import suits
 
@@ -34,6 +36,18 @@ def _has_level(chain: ChainState, request: Request) -> bool:
     return not (request.hard and request.within) or request.within in chain.topology.levels[1:]
 
 
+class Choosers(Protocol):
+    """What decides at once, inside a change: where no facts are, and by rules 1 (see `rules1`)."""
+
+    def settle(self, chain: ChainState, *, health: bool) -> None:
+        """Choose who bears bad hardware of a chain; `health`: GPUs turned bad or healed."""
+        ...
+
+    def lead(self, candidates: Sequence[str]) -> str:
+        """Choose who leads a set."""
+        ...
+
+
 def nothing_lost(_job: str) -> float:
     """Weigh every victim alike."""
     return 1.0
@@ -42,10 +56,11 @@ def nothing_lost(_job: str) -> float:
 class Cells:
     """The cells of a cluster. Every GPU is healthy until `set_bad` says otherwise."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, choosers: Choosers | None = None) -> None:
         """Lay out a valid, feasible cluster with everything free.
 
-        Quotas are in cells (a shorthand in GPUs was turned into cells before).
+        Quotas are in cells (a shorthand in GPUs was turned into cells before). Without `choosers`
+        what a change leaves open is left to the caller.
         """
         self.cluster = cluster
         self.chains = {
@@ -58,6 +73,12 @@ class Cells:
         """By job: GPUs (node, device) it uses outside its chain: in another one, or in none yet."""
         self._ill: dict[tuple[str, int], None] = {}
         """Leaves that are bad in themselves, by chain; those astray count as bad beside them."""
+        self.choosers = choosers
+        self.unsettled: dict[str, bool] = {}
+        """Chains of which it is to be decided again who bears what is bad: if GPUs turned bad or
+        healed there."""
+        self.unled: dict[str, None] = {}
+        """Sets whose leader has left and where several could lead, by the name they still have."""
         self.borrowed: dict[str, int] = {}
         """By VC: GPUs its jobs use opportunistically."""
         self.priorities: dict[str, dict[int, int]] = {}
@@ -313,12 +334,58 @@ class Cells:
         if hold.partners:
             self.sets.update(dict.fromkeys(hold.partners, hold))
         if settle:
-            chain.settle()
+            self.disturbed(chain)
 
-    def settle(self) -> None:
-        """Settle who bears bad hardware, after changes that left it open."""
+    def disturbed(self, chain: ChainState, *, health: bool = False) -> None:
+        """Note that who bears bad hardware of a chain is to be decided again.
+
+        `health`: because GPUs turned bad or healed.
+        """
+        if self.choosers is not None:
+            chain.returned.clear()
+            self.choosers.settle(chain, health=health)
+            return
+        chain.healed.clear()
+        if chain.bad or chain.doomed:
+            name = chain.topology.name
+            self.unsettled[name] = self.unsettled.get(name, False) or health
+
+    def begin(self) -> None:
+        """Begin a change: what the last one left open is decided by now."""
+        self.unsettled.clear()
+        self.unled.clear()
         for chain in self.chains.values():
-            chain.settle()
+            if chain.returned:
+                chain.returned.clear()
+
+    @property
+    def open(self) -> bool:
+        """Return whether the change at hand left something to be decided, or to be told."""
+        if self.unsettled or self.unled:
+            return True
+        return any(chain.returned for chain in self.chains.values())
+
+    def bear(self, cell: BadCell) -> None:
+        """Have a VC bear a bad cell."""
+        self.chains[cell.chain].bear(cell.vc, cell.level, cell.index)
+
+    def relieve(self, cell: BadCell) -> None:
+        """Have a VC bear a cell no longer; it may have gone back already."""
+        chain = self.chains[cell.chain]
+        known = chain.bound[cell.level].get(cell.index)
+        if known is not None and known.doomed:
+            chain.relieve(cell.level, cell.index)
+
+    def borne(self) -> tuple[BadCell, ...]:
+        """Return the cells that VCs bear."""
+        return tuple(chain.borne(cell) for chain in self.chains.values() for cell in chain.doomed)
+
+    def lead(self, name: str, leader: str) -> None:
+        """Have another job of a set give its name to what they hold."""
+        hold = self.holds[name]
+        assert leader in hold.partners, (name, leader)
+        self.unled.pop(name, None)
+        sets.rename(self, hold, leader)
 
     def hold_of(self, job: str) -> Hold | None:
         """Return what a job holds, alone or with others; None for nothing."""
@@ -403,7 +470,7 @@ class Cells:
         else:
             del self.holds[job]
         if settle:
-            chain.settle()
+            self.disturbed(chain)
 
     def widen(self, job: str, spots: Sequence[Spot]) -> None:
         """Give a job further GPUs, by the right by which it has its own; nobody uses them."""
@@ -415,7 +482,7 @@ class Cells:
         self.recount(hold, 1)
         for spot in spots:
             chain.use(hold, spot)
-        chain.settle()
+        self.disturbed(chain)
 
     def narrow(self, job: str, gpus: Sequence[tuple[str, int]]) -> None:
         """Take some of its GPUs, as (node, device), from a job that keeps others."""
@@ -441,7 +508,7 @@ class Cells:
         """Have a demoted job go on where it is, on its VC's cells again (`spots` by `cover`)."""
         hold = self.holds[job]
         self._regrade(hold, spots, hold.asked)
-        self.chains[hold.chain].settle()
+        self.disturbed(self.chains[hold.chain])
 
     def share(self, request: Request, on: str, leaves: Sequence[int]) -> None:
         """Let a further job use GPUs of what another holds, by a recorded decision."""
@@ -479,7 +546,7 @@ class Cells:
                 self._ill.pop((shape.name, leaf), None)
             leaves = [leaf for leaf in leaves if not self._is_astray(shape.name, leaf)]
         if chain.set_bad(leaves, bad=bad):
-            chain.settle()
+            self.disturbed(chain, health=True)
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
         """Return the chain and the leaf that a GPU of a node is, or None if it is in no chain."""
@@ -547,7 +614,7 @@ class Cells:
             found = self.find(*gpu)
             if found is not None and found not in self._ill and not self._is_astray(*found):
                 self.chains[found[0]].set_bad([found[1]], bad=False)
-                self.chains[found[0]].settle()
+                self.disturbed(self.chains[found[0]], health=True)
         if not parts:
             self.astray.pop(job, None)
 

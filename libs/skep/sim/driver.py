@@ -24,6 +24,7 @@ from skep.sim.story import Story, tag
 from skep.sim.timeline import MILLISECOND, Timeline
 from skep.units import Instant
 from skep.wire import codec
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep.wire.inputs import InputNotes
 from skep.wire.reports import Heartbeat
@@ -261,14 +262,14 @@ class Process:
         if self._hit("before-epoch", "epoch", self._win):
             return
         self.epoch += 1
-        self._append([EpochBegan(epoch=self.epoch, owner=self.name)], {}, self._won)
+        self._append([EpochBegan(epoch=self.epoch, owner=self.name, rules=RULES)], {}, self._won)
         self._hit("during-epoch", "epoch", _nothing)
 
     def _won(self, taken: bool) -> None:
         if not taken:
             self.kill("superseded")
             return
-        self.machine.apply(EpochBegan(epoch=self.epoch, owner=self.name))
+        self.machine.apply(EpochBegan(epoch=self.epoch, owner=self.name, rules=RULES))
         self._advance()
         if self.wiring.journal and self._habits.compacts:
             self._compact()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
+from skep.wire.bearing import BadCell, BearingFact, CarriedHold
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
@@ -29,10 +30,14 @@ from skep.wire.trials import TrialFact
 
 
 class EpochBegan(Message, frozen=True, tag="epoch-began"):
-    """A process won the log: what an earlier owner still wants to write is refused."""
+    """A process won the log: what an earlier owner still wants to write is refused.
+
+    `rules` is the version of the rules by which facts of this epoch are applied (`RULES`).
+    """
 
     epoch: int
     owner: str
+    rules: int = 1
 
 
 # --- admission -----------------------------------------------------------------------------
@@ -142,12 +147,16 @@ class JobFate(Message, frozen=True):
 class CellsSet(Message, frozen=True, tag="cells-set"):
     """The cells in force. `asked` is what the operator wrote, which leaves more open.
 
-    Jobs that hold GPUs are carried over; `fates` tells of those for whom anything changes.
+    Jobs that hold GPUs are carried over; `fates` tells of those for whom anything changes. By
+    rules 2 `carried` are all holds, in the order in which they are entered, and `bad_cells` the
+    cells that VCs go on bearing for their bad GPUs.
     """
 
     cluster: Cluster
     asked: Cluster
     fates: tuple[JobFate, ...] = ()
+    carried: tuple[CarriedHold, ...] = ()
+    bad_cells: tuple[BadCell, ...] = ()
 
 
 class ClusterRefused(Message, frozen=True, tag="cluster-refused"):
@@ -424,6 +433,7 @@ AllocatorFact = (
     | ResizeFact
     | PackFact
     | TrialFact
+    | BearingFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

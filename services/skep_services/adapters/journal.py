@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from skep.units import Instant
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep_services.adapters.records import RECORD_BYTES_MAX, Chain
 from skep_services.ports import (
@@ -90,7 +91,7 @@ class JournalFactLog:
         assert not self._owner, "one process begins one epoch"
         self._owner = owner
         epoch = self._chain.epoch + 1
-        return self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
+        return self._append((EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch)
 
     async def append(
         self,

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from skep.units import MIB, Duration, Instant
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep.wire.subjects import KEY_HEADER
 from skep_services.adapters.records import Chain
@@ -413,7 +414,9 @@ class MemoryFactLog:
         self._chain.refuse_doubt()
         self._owner = owner
         epoch = self._chain.epoch + 1
-        return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
+        return await self._append(
+            (EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch
+        )
 
     async def append(
         self,

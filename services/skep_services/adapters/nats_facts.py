@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.units import MIB, Instant
+from skep.wire.bearing import RULES
 from skep.wire.facts import EpochBegan
 from skep.wire.subjects import KEY_HEADER
 from skep_services.adapters.log_end import LogEnd
@@ -265,7 +266,9 @@ class NatsFactLog:
         await self.close()
         self._owner = owner
         epoch = self._chain.epoch + 1
-        return await self._append((EpochBegan(epoch=epoch, owner=owner),), {}, at, epoch)
+        return await self._append(
+            (EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch
+        )
 
     async def append(
         self,

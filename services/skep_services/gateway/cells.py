@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from skep.cells.bearing import AT_ONCE
+from skep.cells.carry import reconfigure
 from skep.cells.chain import ChainState
 from skep.cells.holds import Hold
-from skep.cells.keep import CellsKept, Change, reconfigure, restore
+from skep.cells.keep import CellsKept, Change, restore
 from skep.cells.levels import gpus_owned
 from skep.cells.pools import VCell
 from skep.cells.propose import resolve
@@ -286,7 +288,7 @@ def resolved(fold: Fold, asked: Cluster) -> Cluster:
 
 def fates(kept: CellsKept, after: Cluster) -> list[Change]:
     """Return what other cells would mean for each job that holds GPUs."""
-    return reconfigure(restore(kept), after)[1]
+    return reconfigure(restore(kept, AT_ONCE), after)[1]
 
 
 def plan_view(fold: Fold, asked: Cluster, after: Cluster, changes: list[Change]) -> Plain:

@@ -24,6 +24,7 @@ from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bearing import RULES, BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
     Admitted,
@@ -131,7 +132,7 @@ class Fold:
         self.active: dict[str, Job] = {}
         self.recent: dict[str, Job] = {}
         self.nodes: dict[str, Node] = {}
-        self.clusters = Clusters()
+        self.clusters = Clusters(rules=RULES)
         self.holdings = Holdings(self)
         self.ledger = Ledger()
         self.newest = 0
@@ -319,8 +320,15 @@ class Fold:
             case CellsAlarm():
                 self._alarm(fact)
                 self.note(fact, at, describe(fact), None)
-            case EpochBegan() | ClusterRefused():
+            case EpochBegan():
+                self._began(fact)
                 self.note(fact, at, describe(fact), None)
+            case ClusterRefused():
+                self.note(fact, at, describe(fact), None)
+            case BadCellBound() | BadCellReturned() | RulesRaised():
+                self._bears(fact)
+            case SetLed():
+                self.holdings.led(fact)
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
             case TrialBegun() | TrialOver():
@@ -354,8 +362,31 @@ class Fold:
             if job is not None:
                 job.aside, job.row.why, job.row.needs = False, Reason.WAITS_BEHIND, ""
         self.clusters = self._clusters = msgspec.structs.replace(
-            self.clusters, asked=fact.asked, resolved=fact.cluster
+            self.clusters, asked=fact.asked, resolved=fact.cluster, bad_cells=fact.bad_cells
         )
+
+    def _began(self, fact: EpochBegan) -> None:
+        """Take over by which rules the facts of an epoch are applied."""
+        if fact.rules != self.clusters.rules:
+            self.clusters = self._clusters = msgspec.structs.replace(
+                self.clusters, rules=fact.rules
+            )
+            self.holdings.mirror.drop()
+
+    def _bears(self, fact: BadCellBound | BadCellReturned | RulesRaised) -> None:
+        """Take over which cells VCs bear for their bad GPUs."""
+        known = self.clusters.bad_cells
+        match fact:
+            case BadCellBound():
+                known = (*known, fact.cell)
+                self.holdings.bear(fact)
+            case BadCellReturned():
+                known = tuple(cell for cell in known if cell != fact.cell)
+                self.holdings.bear(fact)
+            case RulesRaised():
+                known = fact.bad_cells
+                self.holdings.mirror.drop()
+        self.clusters = self._clusters = msgspec.structs.replace(self.clusters, bad_cells=known)
 
     def _alarm(self, fact: CellsAlarm) -> None:
         known = self.clusters

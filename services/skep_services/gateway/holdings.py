@@ -2,8 +2,8 @@
 
 What is kept is on the nodes (`Taken`) and the jobs (`claims`): the cells are made of that when
 somebody asks first, and follow the facts from then on. The allocator's own cells are the truth;
-these agree with them in what is held, owned, claimed and bad. Only which VC bears a bad cell may
-differ, where several could: that depends on the order in which hardware failed.
+these agree with them in what is held, owned, claimed, bad and borne: facts say all of it. Only in
+epochs by rules 1, whose facts leave open which VC bears a bad cell, may that differ.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from skep.cells import rules1
 from skep.cells.holds import OPPORTUNISTIC, Hold, Partner, Placement, Request, Spot
-from skep.cells.keep import reconfigure
 from skep.cells.state import Cells
 from skep.ids import job_sequence
+from skep.wire.bearing import BadCellBound, BadCellReturned, Fate, SetLed
 from skep.wire.facts import CellsSet, JobBound, Member, ReservationDropped
 from skep.wire.reasons import Reason
 from skep_services.gateway.mirror import Mirror
@@ -268,11 +269,31 @@ class Holdings:
         return False
 
     def carry_over(self, fact: CellsSet) -> None:
-        """Find the cells that jobs are in by a new cluster, as the allocator does."""
+        """Find the cells that jobs are in by a new cluster, as the fact says it."""
+        before = self._fold.clusters
+        if before.rules < 2:
+            self._carry_over_by_rules_1(fact)
+            return
+        shapes = [{name: chain.levels for name, chain in cluster.chains.items()}
+                  for cluster in (before.resolved, fact.cluster)]  # fmt: skip
+        # Nodes that join or leave put nobody into another cell.
+        same = shapes[0] == shapes[1] and before.resolved.vcs == fact.cluster.vcs
+        self.mirror.drop()
+        changed = [each for each in fact.carried if each.fate in (Fate.KEPT, Fate.DEMOTED)]
+        if same and not any(each.fate is Fate.DEMOTED for each in changed):
+            return
+        held = self._held()
+        for each in changed:
+            job, ranks = self._fold.find(each.job), held.get((each.job, each.attempt), {})
+            levels = [rank.level for rank in ranks.values()]
+            if job is not None and levels != list(each.levels or (0,) * len(levels)):
+                self.regrade(job, each.attempt, each.levels)
+        self.mirror.drop()
+
+    def _carry_over_by_rules_1(self, fact: CellsSet) -> None:
         before = self._fold.clusters.resolved
         shapes = [{name: chain.levels for name, chain in cluster.chains.items()}
                   for cluster in (before, fact.cluster)]  # fmt: skip
-        # Nodes that join or leave put nobody into another cell.
         same = shapes[0] == shapes[1] and before.vcs == fact.cluster.vcs
         owners = {} if same else {
             name: job for name, ranks in self._held().items()
@@ -280,7 +301,7 @@ class Holdings:
             and (job := self._fold.find(name[0])) is not None
         }  # fmt: skip
         if owners:
-            new, _ = reconfigure(self.cells(), fact.cluster)
+            new, _ = rules1.reconfigure(self.cells(), fact.cluster)
             self.mirror.drop()
             demoted = [(fate.job, fate.attempt) for fate in fact.fates if fate.fate == "demoted"]
             for (name, attempt), job in owners.items():
@@ -289,6 +310,24 @@ class Holdings:
                 levels = [spot.level for spot in hold.spots] if hold is not None and kept else []
                 self.regrade(job, attempt, levels)
         self.mirror.drop()
+
+    def bear(self, fact: BadCellBound | BadCellReturned) -> None:
+        """Take over which VC bears a bad cell, or does so no longer."""
+        if isinstance(fact, BadCellBound):
+            self.mirror.follow(lambda cells: cells.bear(fact.cell))
+        else:
+            self.mirror.follow(lambda cells: cells.relieve(fact.cell))
+
+    def led(self, fact: SetLed) -> None:
+        """Take over which of several jobs names what they share."""
+        leader = _name(fact.job, fact.attempt)
+
+        def lead(cells: Cells) -> None:
+            hold = cells.sets.get(leader)
+            if hold is not None and hold.job != leader:
+                cells.lead(hold.job, leader)
+
+        self.mirror.follow(lead)
 
     # --- the cells -----------------------------------------------------------------------------
 
@@ -311,7 +350,8 @@ class Holdings:
         return at or 0, job_sequence(name[0]) or 0
 
     def _made(self) -> Cells:
-        cells, held = Cells(self._fold.clusters.resolved), self._held()
+        known, held = self._fold.clusters, self._held()
+        cells = Cells(known.resolved, rules1.RULES1 if known.rules < 2 else None)
         holds = [hold for names in _sets(held)
                  if (hold := self._together(cells, names, held)) is not None]  # fmt: skip
         for chain in cells.chains.values():
@@ -320,6 +360,8 @@ class Holdings:
                 for leaf in shape.span(shape.node_level, at):
                     if node is None or node.bad(shape.device(leaf), shape.gpu):
                         cells.note_ill(name, shape.device(leaf))
+        for cell in known.bad_cells:
+            cells.bear(cell)
         # Who borrows goes in late: it binds nothing, and whoever binds may do so around it.
         for hold in sorted(holds, key=lambda hold: not hold.guaranteed):
             if hold.guaranteed and not _fits(cells, hold):
@@ -332,7 +374,7 @@ class Holdings:
                 if not hold.guaranteed or _fits(cells, hold):
                     cells.enter(hold, settle=False)
         for state in cells.chains.values():
-            state.settle()
+            cells.disturbed(state)
         return cells
 
     def _together(

@@ -44,6 +44,7 @@ class Mirror:
         if self._cells is None:
             return
         try:
+            self._cells.begin()
             change(self._cells)
         except WRONG:
             self._cells, self.misfits = None, self.misfits + 1

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from skep.wire.bearing import BadCell
 from skep.wire.bounds import NAMES_MAX, Integer, Nanoseconds, Number, Short, Text
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm, Member
@@ -319,6 +320,10 @@ class Clusters(msgspec.Struct, frozen=True):
     """Invariants of the cells that the allocator found broken, and not in order since."""
     alarms_raised: int = 0
     """How many there have ever been."""
+    rules: int = 1
+    """The version of the rules by which the allocator's facts are applied."""
+    bad_cells: tuple[BadCell, ...] = ()
+    """What VCs bear, by rules 2."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -6,11 +6,13 @@ attempt while the next one is bound elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, assert_never
 
+from skep.cells import bearing, keep, rules1
+from skep.cells.carry import carry
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import reconfigure
+from skep.cells.keep import Carried, Change
 from skep.cells.nodes import Holding
 from skep.cells.pick import Loss
 from skep.cells.propose import resolve as resolved
@@ -19,10 +21,19 @@ from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant, after, seconds
 from skep.wire.admin import QuarantineGpu
+from skep.wire.bearing import (
+    BadCellBound,
+    BadCellReturned,
+    CarriedHold,
+    Fate,
+    RulesRaised,
+    SetLed,
+)
 from skep.wire.cluster import Cluster
 from skep.wire.facts import (
     CellsReserved,
     CellsSet,
+    EpochBegan,
     GpuQuarantined,
     JobBound,
     JobDemoted,
@@ -252,12 +263,103 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
     cluster = resolved(asked, inventory)
     if cluster == machine.cells.cluster and asked == machine.asked:
         return
-    _, changes = reconfigure(machine.cells, cluster)
-    fates = tuple(JobFate(job=job_of(change.job), fate=change.fate,
-                          attempt=attempt_of(change.job))
-                  for change in changes
-                  if change.fate not in ("kept", "opportunistic"))  # fmt: skip
-    machine.record(CellsSet(cluster=cluster, asked=asked, fates=fates))
+    decided = carry(machine.cells, cluster)
+    fates = tuple(
+        JobFate(job=job_of(name), fate=each.fate, attempt=attempt_of(name))
+        for each in decided.carried
+        if each.fate in (Fate.DEMOTED, Fate.RELEASED)
+        for name in machine.cells.holds[each.hold].partners or (each.hold,)
+    )
+    carried = tuple(_told(each) for each in decided.carried)
+    machine.record(
+        CellsSet(
+            cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
+        )
+    )
+
+
+def _told(each: Carried) -> CarriedHold:
+    """Return what becomes of a hold, as a fact says it."""
+    (job, attempt), (leads, number) = named(each.hold), named(each.leads)
+    other = each.leads != each.hold
+    return CarriedHold(
+        job=job,
+        attempt=attempt,
+        chain=each.chain,
+        levels=each.levels,
+        fate=each.fate,
+        leads=leads if other else "",
+        leads_attempt=number if other else 0,
+    )
+
+
+def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[Change]]:
+    """Return the cells that were set, with the same jobs, and what that means for each."""
+    if machine.rules < 2:
+        return rules1.reconfigure(machine.cells, fact.cluster)
+    return keep.install(machine.cells, fact.cluster, tuple(carried_of(fact)), fact.bad_cells)
+
+
+def carried_of(fact: CellsSet) -> Iterator[Carried]:
+    """Yield what becomes of each hold, as the cells take it."""
+    for each in fact.carried:
+        name = holder(each.job, each.attempt)
+        leads = holder(each.leads, each.leads_attempt) if each.leads else name
+        yield Carried(name, each.chain, each.levels, each.fate, leads)
+
+
+def follows(step: bearing.Step) -> BadCellBound | BadCellReturned | SetLed:
+    """Return the fact of what has to follow for the cells."""
+    match step:
+        case bearing.Bear(cell):
+            return BadCellBound(cell=cell)
+        case bearing.Relieve(cell):
+            return BadCellReturned(cell=cell)
+        case bearing.Lead(name, leader):
+            (job, attempt), (before, earlier) = named(leader), named(name)
+            return SetLed(job=job, attempt=attempt, before=before, attempt_before=earlier)
+        case _:
+            assert_never(step)
+
+
+def apply_bearing(
+    machine: AllocatorMachine, fact: BadCellBound | BadCellReturned | SetLed | RulesRaised
+) -> None:
+    """Take over who bears what is bad, or who leads a set."""
+    match fact:
+        case BadCellBound():
+            machine.cells.bear(fact.cell)
+        case BadCellReturned():
+            machine.cells.relieve(fact.cell)
+        case SetLed():
+            machine.cells.lead(
+                holder(fact.before, fact.attempt_before), holder(fact.job, fact.attempt)
+            )
+            for name in (fact.before, fact.job):
+                if name in machine.jobs:
+                    machine.note_borrowed(machine.jobs[name])
+        case RulesRaised():
+            machine.unstated = False
+
+
+def began(machine: AllocatorMachine, fact: EpochBegan) -> None:
+    """Take over that an epoch began, and by which rules its facts are applied."""
+    raised = machine.rules < fact.rules
+    machine.unstated = machine.unstated or (raised and machine.epoch > 0)
+    machine.epoch = fact.epoch
+    follow_rules(machine, fact.rules)
+
+
+def follow_rules(machine: AllocatorMachine, rules: int) -> None:
+    """Have facts be applied by a version of the rules from here on."""
+    machine.rules = rules
+    machine.cells.choosers = rules1.RULES1 if rules < 2 else None
+
+
+def state_bad_cells(machine: AllocatorMachine) -> None:
+    """Record which cells VCs bear, where earlier rules chose them and no fact says so."""
+    if machine.unstated:
+        machine.record(RulesRaised(rules=machine.rules, bad_cells=machine.cells.borne()))
 
 
 def apply_hold(

@@ -225,6 +225,7 @@ def restarted(machine: AllocatorMachine, now: Instant) -> None:
     if machine.nodes:
         soft.check_at = after(now, machine.node_check_every)
     soft.ripe = dict.fromkeys(machine.reserved)
+    cellwork.state_bad_cells(machine)
     # Nodes may have joined that the cells had yet to follow.
     cellwork.resolve(machine, machine.asked)
     for job in machine.jobs.values():

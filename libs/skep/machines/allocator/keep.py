@@ -16,7 +16,7 @@ from skep.cells.keep import CellsKept
 from skep.cells.keep import keep as keep_cells
 from skep.cells.keep import restore as restore_cells
 from skep.cells.nodes import Holding, NodeState
-from skep.machines.allocator import watch
+from skep.machines.allocator import cellwork, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.lately import Lately
 from skep.machines.allocator.suspects import Suspicion
@@ -50,6 +50,8 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     served: dict[str, list[int]] = {}
     tries: Tries = msgspec.field(default_factory=Tries)
     lately: Lately = msgspec.field(default_factory=Lately)
+    rules: int = 1
+    unstated: bool = False
 
 
 class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
@@ -108,6 +110,8 @@ def keep(machine: AllocatorMachine) -> Iterator[Kept]:
         served=machine.served,
         tries=msgspec.structs.replace(machine.tries, begun={}, solo={}, cooling={}),
         lately=msgspec.structs.replace(machine.lately, pauses={}),
+        rules=machine.rules,
+        unstated=machine.unstated,
     )
     yield from _tried(machine)
     yield keep_cells(machine.cells)
@@ -169,6 +173,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
     match kept:
         case AllocatorKept():
             machine.epoch, machine.order = kept.epoch, kept.order
+            machine.rules, machine.unstated = kept.rules, kept.unstated
             machine.last_queued, machine.asked = kept.last_queued, kept.asked
             machine.last_asked, machine.served = kept.last_asked, kept.served
             machine.tries, machine.lately = kept.tries, kept.lately
@@ -184,6 +189,7 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.lately.pauses.update(kept.pauses)
         case CellsKept():
             machine.cells = restore_cells(kept)
+            cellwork.follow_rules(machine, machine.rules)
         case NodeKept():
             machine.nodes[kept.joined.node] = _restored(kept)
         case JobKept():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from skep.cells.keep import reconfigure
+from skep.cells import bearing
 from skep.cells.nodes import NodeState
 from skep.cells.pick import Loss
 from skep.cells.state import Cells
@@ -45,6 +45,7 @@ from skep.policies.queue import JobQueue
 from skep.units import Instant
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice
+from skep.wire.bearing import RULES, BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import ChangeAsked, ChangeMessage
 from skep.wire.cluster import Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
@@ -111,6 +112,10 @@ class AllocatorMachine:
     def __init__(self) -> None:
         """Start with no nodes and no jobs."""
         self.epoch = 0
+        self.rules = RULES
+        """The version of the rules by which facts of this epoch are applied."""
+        self.unstated = False
+        """Whether VCs bear bad cells that no fact names: those that earlier rules chose."""
         self.order = 0
         self.last_queued = 0
         self.asked = Cluster()
@@ -207,7 +212,16 @@ class AllocatorMachine:
         return self.soft.wake_at()
 
     def record(self, fact: AllocatorFact) -> None:
-        """Apply a fact and ask for it to be made durable."""
+        """Apply a fact and ask for it to be made durable, with what has to follow for the cells.
+
+        So who bears bad hardware and who leads a set is decided in the record that changed it.
+        """
+        self._record(fact)
+        if self.cells.open:
+            for step in bearing.steps(self.cells):
+                self._record(cellwork.follows(step))
+
+    def _record(self, fact: AllocatorFact) -> None:
         self.apply(fact)
         self.effects.append(Record(fact))
         self.soft.story.append(fact)
@@ -326,6 +340,7 @@ class AllocatorMachine:
         """Take over one fact, or one piece of a snapshot."""
         if self.soft.planned:
             views.touch(self, fact)
+        self.cells.begin()
         match fact:
             case JobQueued():
                 self._apply_queued(fact)
@@ -342,7 +357,9 @@ class AllocatorMachine:
             case JobEnded():
                 self._apply_ended(fact)
             case EpochBegan():
-                self.epoch = fact.epoch
+                cellwork.began(self, fact)
+            case BadCellBound() | BadCellReturned() | SetLed() | RulesRaised():
+                cellwork.apply_bearing(self, fact)
             case CellsSet():
                 self._apply_cells(fact)
             case CellsAlarm():
@@ -405,7 +422,7 @@ class AllocatorMachine:
             parked.waits = None
             self.queue(parked).add(parked.entry)
         self.parked.clear()
-        self.cells, changes = reconfigure(self.cells, fact.cluster)
+        self.cells, changes = cellwork.install(self, fact)
         for name, node, device in cellwork.uncovered(self):
             self.cells.stray(name, node, device)
         for change in changes:

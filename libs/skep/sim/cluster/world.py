@@ -24,6 +24,7 @@ from skep.sim.cluster.specs import Owners
 from skep.traces.job import Trace
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.bearing import RULES
 from skep.wire.changes import Ask, ChangeAsked
 from skep.wire.cluster import Cluster
 from skep.wire.codec import AskRequest, Facts, Submission, encode
@@ -115,7 +116,7 @@ class World:
 
     def _begin(self) -> None:
         for machine in (self.admission, self.allocator):
-            machine.apply(EpochBegan(epoch=1, owner="simulation"))
+            machine.apply(EpochBegan(epoch=1, owner="simulation", rules=RULES))
         self._admit(Restarted(1))
         self._inbox.append(Restarted(1))
         self._inbox += _nodes(self.cluster, self.settings.gpu_memory)

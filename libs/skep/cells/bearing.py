@@ -1,0 +1,208 @@
+"""Who bears bad hardware, and who leads a set: what is decided after cells have changed.
+
+Some bad hardware cannot be avoided: the healthy free cells no longer serve all that VCs own. HiveD
+binds such *doomed bad cells* to VCs, which are shown what still works of them. Which cells, and to
+which VC, is defined so:
+
+1. A borne cell that no job uses goes back as soon as it is healthy, or as soon as its level has
+   enough healthy cells without it: first the one with the fewest bad GPUs, then the lowest.
+2. While a level is short, its lowest suitable free cell with bad GPUs is bound, in the cell with
+   the fewest bad GPUs that can be taken safely. Higher levels come first.
+3. The VCs with most unbound cells of a level bear most: as if each cell had gone to the VC that had
+   most left, one after the other (of equal ones: the last by name). The VC that comes last by name
+   bears the lowest of them, and so on.
+
+A cell that a job of its VC uses stays with it. The rest depends on which GPUs are bad and what is
+bound, and not on the order of failures. What VCs bear is shared out anew (3) only when a GPU turns
+bad or heals, or when 1 or 2 change something: a job that comes or goes moves no borne cell.
+
+`steps` decides and changes nothing: whoever asks carries out each step before it asks for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from skep.cells import sets
+from skep.cells.chain import ChainState
+from skep.cells.forest import Draft
+from skep.cells.pools import Pool, VCell
+from skep.cells.state import Cells
+from skep.wire.bearing import BadCell
+
+
+class Bear(NamedTuple):
+    """A VC is to bear a bad cell."""
+
+    cell: BadCell
+
+
+class Relieve(NamedTuple):
+    """A VC is to bear a cell no longer."""
+
+    cell: BadCell
+
+
+class Lead(NamedTuple):
+    """A job of a set is to lead what they hold, which has the name of another one."""
+
+    name: str
+    leader: str
+
+
+Step = Bear | Relieve | Lead
+
+
+def steps(cells: Cells) -> Iterator[Step]:
+    """Yield what is to follow from the changes since the last `begin`, one step after the other.
+
+    Each has to be carried out (a fact does) before the next is asked for.
+    """
+    unsettled, unled = dict(cells.unsettled), list(cells.unled)
+    returned = [cell for chain in cells.chains.values() for cell in chain.returned]
+    for cell in returned:
+        yield Relieve(cell)  # Done already: whoever reads the facts is to know.
+    for name in unled:
+        yield Lead(name, leader(sets.candidates(cells.holds[name])))
+    for name, health in unsettled.items():
+        yield from _settle(cells.chains[name], health=health)
+
+
+class AtOnce:
+    """Decides and carries out at once, for cells of which no facts are recorded."""
+
+    def settle(self, chain: ChainState, *, health: bool) -> None:
+        """Settle who bears bad hardware of a chain."""
+        for step in _settle(chain, health=health):
+            match step:
+                case Bear(cell):
+                    chain.bear(cell.vc, cell.level, cell.index)
+                case Relieve(cell):
+                    chain.relieve(cell.level, cell.index)
+
+    def lead(self, candidates: Sequence[str]) -> str:
+        """Choose who leads a set."""
+        return leader(candidates)
+
+
+AT_ONCE = AtOnce()
+
+
+def leader(candidates: Sequence[str]) -> str:
+    """Return who of several is to lead a set: the first that came."""
+    return candidates[0]
+
+
+def _settle(chain: ChainState, *, health: bool) -> Iterator[Bear | Relieve]:
+    if not (chain.bad or chain.doomed):
+        return
+    changed = health
+    for step in _spare(chain):
+        changed = True
+        yield step
+    for bear in _doom(chain):
+        changed = True
+        yield bear
+    if changed and len(chain.pools) > 1:
+        yield from _share_out(chain)
+
+
+def _spare(chain: ChainState) -> Iterator[Relieve]:
+    """Yield the cells that need not be borne any more."""
+    for cell in [cell for cell in chain.doomed if not cell.used and not chain.firm_gpus(cell)]:
+        yield _relieve(chain, cell)
+    for level in range(chain.topology.top, 0, -1):
+        while chain.doomed_at[level] and chain.forest.serves(level):
+            least = min(_idle(chain, level), default=None,
+                        key=lambda cell: (chain.firm_gpus(cell), cell.index))  # fmt: skip
+            if least is None:
+                break
+            yield _relieve(chain, least)
+
+
+def _doom(chain: ChainState) -> Iterator[Bear]:
+    """Yield the cells that have to be borne, one for each that is missing."""
+    short = chain.forest.deficits()
+    while any(short):
+        level = max(level for level, count in enumerate(short) if count)
+        pools = [pool for pool in chain.pools.values() if pool.left[level]]
+        worst = max(pools, key=lambda pool: (pool.left[level], pool.vc), default=None)
+        index = _bad_cell(chain, level) if worst is not None else None
+        if worst is None or index is None:
+            return
+        yield _bear(chain, worst.vc, level, index)
+        short = chain.forest.deficits()
+
+
+def _bad_cell(chain: ChainState, level: int) -> int | None:
+    """Return the cell with bad GPUs that is bound next at a level."""
+    firm, shape = chain.forest.firm[level], chain.topology
+    for high in range(level, shape.top + 1):
+        for free in sorted(chain.forest.ill[high]):
+            inside = [cell for cell in shape.within(high, free, level) if firm[cell]]
+            for cell in sorted(inside, key=firm.__getitem__):
+                if Draft(chain.forest).take(level, cell):
+                    return cell
+    return None
+
+
+def _share_out(chain: ChainState) -> Iterator[Bear | Relieve]:
+    """Yield what gives each VC its share of the borne cells that no job uses."""
+    for level in range(chain.topology.top, 0, -1):
+        if not chain.doomed_at[level]:
+            continue
+        cells = sorted(_idle(chain, level), key=lambda cell: cell.index)
+        pools = {pool.vc: pool for pool in chain.pools.values() if not pool.pin}
+        owners = _owners(cells, pools, level)
+        moved = [(cell.index, owner) for cell, owner in zip(cells, owners, strict=True)
+                 if cell.pool.vc != owner]  # fmt: skip
+        for index, _ in moved:
+            yield _relieve(chain, chain.bound[level][index])
+        for index, owner in moved:
+            yield _bear(chain, owner, level, index)
+
+
+def _owners(cells: list[VCell], pools: Mapping[str, Pool], level: int) -> list[str]:
+    """Return which VC is to bear each of these cells of a level."""
+    borne = dict.fromkeys(sorted(pools, reverse=True), 0)
+    for cell in cells:
+        borne[cell.pool.vc] += 1
+    counts = shares({vc: pools[vc].left[level] + count for vc, count in borne.items()}, len(cells))
+    return [vc for vc, count in counts.items() for _ in range(count)]
+
+
+def shares(unbound: Mapping[str, int], cells: int) -> dict[str, int]:
+    """Return how many of some cells each VC bears: one after the other goes to who has most left.
+
+    Args:
+        unbound: By VC, how many cells of the level it had unbound if it bore none of these.
+        cells: How many are to be borne; no more than all of them have.
+    """
+    low, high = 0, max(unbound.values(), default=0)
+    while low < high:  # The least that all can be left with, if no more than these are taken.
+        middle = (low + high) // 2
+        if sum(max(0, count - middle) for count in unbound.values()) <= cells:
+            high = middle
+        else:
+            low = middle + 1
+    found = {vc: max(0, count - low) for vc, count in unbound.items()}
+    rest = cells - sum(found.values())
+    for vc in sorted(unbound, reverse=True):
+        if rest and unbound[vc] >= low > 0:
+            found[vc] += 1
+            rest -= 1
+    return found
+
+
+def _idle(chain: ChainState, level: int) -> list[VCell]:
+    """Return the borne cells of a level that no job uses."""
+    return [cell for cell in chain.doomed if cell.level == level and not cell.used]
+
+
+def _relieve(chain: ChainState, cell: VCell) -> Relieve:
+    return Relieve(chain.borne(cell))
+
+
+def _bear(chain: ChainState, vc: str, level: int, index: int) -> Bear:
+    return Bear(BadCell(chain=chain.topology.name, vc=vc, level=level, index=index))

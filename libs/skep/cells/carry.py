@@ -1,0 +1,165 @@
+"""What becomes of jobs when the cells change: decided here, installed by `keep.install`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from skep.cells.chain import ChainState
+from skep.cells.forest import Draft
+from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
+from skep.cells.keep import Carried, Change, Home, enter, home_of, install, used
+from skep.cells.state import Cells
+from skep.wire.bearing import BadCell, Fate
+from skep.wire.cluster import Cluster
+
+
+class Outcome(NamedTuple):
+    """What a change of the cells comes to: all holds, and the bad cells that VCs go on bearing."""
+
+    carried: tuple[Carried, ...]
+    bad_cells: tuple[BadCell, ...]
+
+
+def carry(cells: Cells, cluster: Cluster) -> Outcome:
+    """Return what becomes of all holds on another cluster; none of their jobs is stopped.
+
+    In a chain of which neither shape nor owners change everything stays as it is. Elsewhere a hold
+    keeps its guarantee if its VC owns cells there that cover it and can be taken safely; higher
+    priorities come first, then who has held longest. It is in the chain that has most of its GPUs;
+    the others count as bad until it leaves them. A VC goes on bearing a bad cell if it can.
+    """
+    new = Cells(cluster)
+    for node, device in sorted(cells.ill()):
+        new.note_ill(node, device)
+    same = [name for name in new.chains if _same(cells, new, name)]
+    bad_cells = [cell for cell in cells.borne() if cell.chain in same]
+    for cell in bad_cells:
+        new.bear(cell)
+    carried: list[Carried] = []
+    stay: list[Hold] = []
+    others: list[Hold] = []
+    for hold in cells.holds.values():
+        (stay if hold.chain in same and _stays(cells, hold) else others).append(hold)
+    for hold in stay:
+        carried.append(_as_before(hold))
+        enter(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
+    # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
+    for hold in sorted(others, key=lambda hold: -hold.asked):
+        if hold.claims:
+            carried.append(Carried(hold.job, "", (), Fate.RELEASED, hold.job))
+            continue
+        chain = _chain(cells, new, hold)
+        home = home_of(cells, new, hold, chain)
+        carried.append(_decide(new, hold, chain, home, _levels(cells, new, hold, chain)))
+        enter(new, hold, carried[-1], home)
+    bad_cells += _go_on(cells, new, same)
+    return Outcome(tuple(carried), tuple(bad_cells))
+
+
+def reconfigure(cells: Cells, cluster: Cluster) -> tuple[Cells, list[Change]]:
+    """Return the same jobs on another cluster and what that means for each, where no facts are."""
+    return install(cells, cluster, *carry(cells, cluster))
+
+
+def _same(old: Cells, new: Cells, name: str) -> bool:
+    """Return whether a chain has the same shape and the same owners as before."""
+    before = old.chains.get(name)
+    if before is None or old.cluster.chains[name] != new.cluster.chains[name]:
+        return False
+    owned, owns = _owned(before), _owned(new.chains[name])
+    pins = [
+        {pin: old.cluster.pins[pin] for _, pin in owned if pin},
+        {pin: new.cluster.pins[pin] for _, pin in owns if pin},
+    ]
+    return owned == owns and pins[0] == pins[1]
+
+
+def _owned(chain: ChainState) -> dict[tuple[str, str], list[int]]:
+    return {key: pool.total for key, pool in chain.pools.items() if any(pool.total)}
+
+
+def _stays(cells: Cells, hold: Hold) -> bool:
+    """Return whether a hold can stay as it is in a chain that does not change."""
+    astray = any(job in cells.astray for job in hold.partners or (hold.job,))
+    rightful = hold.asked > OPPORTUNISTIC or not hold.guaranteed
+    return rightful and not astray and not hold.claims
+
+
+def _as_before(hold: Hold) -> Carried:
+    levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
+    fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
+    return Carried(hold.job, hold.chain, levels, fate, hold.job)
+
+
+def _chain(old: Cells, new: Cells, hold: Hold) -> str:
+    """Return the chain that has most of the GPUs of a hold."""
+    _, spots = used(old, hold)
+    homes = [new.find(*gpu) for gpus in spots for gpu in gpus]
+    chains = [home[0] for home in homes if home is not None]
+    return max(dict.fromkeys(chains), key=chains.count, default="")
+
+
+def _levels(old: Cells, new: Cells, hold: Hold, chain: str) -> list[int]:
+    """Return the levels that its spots in a chain had, 0 for GPUs that were astray."""
+    _, spots = used(old, hold)
+    levels = [spot.level for spot in hold.spots] + [0] * len(spots)
+    homes = [[new.find(*gpu) for gpu in gpus] for gpus in spots]
+    return [
+        level
+        for level, inside in zip(levels, homes, strict=False)
+        if any(home is not None and home[0] == chain for home in inside)
+    ]
+
+
+def _decide(new: Cells, hold: Hold, chain: str, home: Home, levels: list[int]) -> Carried:
+    """Return what becomes of a hold whose chain changed."""
+    leads = hold.job if hold.job in home.partners else next(iter(home.partners), hold.job)
+    if not home.spots:
+        return Carried(hold.job, chain, (), Fate.DEMOTED, leads)
+    spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
+    moved = Hold(
+        Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
+        Placement(chain, spots),
+    )
+    # Of a set whose guaranteed ones are all to end nobody has a right to cells.
+    owns = hold.guaranteed and hold.asked > OPPORTUNISTIC
+    covered = new.cover(moved) if owns and not any(home.astray.values()) else None
+    if covered is not None:
+        taken = tuple(spot.level for spot in covered)
+        return Carried(hold.job, chain, taken, Fate.KEPT, leads)
+    fate = Fate.DEMOTED if hold.guaranteed else Fate.OPPORTUNISTIC
+    return Carried(hold.job, chain, (), fate, leads)
+
+
+def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:
+    """Yield the cells of changed chains that VCs go on bearing; they are bound in `new`."""
+    for cell in sorted(old.borne(), key=lambda cell: (cell.chain, cell.level, cell.index)):
+        found = _found(old, new, cell) if cell.chain not in same else None
+        if found is None:
+            continue
+        chain = new.chains[found.chain]
+        pool = chain.pools.get((found.vc, ""))
+        bad = chain.forest.firm[found.level][found.index]
+        owes = pool is not None and pool.left[found.level] > 0
+        if owes and bad and Draft(chain.forest).take(found.level, found.index):
+            new.bear(found)
+            yield found
+
+
+def _found(old: Cells, new: Cells, cell: BadCell) -> BadCell | None:
+    """Return the cell that consists of the same GPUs in other cells, if there is one."""
+    shape = old.chains[cell.chain].topology
+    gpus = [(shape.node(leaf), shape.device(leaf)) for leaf in shape.span(cell.level, cell.index)]
+    homes = dict.fromkeys(new.find(*gpu) for gpu in gpus)
+    chains = dict.fromkeys(home[0] if home is not None else "" for home in homes)
+    if len(chains) != 1 or "" in chains:
+        return None
+    (name,) = chains
+    leaves = sorted(home[1] for home in homes if home is not None)
+    there = new.chains[name].topology
+    for level in range(1, there.top + 1):
+        index = there.up(leaves[0], level)
+        if list(there.span(level, index)) == leaves:
+            return BadCell(chain=name, vc=cell.vc, level=level, index=index)
+    return None
