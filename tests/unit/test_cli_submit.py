@@ -214,6 +214,8 @@ def arguments(*words: str) -> Namespace:
 def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKEN", "t")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
     plain = run_module.spec_of(arguments("--", "python", "train.py", "--lr", "3"))
     assert plain == {
         "name": "python",
@@ -225,7 +227,8 @@ def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         arguments(
             "--gpus", "2", "--workers", "3", "--gpu-type", "h200", "--name", "n", "--vc", "v",
             "--time", "2h", "--retries", "1", "--priority", "5", "--opportunistic",
-            "--env", "A=b=c", "--env", "TOKEN", "dir/train.py", "-x",
+            "--env", "A=b=c", "--env", "TOKEN", "--python", "/opt/env/bin/python",
+            "--no-distributed", "dir/train.py", "-x",
         )
     )  # fmt: skip
     assert full == {
@@ -239,6 +242,8 @@ def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "priority": 5,
         "service_class": "opportunistic",
         "env": {"A": "b=c", "TOKEN": "t"},
+        "python": "/opt/env/bin/python",
+        "distributed": False,
     }
     for words in ([], ["--"], ["--env", "NOT_SET_HERE", "true"]):
         with pytest.raises(CommandError) as caught:

@@ -526,3 +526,13 @@ def test_gangs_are_told_their_ranks_and_single_workers_where_asked(
     spec = parse_tree(tree)
     assert isinstance(spec, JobSpec), spec
     assert spec.is_distributed is wanted
+
+
+@pytest.mark.parametrize("python", ["", "bin/python", "-c", "@python", "a\nb", "/" * 4097, "~/p"])
+def test_an_interpreter_is_a_full_path_or_a_name(python: str) -> None:
+    tree = {"name": "a", "vc": "b", "script": "t.py"}
+    found = parse_tree({**tree, "python": python})
+    assert isinstance(found, list), found
+    assert [problem.path for problem in found] == ["$.python"]
+    for good in ("/opt/my env/bin/python", "python3.12"):
+        assert isinstance(parse_tree({**tree, "python": good}), JobSpec)

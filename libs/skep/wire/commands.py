@@ -31,7 +31,8 @@ from skep.wire.bounds import (
 from skep.wire.message import Message
 
 AGENT_PYTHON = "@python"
-"""As the first word of `argv`: the interpreter the agent itself runs on, or the image's."""
+"""As the first word of `argv`: the interpreter of the spec, else the one the agent itself runs on,
+or the image's."""
 
 
 class RankPlan(Message, frozen=True):
@@ -51,7 +52,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     other nodes: they make everything ready, and wait for a Resize that names them. Such an order
     may come again for an attempt whose ranks here have left it: it counts by its number. With
     `servers` rank 0 keeps so many parameter servers beside itself, which let in whoever knows
-    `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK.
+    `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
+    interpreter that AGENT_PYTHON stands for, if it is not the agent's own.
     """
 
     order: Count
@@ -81,6 +83,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     secret: Short = ""
     joins: Count = 0
     distributed: bool = True
+    python: Text = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -23,6 +23,7 @@ from skep.wire.spec import (
     LABELS_MAX,
     NAME_CHARS_MAX,
     NOT_BUILT,
+    PATH_CHARS_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
     SERVERS_MAX,
@@ -265,6 +266,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
         yield _bad("$.script", "not empty")
     if spec.args and spec.script is None:
         yield _bad("$.args", "given only with `script`; put them into `command`")
+    if spec.python is not None and not _is_program(spec.python):
+        yield _bad("$.python", "the full path of an interpreter, or its name, such as `python3.12`")
     if spec.workdir is not None and not spec.workdir.startswith("/"):
         yield _bad("$.workdir", "an absolute path")
     if spec.runtime is not None and not _is_image(spec.runtime.image):
@@ -288,6 +291,12 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
 
 def _is_image(name: str) -> bool:
     return len(name) <= IMAGE_CHARS_MAX and IMAGE.fullmatch(name) is not None
+
+
+def _is_program(name: str) -> bool:
+    """Return whether a text can name a program: a full path, or one word without slashes."""
+    fits = 1 <= len(name) <= PATH_CHARS_MAX and name.isprintable()
+    return fits and (name.startswith("/") or ("/" not in name and not name.startswith(("-", "@"))))
 
 
 def _texts(spec: JobSpec) -> Iterator[Problem]:

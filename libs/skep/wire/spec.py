@@ -32,6 +32,8 @@ ENV_MAX = 1024
 IMAGE_CHARS_MAX = 512
 """Registry, path, tag and digest: names are at most 255 characters, a digest adds 72."""
 LABELS_MAX = 64
+PATH_CHARS_MAX = 4096
+"""Linux's bound of a path."""
 SEARCH_KEYS = "search/"
 """What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 
@@ -166,7 +168,10 @@ class JobSpec(_Part, frozen=True):
     has idle GPUs even if a stop loses its work. `search` is the id of the
     search whose trial it is, and given by that search alone. `distributed` says whether its
     processes get what `torchrun` sets (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ...); without it those
-    of several workers, of elastic jobs and of jobs on parameter servers do.
+    of several workers, of elastic jobs and of jobs on parameter servers do. `python` is the
+    interpreter that runs the `script`, by its full path on the nodes or a name that is looked up
+    in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
+    own interpreter runs a script, or the `python3` of the image.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -191,6 +196,7 @@ class JobSpec(_Part, frozen=True):
     ps: ParameterServers | None = None
     search: Short = ""
     distributed: bool | None = None
+    python: Words | None = None
 
     @property
     def is_distributed(self) -> bool:

@@ -224,7 +224,7 @@ class AgentCalls:
             text = f"{error.filename or self._state} cannot be written: {error.strerror}"
             await answer(RunNotStarted(command.token, text))
             return
-        if plan.image:
+        if plan.image or command.command.python:
             try:
                 provide_job_library(self._state)
             except OSError as error:

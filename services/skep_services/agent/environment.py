@@ -80,19 +80,21 @@ def run_plan(
     script = python_path = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
-        argv = (IMAGE_PYTHON if image else sys.executable, *argv[1:])
+        argv = (command.python or (IMAGE_PYTHON if image else sys.executable), *argv[1:])
         python_path = str(job_library_path(state)) if image else ""
+        if command.python and not image:
+            # Another interpreter has no Skep: it finds the job's end alone, and nothing beside it.
+            library = _first_in_python_path(str(job_library_path(state)), command)
     elif image:
         python_path = str(job_library_path(state) / JOB_LIBRARY / START_UP)
     else:
         # Whatever Python the command starts may turn out to train.
-        theirs = command.env.get("PYTHONPATH")
-        library = {"PYTHONPATH": f"{start_up_path()}:{theirs}" if theirs else start_up_path()}
+        library = _first_in_python_path(start_up_path(), command)
     return RunPlan(
         token=start.token,
         argv=argv,
         env={
-            **(_container_base(inherited) if image else _base(inherited)),
+            **(_container_base(inherited) if image else _base(inherited, command.python)),
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",  # A set has one order in every process that goes on with a job.
             **_names(command),
@@ -118,11 +120,19 @@ def _checkpoints(inherited: Mapping[str, str]) -> tuple[str, ...]:
     return (inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else ()
 
 
-def _base(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the agent's harmless variables, its own interpreter's folder first in PATH."""
+def _first_in_python_path(folder: str, command: BindJob) -> dict[str, str]:
+    theirs = command.env.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{folder}:{theirs}" if theirs else folder}
+
+
+def _base(inherited: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return the agent's harmless variables, the interpreters' folders first in PATH.
+
+    The job's interpreter comes before the agent's own.
+    """
     kept = {name: inherited[name] for name in INHERITED if name in inherited}
-    own = str(Path(sys.executable).parent)
-    kept["PATH"] = f"{own}:{kept.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
+    folders = [str(Path(each).parent) for each in (python, sys.executable) if each.startswith("/")]
+    kept["PATH"] = ":".join([*folders, kept.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
 

@@ -9,7 +9,7 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import exits, logs, render, specs, submit
+from skep_services.cli import exits, files, logs, render, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.jobs import (
@@ -64,6 +64,14 @@ def options_run(parser: ArgumentParser) -> None:
         "--distributed", action=BooleanOptionalAction,
         help="set RANK, WORLD_SIZE and the like, as torchrun does (default: with several workers)",
     )  # fmt: skip
+    parser.add_argument(
+        "--python", metavar="PYTHON",
+        help="interpreter of the job: a path, or a name in PATH (default: of the active "
+        "environment, by VIRTUAL_ENV, then CONDA_PREFIX; else the cluster's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not look for its files on this machine"
+    )
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -77,6 +85,8 @@ def run_run(arguments: Namespace) -> int:
         tree["vc"] = submit.default_vc(client)
     document = specs.Document("the command line", tree, {})
     submit.check([document])
+    if not arguments.no_check:
+        files.check_files([document], local=client.target.local())
     result = submit.send(client, document, None)
     if result["accepted"] is False or arguments.detach:
         if arguments.json:
@@ -108,6 +118,8 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["args"] = words[1:]
     else:
         tree["command"] = words
+    if python := files.interpreter(arguments.python, os.environ):
+        tree["python"] = python
     if arguments.vc:
         tree["vc"] = arguments.vc
     if arguments.gpu_type:

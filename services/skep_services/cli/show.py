@@ -59,6 +59,7 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
+        ("python", spec.get("python") or ""),
         ("tier", _tier(row, spec)),
         ("changing", _changing(row)),
         ("asked", _asked(row)),

@@ -113,12 +113,18 @@ def put(tree: Any, assignment: str) -> None:
 
 
 def settle_paths(tree: dict[str, Any]) -> None:
-    """Make `workdir` absolute, from the current folder, which it also is where none is given."""
+    """Make `workdir` absolute, from the current folder, which it also is where none is given.
+
+    So is a `python` that is a path; a name is looked up where the job runs.
+    """
     workdir = tree.get("workdir")
     if workdir is None:
         tree["workdir"] = os.getcwd()
     elif isinstance(workdir, str) and workdir:
         tree["workdir"] = os.path.abspath(os.path.expanduser(workdir))
+    python = tree.get("python")
+    if isinstance(python, str) and "/" in python:
+        tree["python"] = os.path.abspath(os.path.expanduser(python))
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, specs
+from skep_services.cli import exits, files, specs
 from skep_services.cli.client import Client
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
@@ -47,6 +47,7 @@ def run_submit(arguments: Namespace) -> int:
         prepare(document, arguments, client)
     if not arguments.no_check:
         check(documents)
+        files.check_files(documents, local=client.target.local())
     results = []
     for position, document in enumerate(documents):
         key = arguments.key and (f"{arguments.key}-{position}" if position else arguments.key)

@@ -560,6 +560,7 @@ def _bind_command(
         servers=job.spec.ps.servers if job.spec.ps is not None else 0,
         secret=job.secret,
         distributed=job.spec.is_distributed,
+        python=job.spec.python or "",
     )
 
 

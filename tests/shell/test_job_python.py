@@ -1,0 +1,75 @@
+"""The interpreter that a job names: it runs the script, and needs no Skep of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skep.wire.commands import AGENT_PYTHON
+from skep.wire.node import MemberExited, Outcome
+from tests.live_node import LiveNode
+
+TELLS = """
+import importlib.util, json, os, shutil, sys
+print(json.dumps({
+    "prefix": sys.prefix,
+    "first": shutil.which("python"),
+    "skep": importlib.util.find_spec("skep") is not None,
+    "observed": "skep_job.reporter" in sys.modules,
+}))
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Return a virtual environment with nothing in it."""
+    folder = tmp_path / "theirs"
+    words = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(words, check=True, timeout=60)
+    return folder
+
+
+@pytest.mark.asyncio
+async def test_a_script_runs_on_an_interpreter_without_skep(
+    tmp_path: Path, environment: Path
+) -> None:
+    python = environment / "bin" / "python"
+    script = tmp_path / "tells.py"
+    script.write_text(TELLS)
+    node = LiveNode(tmp_path)
+    await node.begin()
+    try:
+        argv = (AGENT_PYTHON, "-m", "skep_job", str(script))
+        await node.send(node.job("x", argv=argv, python=str(python)))
+        ended = await node.event(MemberExited)
+        log = (node.state / "logs/j1/1/rank0.log").read_text()
+    finally:
+        await node.close()
+    assert ended.outcome is Outcome.SUCCEEDED, log
+    assert json.loads(log) == {
+        "prefix": str(environment), "first": str(python), "skep": False, "observed": True,
+    }  # fmt: skip
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "python, detail",
+    [
+        ("/nowhere/bin/python", "executable /nowhere/bin/python does not exist on this node"),
+        ("python9.99", "executable python9.99 was not found in PATH"),
+    ],
+)
+async def test_a_node_without_the_interpreter(tmp_path: Path, python: str, detail: str) -> None:
+    node = LiveNode(tmp_path)
+    await node.begin()
+    try:
+        await node.send(node.job("counter.py", python=python))
+        ended = await node.event(MemberExited)
+    finally:
+        await node.close()
+    assert ended.outcome is Outcome.NOT_STARTED
+    assert detail in ended.detail
