@@ -133,6 +133,12 @@ class BareClient:
         return await asyncio.gather(*(one(spec) for spec in specs))
 
 
+def address(bus: Mapping[str, Any], user: str) -> str:
+    """Return where a user reaches the bus; `bus` is what `cluster.json` says of it."""
+    url: str = bus.get("tenants") or bus["url"] if user.startswith("vc-") else bus["url"]
+    return url
+
+
 @contextlib.asynccontextmanager
 async def bare_client(about: Mapping[str, Any], user: str) -> AsyncIterator[BareClient]:
     """Connect as `user`; `about` is the content of the cluster's `cluster.json`."""
@@ -143,7 +149,7 @@ async def bare_client(about: Mapping[str, Any], user: str) -> AsyncIterator[Bare
             violations.append(str(error))
 
     client = await nats.connect(
-        about["nats"]["url"].split(","),
+        address(about["nats"], user).split(","),
         user=user,
         password=about["nats"]["users"][user],
         inbox_prefix=f"_INBOX.{user}".encode(),

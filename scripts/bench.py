@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.bare_client import address
 from scripts.bench_introspector import measure as measure_introspector
 from scripts.bench_sim import measure as measure_simulation
 from skep.wire import codec, subjects
@@ -153,7 +154,7 @@ class Cluster:
 
     async def _connect(self, identity: str) -> NatsBus:
         nats = self.about["nats"]
-        options = LinkOptions(servers=(nats["url"],), identity=identity,
+        options = LinkOptions(servers=(address(nats, identity),), identity=identity,
                               password=nats["users"][identity])  # fmt: skip
         return await NatsBus.connect(options, _give_up)
 

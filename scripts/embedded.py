@@ -19,6 +19,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from scripts.bare_client import address
 from skep.units import Instant
 from skep.wire import codec, subjects
 from skep_services.adapters.nats_bus import NatsBus
@@ -260,7 +261,7 @@ class Embedded:
 async def open_bus(about: Any, identity: str) -> NatsBus:
     """Return a connection of an identity of any cluster; the caller closes it."""
     nats = about["nats"]
-    options = LinkOptions(servers=tuple(nats["url"].split(",")), identity=identity,
+    options = LinkOptions(servers=tuple(address(nats, identity).split(",")), identity=identity,
                           password=nats["users"][identity])  # fmt: skip
     return await NatsBus.connect(options, _give_up)
 

@@ -31,8 +31,8 @@ from skep.wire.facts import JobBound, JobEnded
 
 JOBS = Path(__file__).parents[1] / "tests" / "e2e" / "jobs"
 OPTIONS = ("--nodes", "2", "--gpus", "8", "--vc", "train=16", "--port", "0")
-SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway", "node-1",
-            "node-2", "nats")  # fmt: skip
+SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway",
+            "node-1", "node-2", "nats")  # fmt: skip
 """The supervisor is the last one, because nobody starts it again but `skep up`."""
 TRAININGS = {"alone-1": (1, 1), "alone-2": (1, 1), "gang": (2, 5)}
 """Workers and GPUs of each. Five of eight slots: the gang has one worker on each node."""

@@ -13,6 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from scripts.bare_client import address
+
 Hear = Callable[[Msg], Awaitable[None]]
 ACK_WITHIN_S = 1.0
 """Many times a synced write: a publish that waits longer is repeated with the same key."""
@@ -47,7 +49,7 @@ class Links:
         """Return a connection of `user`; raises while there is none to be had."""
         async with self._lock:
             about = self._about()
-            url = about["nats"]["url"]
+            url = address(about["nats"], user)
             known = self._clients.get(user)
             if known is not None and known[0] == url and not known[1].is_closed:
                 return known[1]

@@ -32,7 +32,7 @@ from scripts.chaos.target import (
 from scripts.embedded import Embedded
 from skep_services.ports import Delivery
 
-SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
+SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
 
 
 class Processes:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from scripts.bare_client import address
 from scripts.demo import tenants
 from scripts.demo.specs import ACCURACY_MIN, SPECS, TRAINS
 from scripts.demo.timeline import svg
@@ -103,8 +104,8 @@ class Demo:
         nats, vc = self.about["nats"], spec["vc"]
         user = f"vc-{vc}"
         client = subprocess.Popen(
-            [sys.executable, str(HERE / "publish.py"), nats["url"], user, nats["users"][user], vc,
-             f"demo-{name}"],
+            [sys.executable, str(HERE / "publish.py"), address(nats, user), user,
+             nats["users"][user], vc, f"demo-{name}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert client.stderr is not None

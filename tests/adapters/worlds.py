@@ -45,6 +45,7 @@ NODES, VCS = ("n1", "n2"), ("ml", "web")
 """Of a `RealCluster`."""
 
 Accounts = Callable[[tuple[Account, ...]], tuple[Account, ...]]
+Passwords = Callable[[dict[str, str]], dict[str, str]]
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
@@ -254,9 +255,9 @@ class NatsWorld:
 class RealCluster:
     """A server with the real accounts and streams, or with other accounts of the same users."""
 
-    def __init__(self, folder: Path, others: Accounts = tuple) -> None:
+    def __init__(self, folder: Path, others: Accounts = tuple, inside: Passwords = dict) -> None:
         self.passwords = new_passwords(NODES, VCS)
-        self.accounts = others(accounts(self.passwords, NODES, VCS))
+        self.accounts = others(accounts(inside(self.passwords), NODES, VCS))
         self.server = Server(folder / "nats", self.accounts)
         self.marker = folder / "streams.json"
         self.fatal: list[Exception] = []

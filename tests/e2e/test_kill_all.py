@@ -23,4 +23,4 @@ def test_what_was_acknowledged_survives_the_death_of_everything(tmp_path: Path) 
     assert is_good(report), report
     assert report["acknowledged"] == report["one_attempt"] == report["executed_once"] == JOBS
     assert report["jobs_nobody_submitted"] == 0
-    assert len(report["killed"]) == 10
+    assert len(report["killed"]) == 11

@@ -16,6 +16,7 @@ there no stream and no service listens.
 from __future__ import annotations
 
 import functools
+import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from skep.wire.subjects import ADMIN, ADMISSION, ALLOC, NODE, SEARCH, SUBMIT
 
 OPERATOR = "operator"
 BOOTSTRAP = "bootstrap"
+DOOR = "door"
 ADMISSION_SERVICE = "admission"
 ALLOCATOR = "allocator"
 INTROSPECTOR = "introspector"
@@ -112,6 +114,24 @@ def vc_identity(vc: str) -> str:
     return f"vc-{vc}"
 
 
+def password_behind_door(secret: str, identity: str, password: str) -> str:
+    """Return the password by which the bus server knows a tenant that comes through the door.
+
+    The door makes it from what the tenant says and from its own `secret`, so that a tenant cannot
+    go past the door to the server itself.
+    """
+    return hmac.new(secret.encode(), f"{identity}:{password}".encode(), "sha256").hexdigest()
+
+
+def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, str]:
+    """Return the passwords as a server needs them that tenants reach through the door only."""
+    secret = passwords[DOOR]
+    inside = {
+        one: password_behind_door(secret, one, passwords[one]) for one in map(vc_identity, vcs)
+    }
+    return {**passwords, **inside}
+
+
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
     if replicas == 1 or service not in REPLICATED:
@@ -124,6 +144,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
     return (
         OPERATOR,
         BOOTSTRAP,
+        DOOR,
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -259,7 +280,7 @@ def _imported(kind: str, account: str, subject: str) -> dict[str, Any]:
 
 
 def people_grants() -> dict[str, Grants]:
-    """Return what an operator may do, and whoever makes the streams."""
+    """Return what an operator may do, what makes the streams, and what tenants go through."""
     says = Grants
     return {
         OPERATOR: _inbox(OPERATOR)
@@ -281,6 +302,8 @@ def people_grants() -> dict[str, Grants]:
         + functools.reduce(
             Grants.__add__, (_follows(BOOTSTRAP, name) for name in subjects.FACT_STREAMS)
         ),
+        # It asks the stream of submissions how far it is, on a subject that is no tenant's.
+        DOOR: _inbox(DOOR) + says((subjects.submit(DOOR),)),
     }
 
 

@@ -252,6 +252,9 @@ def _find_ports(cluster: Cluster, wishes: Wishes) -> None:
     port = port_of(cluster.nats.url)
     if not port or not ports.is_free(port):
         cluster.nats.url = f"nats://{HOST}:{ports.free_port()}"
+    port = port_of(cluster.nats.tenants)
+    if not port or not ports.is_free(port):
+        cluster.nats.tenants = f"nats://{HOST}:{ports.free_port()}"
     port = port_of(cluster.gateway.url)
     if port and ports.is_free(port):
         return

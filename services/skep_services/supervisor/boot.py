@@ -52,7 +52,7 @@ def write_files(home: str, cluster: Cluster) -> None:
     text = nats_server.config_text(
         port=port_of(cluster.nats.url),
         store_dir=_store(home),
-        accounts=nats_access.accounts(cluster.nats.users, nodes, vcs),
+        accounts=nats_access.accounts(nats_access.behind_door(cluster.nats.users, vcs), nodes, vcs),
     )
     folder.write_text(nats_config_path(home), text)
     names = {token: name for name, token in cluster.gateway.tokens.items()}

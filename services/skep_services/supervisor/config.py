@@ -64,10 +64,14 @@ class NodeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Nats(msgspec.Struct, kw_only=True):
-    """The bus: its address (of several servers, with commas), and the password of each identity."""
+    """The bus: its address (of several servers, with commas), and the password of each identity.
+
+    `tenants` is the address of the door, by which tenants reach it; empty where there is none.
+    """
 
     url: str
     users: dict[str, str]
+    tenants: str = ""
 
 
 class Gateway(msgspec.Struct, kw_only=True):
@@ -329,7 +333,8 @@ def _check_nodes(nodes: Sequence[NodeConfig]) -> None:
 
 
 RESERVED_NAMES = (
-    "admission", "advisor", "allocator", "gateway", "introspector", "searches", "nats", "lock",
+    "admission", "advisor", "allocator", "door", "gateway", "introspector", "searches", "nats",
+    "lock",
 )  # fmt: skip
 """Folders and files of the state folder that a node's own folder must not be."""
 

@@ -11,7 +11,7 @@ import msgspec
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 
-SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
+SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -96,10 +96,11 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         niceness=BUS_NICENESS,
     )
     more = {
+        "door": {"SKEP_LISTEN": f"{HOST}:{port_of(cluster.nats.tenants)}"},
         "gateway": {
             "SKEP_LISTEN": f"{HOST}:{port_of(cluster.gateway.url)}",
             "SKEP_TOKENS": tokens_path(home),
-        }
+        },
     }
     return ClusterPlan(
         bus=bus,
@@ -143,4 +144,5 @@ def _python(
         },
         state=state,
         log_path=folder.service_log_path(home, name),
+        niceness=BUS_NICENESS if module == "door" else None,
     )

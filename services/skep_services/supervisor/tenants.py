@@ -92,7 +92,8 @@ async def _take(home: str, cluster: Cluster, asked: bytes) -> list[str]:
 async def is_connected(cluster: Cluster, vc: str) -> bool:
     """Return whether what a tenant says reaches the stream of submissions. Nothing is stored."""
     identity = nats_access.vc_identity(vc)
-    options = LinkOptions(servers=tuple(cluster.nats.url.split(",")), identity=identity,
+    url = cluster.nats.tenants or cluster.nats.url
+    options = LinkOptions(servers=tuple(url.split(",")), identity=identity,
                           password=cluster.nats.users[identity],
                           connect_within_s=TRY_WITHIN_S)  # fmt: skip
     try:
