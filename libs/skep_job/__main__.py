@@ -19,6 +19,19 @@ def _leave_working_directory() -> None:
         del sys.path[0]
 
 
+def _run_opaque() -> None:
+    """Become the interpreter that runs the script itself: this one is too old to read the rest."""
+    if os.environ.get("SKEP_SOCK"):
+        version = ".".join(map(str, sys.version_info[:2]))
+        text = "skep_job: not observed: this is Python " + version + ", older than 3.10"
+        print(text, file=sys.stderr)
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable] + sys.argv[1:])  # noqa: RUF005, S606
+
+
+if sys.version_info < (3, 8):  # noqa: UP036  a job may run on any Python
+    _run_opaque()
+
 _leave_working_directory()
 
 from skep_job.launch import main  # noqa: E402  the path is put right first

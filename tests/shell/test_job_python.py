@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -73,3 +75,32 @@ async def test_a_node_without_the_interpreter(tmp_path: Path, python: str, detai
         await node.close()
     assert ended.outcome is Outcome.NOT_STARTED
     assert detail in ended.detail
+
+
+PRETENDS = """
+import os, runpy, sys
+entry, sys.version_info = sys.argv[1], (3, 6, 15)
+sys.argv = [entry, "train.py", "--lr", "1"]
+def execv(program, words):
+    print(json_of([program == sys.executable, *words[1:]]), flush=True)
+    os._exit(0)
+from json import dumps as json_of
+os.execv = execv
+runpy.run_path(entry, run_name="__main__")
+"""
+
+
+def test_a_python_too_old_for_the_jobs_end_runs_the_script_itself() -> None:
+    spec = importlib.util.find_spec("skep_job")
+    assert spec is not None
+    assert spec.origin is not None
+    entry = Path(spec.origin).parent / "__main__.py"
+    for path in (entry, Path(spec.origin)):  # What such a Python reads before it is known.
+        ast.parse(path.read_text(), feature_version=(3, 6))
+        assert "from __future__" not in path.read_text()
+    done = subprocess.run(
+        [sys.executable, "-c", PRETENDS, str(entry)],
+        env={"SKEP_SOCK": "/nowhere"}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [True, "train.py", "--lr", "1"]
+    assert done.stderr == "skep_job: not observed: this is Python 3.6, older than 3.10\n"
