@@ -30,6 +30,7 @@ class SkepCallback(Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._keeper = Keeper()
+        self._stepped = -1  # the Trainer's count of steps after the batch before
 
     def newest(self) -> str | None:
         """Return what `ckpt_path` has to be: None at the first attempt."""
@@ -38,12 +39,16 @@ class SkepCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._keeper.begin()
+        self._stepped = int(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         step = int(trainer.global_step)
         self._keeper.report(trainer.callback_metrics, step)
+        within, self._stepped = step == self._stepped, step
         if trainer.received_sigterm:  # Lightning has a handler of its own.
             self._keeper.ends = True
+        if within and trainer.accumulate_grad_batches > 1:
+            return  # The Trainer's checkpoints have no gradients: it saves when the window ends.
         if not self._keeper.wants():
             return
         folder = self._keeper.folder
