@@ -345,7 +345,7 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
     foreign = health.get("foreign", 0)
     if foreign:
         text = (
-            f"{render.plural(foreign, 'foreign message')} in fact streams, at last "
+            f"{render.plural(foreign, 'foreign message')} in fact streams since it began, at last "
             f"{health['foreign_latest']}"
         )
         todo = (
