@@ -245,7 +245,7 @@ class BusCluster(Cluster):
             case "ADMISSION" | "ALLOC":
                 service = "admission" if stream == "ADMISSION" else "allocator"
                 subject = f"{subjects.PREFIX}.fact.{service}"
-                self._store_record(subject, event.facts, event.at)
+                self.store_record(subject, event.facts, event.at)
             case "NODE":
                 tag = event.__struct_config__.tag
                 self._store(subjects.node_event(event.node, tag), event)
@@ -274,12 +274,13 @@ class BusCluster(Cluster):
         effects = self.searches(event, second)
         facts = [effect.fact for effect in effects if isinstance(effect, Record)]
         if facts:
-            self._store_record(subjects.SEARCH_FACTS, facts, at(second))
+            self.store_record(subjects.SEARCH_FACTS, facts, at(second))
         for effect in effects:
             if isinstance(effect, Send) and effect.subject.startswith(f"{subjects.PREFIX}.reply"):
                 await self.bus.send(effect.subject, codec.encode(effect.message), effect.headers)
 
-    def _store_record(self, subject: str, facts: Sequence[Any], at: Instant) -> None:
+    def store_record(self, subject: str, facts: Sequence[Any], at: Instant) -> None:
+        """Publish a record of a service, behind those that it has written here so far."""
         writer = self._writers.setdefault(subject, RecordWriter())
         self._publish(subject, writer.record(facts, at))
 

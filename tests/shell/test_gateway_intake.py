@@ -39,7 +39,7 @@ def publish(house: House, subject: str, body: Any) -> None:
 
 
 def recorded(house: House, service: str, *facts: Any) -> None:
-    publish(house, f"{subjects.PREFIX}.fact.{service}", {"at": T0, "facts": facts})
+    house.cluster.store_record(f"{subjects.PREFIX}.fact.{service}", facts, T0)
 
 
 async def metric(house: House, name: str) -> float:
