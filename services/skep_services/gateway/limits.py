@@ -9,9 +9,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 
+import msgspec
 from aiohttp import web
 
+from skep.units import MIB
+from skep.wire import subjects
 from skep_services.gateway.api import ApiError, Caller, caller_of, json_response
+from skep_services.ports import Bus
 
 REQUESTS_PER_S = 200
 """Of one tenant, lasting: a fifth of what a gateway answers on one core."""
@@ -23,14 +27,50 @@ FOLLOWED_MAX = 16
 """Logs that one tenant follows at once: 12 tenants fit into what there may be."""
 
 
+ANSWER_WITHIN_S = 1.0
 MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX}
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """How much a stream holds, of what the bus tells of it."""
+
+    bytes: int = 0
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How much a stream may hold."""
+
+    max_bytes: int = 0
+
+
+class StreamFill(msgspec.Struct, frozen=True):
+    """What the bus tells of a stream, as far as it matters here."""
+
+    config: Bounds = Bounds()
+    state: Kept = Kept()
+
+
+async def submissions_near(bus: Bus) -> list[str]:
+    """Return a sentence if the stream of submissions is filled to four fifths or more."""
+    answer = await bus.request(f"$JS.API.STREAM.INFO.{subjects.SUBMIT}", b"", {}, ANSWER_WITHIN_S)
+    if answer is None:
+        return []
+    try:
+        found = msgspec.json.decode(answer.payload, type=StreamFill)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+    used, most = found.state.bytes, found.config.max_bytes
+    if most <= 0 or 5 * used < 4 * most:
+        return []
+    return [f"the stream of submissions holds {used // MIB} of {most // MIB} MiB: when it is full, "
+            "nobody can submit; back it up, and see who fills it"]  # fmt: skip
 
 
 class Limits:
     """What each tenant has used up. `now` returns seconds that never go back."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], bus: Bus) -> None:
+        self._now, self._bus = now, bus
         self._buckets: dict[str, tuple[float, float]] = {}
         """Of each tenant: requests it may still make at once, and when that was so."""
         self._open: dict[tuple[str, str], int] = {}
@@ -79,7 +119,10 @@ class Limits:
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer which limits are near: an operator learns of all tenants, a tenant of itself."""
-        return json_response({"near": self.near(caller_of(request).vc)})
+        vc = caller_of(request).vc
+        # How full the stream of submissions is concerns who can do something about it.
+        full = [] if vc else await submissions_near(self._bus)
+        return json_response({"near": [*full, *self.near(vc)]})
 
     def near(self, only: str = "") -> list[str]:
         """Return a sentence for each limit of which a tenant uses four fifths or more.

@@ -180,7 +180,7 @@ class Gateway:
         await submitter.listen()
         jobs = Jobs(indexer, watch, submitter, metrics, clock,
                     Drafts(self._bus, indexer, clock))  # fmt: skip
-        limits = Limits(time.monotonic)
+        limits = Limits(time.monotonic, self._bus)
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
         health = Health(self._bus, indexer, clock)
