@@ -133,6 +133,21 @@ async def test_rounds_are_as_large_as_the_stream_is_fast() -> None:
 
 
 @pytest.mark.asyncio
+async def test_rounds_that_are_not_full_do_not_make_the_next_ones_larger() -> None:
+    said: list[str] = []
+    made = turns(Time())
+    running = asyncio.create_task(made.run())
+    try:
+        for _ in range(50):
+            made.wait(Sender("a", 1, said))
+            await several_rounds()
+    finally:
+        running.cancel()
+    assert len(said) == 50
+    assert made.messages == ROUND_MESSAGES_FIRST
+
+
+@pytest.mark.asyncio
 async def test_nothing_is_let_through_before_what_came_before_is_stored() -> None:
     said: list[str] = []
     stored = asyncio.Event()

@@ -93,20 +93,22 @@ class Turns:
             if not self._waiting and not self._new:
                 self._some.clear()
                 await self._some.wait()
-            if not self.round():
+            sent = self.round()
+            if not sent:
                 # Everybody that waits has sent more than it may: the first of them soon may again.
                 await asyncio.sleep(ROUND_BYTES / BYTES_PER_S / 8)
                 continue
-            under_way.append(asyncio.ensure_future(self._until_stored()))
+            under_way.append(asyncio.ensure_future(self._until_stored(sent)))
             if len(under_way) >= ROUNDS_MAX:
                 await under_way.popleft()
 
-    async def _until_stored(self) -> None:
+    async def _until_stored(self, sent: int) -> None:
         began = self._now()
         await self._stored()
         if self._now() - began > ROUND_S:
             self.messages = max(1, self.messages // 2)
-        else:
+        elif sent >= self.messages:
+            # A round that was not full does not tell what a full one would take.
             self.messages = min(self.messages + 1, ROUND_MESSAGES_MAX)
 
     def round(self) -> int:
