@@ -192,6 +192,13 @@ def idle_gpus(machine: AllocatorMachine) -> int:
                 for shape, forest in shapes), default=0)  # fmt: skip
 
 
+def idle_on_one_node(machine: AllocatorMachine) -> int:
+    """Return the most idle GPUs of a node: no worker with more of them can start now."""
+    shapes = [(chain.topology, chain.forest) for chain in machine.cells.chains.values()]
+    return max((shape.node_size - min(forest.busy[shape.node_level]) for shape, forest in shapes),
+               default=0)  # fmt: skip
+
+
 def home(machine: AllocatorMachine, job: JobState) -> str | None:
     """Return the chain that has every GPU of a suspended attempt, if all of them are idle."""
     chains: dict[str, None] = {}

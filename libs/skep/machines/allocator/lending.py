@@ -42,9 +42,10 @@ from skep.wire.spec import Resources
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
 
-LOOKS_MAX = 32
+LOOKS_MAX = 16
 """Shapes of jobs of one VC that are tried in one decision and find nothing. A look takes about
-0.1 ms, and a queue seldom has more shapes than that; those beyond wait until others have gone."""
+0.1 ms. Shapes that need more GPUs than are idle are not tried, and a queue seldom has more others;
+those beyond wait until the jobs of others have gone."""
 assert LOOKS_MAX < SHAPES_MAX
 
 
@@ -66,11 +67,13 @@ class Line:
             if job is not None and job.state is State.QUEUED and cellwork.lends(job):
                 heapq.heappush(self._heaps.setdefault(job.spec.resources, []), entry)
 
-    def firsts(self, machine: AllocatorMachine, idle: int) -> list[tuple[Entry, JobState]]:
-        """Return the earliest job of each shape with no more than `idle` GPUs, as a heap."""
+    def firsts(
+        self, machine: AllocatorMachine, idle: int, on_one_node: int
+    ) -> list[tuple[Entry, JobState]]:
+        """Return the earliest job of each shape that so many idle GPUs may hold, as a heap."""
         found = []
         for shape in list(self._heaps):
-            if shape.gpus * shape.workers <= idle:
+            if shape.gpus * shape.workers <= idle and shape.gpus <= on_one_node:
                 job = self._first(machine, shape)
                 if job is not None:
                     found.append((job.entry, job))
@@ -98,6 +101,7 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
     """
     lines = _lines(machine)
     idle = cellwork.idle_gpus(machine) if lines else 0
+    on_one_node = cellwork.idle_on_one_node(machine) if idle else 0
     turns = [(placing.share(machine, vc), vc) for vc in lines]
     heapq.heapify(turns)
     taken = 0
@@ -106,12 +110,13 @@ def lend(machine: AllocatorMachine, now: Instant, room: int) -> int:
             machine.soft.check_at = now  # Go on in the next decision.
             break
         vc = turns[0][1]
-        cost = _lend_one(machine, vc, lines[vc].firsts(machine, idle), now, room - taken)
+        cost = _lend_one(machine, vc, lines[vc].firsts(machine, idle, on_one_node), now,
+                         room - taken)  # fmt: skip
         if cost < 0:
             return room
         if cost:
             taken += cost
-            idle = cellwork.idle_gpus(machine)
+            idle, on_one_node = cellwork.idle_gpus(machine), cellwork.idle_on_one_node(machine)
             heapq.heapreplace(turns, (placing.share(machine, vc), vc))
         else:
             heapq.heappop(turns)
