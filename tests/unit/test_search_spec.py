@@ -44,6 +44,8 @@ def test_times_are_seconds_and_trials_are_the_vcs_jobs() -> None:
         ({"steps": 10**400}, "$.steps", Reason.BAD_VALUE, ""),
         ({"budget": {"trials": 1, "gpu_time": 10**400}}, "$.budget.gpu_time", Reason.BAD_VALUE,
          ""),
+        ({**ASHA, "rungs": {"first": 0, "last": 90}}, "$.rungs.first", Reason.BAD_VALUE, ""),
+        ({**ASHA, "rungs": {"first": -1, "last": 90}}, "$.rungs.first", Reason.BAD_VALUE, ""),
         ({**ASHA, "rungs": {"first": 10, "last": 20}}, "$.rungs.last", Reason.BAD_VALUE, ""),
     ],
 )  # fmt: skip

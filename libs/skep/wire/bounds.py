@@ -109,6 +109,9 @@ Values = Annotated[dict[Short, Number], Meta(max_length=NAMES_MAX)]
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding bytes from outside raises: no JSON, wrong types or bounds, bad UTF-8, too deep."""
 
+REFUSAL_CHARS_MAX = 300
+"""What is told of a message that cannot be read: decoders quote it, and it may be a megabyte."""
+
 Kind = TypeVar("Kind")
 
 
@@ -133,6 +136,12 @@ class LogDecoder(Generic[Kind]):
                 self._unbounded = msgspec.json.Decoder(without_bounds(self._kind, {}))
             made: Kind = _original(self._unbounded.decode(raw))
             return made
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says as one short line, fit for a log and a terminal."""
+    text = str(error)[:REFUSAL_CHARS_MAX]
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def convert_unbounded(tree: Any, kind: type[Kind]) -> Kind:

@@ -13,7 +13,7 @@ from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.admin import Admin, SetVcs, vcs_problems
 from skep.wire.advice import Advice
-from skep.wire.bounds import UNDECODABLE, LogDecoder
+from skep.wire.bounds import UNDECODABLE, LogDecoder, one_line
 from skep.wire.commands import Command
 from skep.wire.facts import AdmissionFact, AllocatorFact
 from skep.wire.findings import Finding
@@ -152,7 +152,7 @@ def _typed(parsed: subjects.Parsed, subject: str, payload: bytes, at: Instant) -
     try:
         message = decoder.decode(payload)
     except UNDECODABLE as error:
-        return Unreadable(subject=subject, text=str(error))
+        return Unreadable(subject=subject, text=one_line(error))
     speaker = getattr(message, "node", parsed.first)
     if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
         text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"
@@ -212,7 +212,7 @@ def _facts(service: str, subject: str, payload: bytes) -> Facts | Unreadable:
     try:
         record = _RECORDS[service].decode(payload)
     except UNDECODABLE as error:
-        return Unreadable(subject=subject, text=str(error))
+        return Unreadable(subject=subject, text=one_line(error))
     return Facts(service=service, at=record.at, facts=record.facts)
 
 

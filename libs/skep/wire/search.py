@@ -340,10 +340,11 @@ def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
     if rungs is None:
         return
     if rungs.first < 1:
+        # From 0 or less no level is ever above the one before: the rest cannot be looked at.
         yield _bad(f"{path}.rungs.first", "1 or more")
-    if not 2 <= rungs.eta <= 16:
+    elif not 2 <= rungs.eta <= 16:
         yield _bad(f"{path}.rungs.eta", "2 to 16")
-    elif not max(1, rungs.first) * rungs.eta <= rungs.last <= 2**53:
+    elif not rungs.first * rungs.eta <= rungs.last <= 2**53:
         yield _bad(f"{path}.rungs.last", "at least `first` times `eta`")
     elif not 1 <= rungs.brackets <= len(levels(rungs)):
         yield _bad(f"{path}.rungs.brackets", f"1 to {len(levels(rungs))}, the rungs there are")
@@ -355,6 +356,8 @@ def _method(spec: SearchSpec, path: str) -> Iterator[Problem]:
 
 def levels(rungs: Rungs, bracket: int = 0) -> tuple[int, ...]:
     """Return the mini-batches after which the trials of a bracket are compared, below `last`."""
+    assert rungs.first >= 1, rungs
+    assert rungs.eta >= 2, rungs
     found, level = [], rungs.first * rungs.eta**bracket
     while level < rungs.last:
         found.append(level)
