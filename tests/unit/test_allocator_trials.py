@@ -345,3 +345,13 @@ def test_what_is_kept_of_many_trials_is_in_pieces() -> None:
         again.apply(restored)
     assert (again.tries, again.lately) == (machine.tries, machine.lately)
     assert list(again.lately.pauses) == list(machine.lately.pauses)
+
+
+def test_families_with_blanks_do_not_share_a_cool_down() -> None:
+    one, other = ("a b", "c"), ("a", "b c")
+    assert tries.key(Kind.PACK, one) != tries.key(Kind.PACK, other)
+    assert tries.key_by_rules_1(Kind.PACK, one) == tries.key_by_rules_1(Kind.PACK, other)
+    cool = tries.Cooling(Kind.PACK, one, at(9))
+    known = tries.Tries(cooling={"nlp": {tries.key_by_rules_1(Kind.PACK, one): cool}})
+    tries.raise_rules(known)
+    assert known.cooling == {"nlp": {tries.key(Kind.PACK, one): cool}}

@@ -13,8 +13,11 @@ which VC, is defined so:
    bears the lowest of them, and so on.
 
 A cell that a job of its VC uses stays with it. The rest depends on which GPUs are bad and what is
-bound, and not on the order of failures. What VCs bear is shared out anew (3) only when a GPU turns
-bad or heals, or when 1 or 2 change something: a job that comes or goes moves no borne cell.
+bound, and not on the order of failures: where cells of several levels are owned, 1 and 2 begin
+anew whenever a GPU turns bad or heals (while no more than AFRESH_MAX cells are borne: beyond that
+much of a chain is broken, and each failure would cost as many facts). What VCs bear is shared out
+anew (3) only when a GPU turns bad or heals, or when 1 or 2 change something: a job that comes or
+goes moves no other borne cell.
 
 `steps` decides and changes nothing: whoever asks carries out each step before it asks for the next.
 """
@@ -30,6 +33,9 @@ from skep.cells.forest import Draft
 from skep.cells.pools import Pool, VCell
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell
+
+AFRESH_MAX = 32
+"""Borne cells that are given back and chosen anew, at most: each costs two facts."""
 
 
 class Bear(NamedTuple):
@@ -98,6 +104,8 @@ def _settle(chain: ChainState, *, health: bool) -> Iterator[Bear | Relieve]:
     if not (chain.bad or chain.doomed):
         return
     changed = health
+    if health:
+        yield from _afresh(chain)
     for step in _spare(chain):
         changed = True
         yield step
@@ -106,6 +114,22 @@ def _settle(chain: ChainState, *, health: bool) -> Iterator[Bear | Relieve]:
         yield bear
     if changed and len(chain.pools) > 1:
         yield from _share_out(chain)
+
+
+def _afresh(chain: ChainState) -> Iterator[Relieve]:
+    """Yield all borne cells that no job uses, where which ones are bound depends on the order.
+
+    It does only if cells of several levels are owned: a cell that was bound at one level may be in
+    the way of a better one at another.
+    """
+    owned = [
+        any(pool.total[level] and not pool.pin for pool in chain.pools.values())
+        for level in range(chain.topology.top + 1)
+    ]
+    idle = [cell for cell in chain.doomed if not cell.used]
+    if sum(owned) > 1 and len(idle) <= AFRESH_MAX:
+        for cell in sorted(idle, key=lambda cell: (cell.level, cell.index)):
+            yield _relieve(chain, cell)
 
 
 def _spare(chain: ChainState) -> Iterator[Relieve]:

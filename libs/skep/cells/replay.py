@@ -173,6 +173,8 @@ class Replay:
         return {"outcome": "restarted", "jobs": len(self.cells.holds), "same": same}
 
     def _reconfigure(self, event: Reconfigure) -> Outcome:
+        if event.cluster == self.cells.cluster:
+            return {"outcome": "reconfigured", "jobs": {}, "bears": self._bears()}
         self.cells, changes = reconfigure(self.cells, event.cluster)
         fates: dict[str, list[str]] = {}
         for change in changes:
@@ -202,9 +204,18 @@ class Replay:
 
     def _bind_ready(self) -> None:
         for job, hold in list(self.cells.holds.items()):
-            if hold.claims and self.cells.ready(job):
+            if hold.claims and self._broke(hold):
+                self.cells.release(job)
+                self.waiting[job] = None
+                self._then.append({"job": job, "outcome": "released"})
+            elif hold.claims and self.cells.ready(job):
                 self.cells.occupy(job)
                 self._then.append({"job": job} | self._bound(hold))
+
+    def _broke(self, hold: Hold) -> bool:
+        """Return whether GPUs that are reserved turned bad since: the job is planned anew."""
+        bad = self.cells.chains[hold.chain].bad
+        return any(leaf in bad for spot in hold.spots for leaf in spot.leaves)
 
     def _promote(self) -> None:
         order = sorted(self.cells.holds.values(), key=lambda hold: -hold.asked)

@@ -20,7 +20,7 @@ from skep.machines.allocator import cellwork, watch
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.allocator.lately import Lately
 from skep.machines.allocator.suspects import Suspicion
-from skep.machines.allocator.tries import Cooling, Tries
+from skep.machines.allocator.tries import Cooling, Tries, raise_rules
 from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
@@ -186,6 +186,8 @@ def restore(machine: AllocatorMachine, kept: Kept) -> None:
             machine.tries.begun.update(kept.begun)
             machine.tries.solo.update(kept.solo)
             machine.tries.cooling.update(kept.cooling)
+            if machine.rules > 1:
+                raise_rules(machine.tries)  # A snapshot may name them as earlier rules did.
             machine.lately.pauses.update(kept.pauses)
         case CellsKept():
             machine.cells = restore_cells(kept)

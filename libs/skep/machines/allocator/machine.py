@@ -357,6 +357,8 @@ class AllocatorMachine:
             case JobEnded():
                 self._apply_ended(fact)
             case EpochBegan():
+                if self.rules < fact.rules:
+                    tries.raise_rules(self.tries)
                 cellwork.began(self, fact)
             case BadCellBound() | BadCellReturned() | SetLed() | RulesRaised():
                 cellwork.apply_bearing(self, fact)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -107,8 +107,19 @@ def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
 
 
 def key(kind: Kind, named: Sequence[str]) -> str:
-    """Return what a cool-down is of."""
+    """Return what a cool-down is of: no two lists of families share one, blanks or not."""
+    return msgspec.json.encode((kind, *named)).decode()
+
+
+def key_by_rules_1(kind: Kind, named: Sequence[str]) -> str:
+    """Return what a cool-down is of in logs by rules 1, where families with blanks can coincide."""
     return " ".join((kind, *named))
+
+
+def raise_rules(tries: Tries) -> None:
+    """Name the cool-downs that earlier rules left as they are named now."""
+    for vc, known in tries.cooling.items():
+        tries.cooling[vc] = {key(each.kind, each.families): each for each in known.values()}
 
 
 def counted(kind: Kind, jobs: Sequence[str], vc: str) -> tuple[str, ...]:
@@ -195,7 +206,7 @@ def apply(machine: AllocatorMachine, fact: TrialFact) -> None:
                 if each.job not in machine.jobs:
                     _forget(tries, each.job)
             if fact.verdict is not Verdict.KEPT or fact.why is Reason.TRIAL_STAYS:
-                _cool(tries, trial, fact)
+                _cool(tries, trial, fact, key if machine.rules > 1 else key_by_rules_1)
             if fact.verdict is not Verdict.KEPT:
                 _put_back(machine, trial, fact)
 
@@ -238,8 +249,10 @@ def _changed(machine: AllocatorMachine, fact: JobChanged) -> None:
         tries.done[opened] = fact.at
 
 
-def _cool(tries: Tries, trial: TrialBegun, fact: TrialOver) -> None:
-    known, named = tries.cooling.get(trial.vc, {}), key(trial.kind, trial.families)
+def _cool(
+    tries: Tries, trial: TrialBegun, fact: TrialOver, name_of: Callable[[Kind, Sequence[str]], str]
+) -> None:
+    known, named = tries.cooling.get(trial.vc, {}), name_of(trial.kind, trial.families)
     before = known.get(named)
     times = before.times if before is not None and fact.at < before.known else 0
     if fact.why is Reason.TRIAL_DISTURBED:
