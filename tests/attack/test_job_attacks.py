@@ -91,7 +91,7 @@ class Attacker:
 
 
 class Clock(ManualClock):
-    """Says when somebody waits for it to move on."""
+    """Says when something waits for it to move on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -467,7 +467,7 @@ async def test_refusals_do_not_fill_the_log(
 async def test_a_refused_connection_is_held(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever guesses gets a bounded number of answers a second."""
+    """A process that guesses gets a bounded number of answers a second."""
     monkeypatch.setattr(module, "REFUSED_HELD_S", DEADLINE_S)
     monkeypatch.setattr(module, "CONNECTIONS_PER_RANK_MAX", 3)
     held = [await target.connect(target.hello(token="guess")) for _ in range(3)]
