@@ -23,7 +23,7 @@ import msgspec
 
 from skep.cells.check import safe
 from skep.cells.holds import Request
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, cellwork
 from skep.sim.cluster.settings import Costs, Settings
 from skep.sim.cluster.world import World
 from skep.sim.tenants import BEGIN, CHAIN, LEVELS, NODE_GPUS
@@ -191,11 +191,15 @@ class _Watcher:
 
 
 def wanted_idle(machine: AllocatorMachine) -> int:
-    """Return how many idle GPUs jobs that wait could have, those of the largest of them."""
+    """Return how many idle GPUs jobs that wait could have, those of the largest of them.
+
+    By default that is only jobs that can give them back.
+    """
     most = 0
     tried: dict[Request, None] = {}
     for job in machine.jobs.values():
-        if job.state.value != "queued" or job.spec.opportunistic:
+        unable = job.spec.over_quota == "auto" and not cellwork.lends(job)
+        if job.state.value != "queued" or job.spec.opportunistic or unable:
             continue
         asked = Request.of(job.spec, "", guaranteed=False)
         if asked not in tried and job.spec.gpus > most:
