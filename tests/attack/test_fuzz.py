@@ -11,6 +11,7 @@ node has said of itself stands.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -20,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import nats
 import pytest
 
 from scripts.bare_client import bare_client
@@ -118,36 +118,25 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
 
 async def speak(cluster: Embedded, rng: random.Random, every: list[Voice]) -> dict[str, int]:
     """Publish until the time is over; return how many messages each credential said."""
-    about = cluster.about["nats"]
     counts = dict.fromkeys((voice.identity for voice in every), 0)
-    clients = {}
-    refusals: list[str] = []
-
-    async def refused(error: Exception) -> None:
-        refusals.append(str(error))
-
-    for voice in every:
-        clients[voice.identity] = await nats.connect(
-            about["url"].split(","), user=voice.identity, password=about["users"][voice.identity],
-            inbox_prefix=f"_INBOX.{voice.identity}".encode(), error_cb=refused,
-            allow_reconnect=False, max_reconnect_attempts=0,
-        )  # fmt: skip
-    ends_at = time.monotonic() + SECONDS
-    left = int(SECONDS * MESSAGES_PER_S)
-    while left > 0 and time.monotonic() < ends_at:
-        voice = rng.choice(every)
-        client = clients[voice.identity]
-        for _ in range(BATCH):
-            subject, mutator = rng.choice(voice.said)
-            headers = mutator.headers() or None
-            payload = mutator.payload()[: client.max_payload - HEADER_BYTES_MAX]
-            await client.publish(subject, payload, rng.choice(REPLIES), headers)
-        assert client.is_connected, f"{voice.identity}: {refusals[-3:]}"
-        await client.flush()
-        counts[voice.identity] += BATCH
-        left -= BATCH
-    for client in clients.values():
-        await client.close()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {
+            name: await stack.enter_async_context(bare_client(cluster.about, name))
+            for name in counts
+        }
+        ends_at = time.monotonic() + SECONDS
+        left = int(SECONDS * MESSAGES_PER_S)
+        while left > 0 and time.monotonic() < ends_at:
+            voice = rng.choice(every)
+            client = clients[voice.identity].client
+            for _ in range(BATCH):
+                subject, mutator = rng.choice(voice.said)
+                headers = mutator.headers() or None
+                payload = mutator.payload()[: client.max_payload - HEADER_BYTES_MAX]
+                await client.publish(subject, payload, rng.choice(REPLIES), headers)
+            await client.flush()
+            counts[voice.identity] += BATCH
+            left -= BATCH
     return counts
 
 
