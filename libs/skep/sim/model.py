@@ -17,6 +17,7 @@ from skep.sim.processes import Run
 from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
 from skep.units import Instant
+from skep.wire.bearing import BadCell, BadCellBound, BadCellReturned
 from skep.wire.changes import (
     AskOver,
     AskTaken,
@@ -29,7 +30,7 @@ from skep.wire.changes import (
     MemberLearned,
     Result,
 )
-from skep.wire.cluster import FIFO, VirtualCluster
+from skep.wire.cluster import FIFO, Cluster, VirtualCluster
 from skep.wire.commands import BindJob, Resize, Resume
 from skep.wire.facts import (
     Admitted,
@@ -199,6 +200,9 @@ class AllocatorModel:
         self.nodes: dict[str, ModelNode] = {}
         self.quotas: dict[str, int] = {}
         """GPUs in each VC's cells together."""
+        self.cluster = Cluster()
+        self.borne: dict[BadCell, range] = {}
+        """The cells that VCs bear for their bad GPUs, with their GPUs' numbers in the chain."""
         self.gpus = Gpus()
         self.ghosts: dict[tuple[str, str, int], Member] = {}
         self.disowned: dict[str, None] = {}
@@ -311,6 +315,8 @@ class AllocatorModel:
                 held.share(self, fact)
             case TrialMessage():
                 self.tried.take(fact)
+            case BadCellBound() | BadCellReturned():
+                self._bearing(fact)
             case _:
                 pass  # Why a job waits changes nothing.
 
@@ -327,11 +333,52 @@ class AllocatorModel:
         self.policies = {vc: each.policy for vc, each in fact.cluster.vcs.items()}
         self.quotas = {vc: owned(fact.cluster, vc) for vc in fact.cluster.vcs}
         self.hopeless.clear()
+        self.cluster, self.borne = fact.cluster, {}
+        for cell in fact.bad_cells:
+            self._bears(cell)
         for fate in fact.fates:
             if fate.fate == "demoted" and fate.job in self.jobs:
                 moves.demote(self, fate.job, fate.attempt)
         for vc in self.quotas:
             self.within_quota(vc)
+
+    def _bears(self, cell: BadCell) -> None:
+        """Take that a VC bears a bad cell, which no other cell that is borne may overlap."""
+        chain = self.cluster.chains.get(cell.chain)
+        require(chain is not None, "I0", f"{cell} is in no chain")
+        assert chain is not None
+        known = 1 <= cell.level <= len(chain.levels) + 1
+        require(known and cell.index >= 0, "I0", f"{cell} is no cell")
+        sizes = [1]
+        for level in chain.levels:
+            sizes.append(sizes[-1] * level.fanout)
+        size = sizes[cell.level - 1]
+        gpus = range(cell.index * size, (cell.index + 1) * size)
+        name = chain.leaf if cell.level == 1 else chain.levels[cell.level - 2].name
+        owned_here = sum(
+            quota.count
+            for quota in self.cluster.vcs[cell.vc].cells
+            if (quota.chain, quota.level) == (cell.chain, name)
+        )
+        mine = [
+            other
+            for other in self.borne
+            if (other.chain, other.vc, other.level) == (cell.chain, cell.vc, cell.level)
+        ]
+        require(len(mine) < owned_here, "I0", f"{cell.vc} bears more cells than it owns: {cell}")
+        for other, theirs in self.borne.items():
+            apart = other.chain != cell.chain or not (
+                theirs.start < gpus.stop and gpus.start < theirs.stop
+            )
+            require(apart, "I0", f"{cell} and {other} overlap")
+        self.borne[cell] = gpus
+
+    def _bearing(self, fact: BadCellBound | BadCellReturned) -> None:
+        if isinstance(fact, BadCellBound):
+            self._bears(fact.cell)
+        else:
+            require(fact.cell in self.borne, "I0", f"{fact.cell} was not borne")
+            del self.borne[fact.cell]
 
     def _node(self, fact: NodeAdded | NodeDrained | NodeLost | NodeBack | NodeClean) -> None:
         if isinstance(fact, NodeAdded):
