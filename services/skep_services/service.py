@@ -248,6 +248,8 @@ class Health(msgspec.Struct, frozen=True):
     passed_over: int = 0
     passed_latest: str = ""
     """Messages that were passed over because `decide` raises on them, and the latest of them."""
+    stored: Mapping[str, int] = {}
+    """How far of each stream what follows from it is stored."""
     foreign: int = 0
     foreign_latest: str = ""
     """Messages in fact streams that their owners did not write, and the latest of them."""
@@ -272,6 +274,7 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subj
             active_since=shell.active_since,
             passed_over=shell.passed_over,
             passed_latest=shell.passed_latest,
+            stored=shell.stored,
             foreign=shell.foreign.count,
             foreign_latest=shell.foreign.latest,
         )

@@ -159,6 +159,8 @@ class Shell(Generic[EventT, FactT]):
         self.active_since = Instant(0)
         self.facts_applied = 0
         self.positions: dict[str, int] = {}
+        self.stored: dict[str, int] = {}
+        """How far of each stream what follows is stored; `positions` may be ahead of it."""
         self.dropped = 0
         self.ready = asyncio.Event()
         self._bus, self._clock, self._observer = bus, clock, observer
@@ -253,6 +255,7 @@ class Shell(Generic[EventT, FactT]):
             return
         async for record in self._facts.replay():
             self.positions.update(record.positions)
+            self.stored.update(record.positions)
             for fact in record.facts:
                 self.machine.apply(fact)
             if record.stands_for:
@@ -392,7 +395,9 @@ class Shell(Generic[EventT, FactT]):
             # Without positions: what was consumed counts only once its facts are stored.
             await self._facts.append((), {}, self._clock.now(), noted)
             noted = b""
-        await self._facts.append(tuple(facts), dict(self.positions), self._clock.now(), noted)
+        positions = dict(self.positions)
+        await self._facts.append(tuple(facts), positions, self._clock.now(), noted)
+        self.stored = positions
         self.facts_applied += len(facts)
 
     async def _send(self, effects: Sequence[Effect]) -> None:

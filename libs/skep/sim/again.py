@@ -132,6 +132,10 @@ class Again:
         self._reader = NotesReader()
         self._parts: tuple[str, int, int] = ("", 0, 0)
         self._early: list[Made] = []
+        firsts = ((stream, min(found)) for stream, found in log.messages.items() if found)
+        self._firsts = {stream: first for stream, first in firsts if first > 1}
+        self._peek = NotesReader()
+        self._gone = False
         self._resyncs = 0
         self.found = Comparison()
 
@@ -158,6 +162,7 @@ class Again:
             self._count_missing("starts-from-an-unknown-snapshot")
         self._machine = self._rebuilt()
         self._reader, self._parts, self._early = NotesReader(), ("", 0, 0), []
+        self._peek, self._gone = NotesReader(), False
 
     def _rebuilt(self) -> Any:
         machine = self._make()
@@ -177,6 +182,12 @@ class Again:
             self._history.append((record.counter, recorded))
             self._machine = None  # It is not what it was from here on.
             return
+        if self._taken_out(record):
+            self._count_missing("records-whose-inputs-were-taken-out")
+            self._history.append((record.counter, recorded))
+            for fact in recorded if self._machine is not None else ():
+                self._machine.apply(fact)
+            return
         made = [*self._early, *self._decide(record)]
         self._early = []
         if not recorded and any(facts for *_, facts in made):
@@ -185,6 +196,22 @@ class Again:
         if self._machine is not None:
             self._compare(record, recorded, made)
         self._history.append((record.counter, recorded))
+
+    def _taken_out(self, record: Recorded) -> bool:
+        """Return whether a record has an input that its stream no longer holds.
+
+        Decided submissions are taken out of SUBMIT. The facts of such a record may follow in the
+        next one.
+        """
+        if not self._firsts:
+            return False
+        before, self._gone = self._gone, False
+        for one in self._peek.read(record.noted) if record.noted else ():
+            first = self._firsts.get(one.stream)
+            if first is not None and 0 < one.sequence < first:
+                self._gone = not record.facts
+                return True
+        return before and not record.noted
 
     def _decide(self, record: Recorded) -> Iterator[Made]:
         """Yield every input of a record, its event and the facts that follow from it now."""
@@ -303,6 +330,7 @@ class Again:
         self._history.pop()
         if soft is not None:
             soft.vacant = soft.patrol = None
+            soft.lines.clear()  # They are of the queues of the machine before.
             self._machine.soft = soft
 
 

@@ -3,7 +3,7 @@
 An identity is a NATS user. Its inboxes are `_INBOX.<identity>.>` and nobody else may listen there,
 so no identity reads another's answers. Its consumers are named after it, so no identity reads,
 resets or deletes another's consumer. Only `bootstrap` may create a stream or take a message out of
-a fact stream, and nobody may delete or purge a stream.
+a fact stream, and only admission may purge a stream: decided submissions of SUBMIT.
 
 **Accounts.** Permissions bound what a user publishes and hears, but not the *reply subject* of
 what it publishes: the server answers there with its own rights. A tenant could so have JetStream
@@ -325,7 +325,17 @@ def _work(service: str, identity: str) -> Grants:
                 + _follows(identity, SUBMIT)
                 + _follows(identity, ADMIN)
                 + _follows(identity, ALLOC)
-                + says((subjects.REPLIES, "_INBOX.*.>"), (subjects.draft(service),))
+                + says(
+                    (
+                        subjects.REPLIES,
+                        "_INBOX.*.>",
+                        # Decided submissions are taken out of a large stream.
+                        f"$JS.API.STREAM.MSG.GET.{SUBMIT}",
+                        f"$JS.API.STREAM.PURGE.{SUBMIT}",
+                        subjects.health(SEARCHES),
+                    ),
+                    (subjects.draft(service),),
+                )
             )
         case "allocator":
             return (

@@ -71,6 +71,7 @@ class StreamState(msgspec.Struct, frozen=True):
     """What a stream holds. An empty stream's `first_seq` is one above its `last_seq`."""
 
     messages: int = 0
+    bytes: int = 0
     first_seq: int = 0
     last_seq: int = 0
     num_deleted: int = 0

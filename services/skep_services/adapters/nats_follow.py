@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.units import MIB, NS_PER_SECOND, Instant
+from skep.wire import subjects
 from skep_services.adapters.nats_api import (
     CONSUMER_NOT_FOUND,
     STREAM_NOT_FOUND,
@@ -152,7 +153,8 @@ class Follow:
         """Begin to deliver.
 
         Raises MissingStreamError, RefusedError, or CorruptLogError if the stream ends before
-        `after` or begins behind what should come next: going on would lose messages unseen.
+        `after` or begins behind what should come next: going on would lose messages unseen. SUBMIT
+        may begin later, as decided submissions are taken out (`compaction`).
         """
         await self._begin()
         self._link.on_up(self, lambda: self._end_round(self._round, "the connection was lost"))
@@ -197,7 +199,8 @@ class Follow:
         patience_ends_at = loop.time() + BEHIND_S_MAX
         while True:
             info = await stream_info(self._link, self.stream)
-            if info.state.first_seq > self._delivered + 1:
+            compacted = self.stream == subjects.SUBMIT  # Of what its readers had stored.
+            if info.state.first_seq > self._delivered + 1 and not compacted:
                 message = (
                     f"stream {self.stream} begins at {info.state.first_seq}, but what follows "
                     f"{self._delivered} is needed next: messages in between were removed"

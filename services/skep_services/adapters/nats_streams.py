@@ -45,7 +45,8 @@ FACT_MESSAGE_MAX = 600 * KIB
 """A record of at most 512 KiB, and its headers."""
 
 SUBMIT_BYTES_MAX = 4 * GIB
-"""A million specs of 4 KiB. A full stream refuses further messages, it never drops old ones."""
+"""A full stream refuses further messages, it never drops old ones. From a quarter of this on
+decided submissions are taken out (`compaction`)."""
 ADMIN_BYTES_MAX = GIB
 NODE_BYTES_MAX = 4 * GIB
 FACT_BYTES_MAX = 8 * GIB

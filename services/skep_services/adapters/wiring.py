@@ -31,6 +31,8 @@ FactT = TypeVar("FactT")
 
 Answers = Callable[[Bus], Deliver]
 """Makes what answers questions on the bus."""
+Beside = Callable[[NatsBus, Shell[Any, Any], Any], Awaitable[None]]
+"""What a process does beside its shell, with its logger, until it is cancelled."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -63,10 +65,12 @@ async def serve(
     listen: Sequence[str] = (),
     keeps: Log | None = None,
     answers: Answers | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Connect, recover and serve until cancelled; raises what stops the service.
 
     `answers`: what makes the one who is asked what the machine would decide, once it is active.
+    `beside`: what else the process does meanwhile; nothing of it may end the service.
     """
     fatal = Fatal()
     bus = await connect(chosen, fatal)
@@ -89,6 +93,7 @@ async def serve(
         listen=listen,
         notes=InputNotes() if facts is not None else None,
         answers=answers,
+        beside=beside,
     )
 
 
@@ -108,6 +113,7 @@ async def drive(
     notes: InputNotes | None = None,
     prepare: Callable[[Shell[EventT, FactT]], Awaitable[None]] | None = None,
     answers: Answers | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Run a machine's shell on these adapters until cancelled; then close them.
 
@@ -137,12 +143,15 @@ async def drive(
     ready = asyncio.ensure_future(say_ready(shell, log))
     leading = asyncio.ensure_future(_lead(chosen, log, shell, bus, peers, fatal))
     answering = asyncio.ensure_future(_answer(chosen, log, shell, bus, answers, fatal))
+    working = asyncio.ensure_future(beside(bus, shell, log)) if beside is not None else None
     try:
         await fatal.guard(shell.run())
     finally:
         ready.cancel()
         leading.cancel()
         answering.cancel()
+        if working is not None:
+            working.cancel()
         await bus.close()
         tracer.close()
 

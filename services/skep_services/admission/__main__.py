@@ -7,6 +7,7 @@ from typing import Any
 from skep.machines.admission import AdmissionMachine, Kept
 from skep.wire import subjects
 from skep.wire.facts import AdmissionFact, CellsSet, JobEnded, NodeAdded
+from skep_services.adapters.compaction import keep_small
 from skep_services.adapters.wiring import Log, serve
 from skep_services.drafts import JudgeOnly
 from skep_services.service import Settings, run
@@ -24,7 +25,7 @@ async def main(chosen: Settings, log: Any) -> None:
     keeps = Log(subjects.ADMISSION, subjects.ADMISSION_FACTS, AdmissionFact, Kept)
     machine = AdmissionMachine()
     await serve(chosen, log, machine, follow=FOLLOW, keeps=keeps,
-                answers=lambda bus: JudgeOnly(machine, bus).answer)  # fmt: skip
+                answers=lambda bus: JudgeOnly(machine, bus).answer, beside=keep_small)  # fmt: skip
 
 
 if __name__ == "__main__":
