@@ -30,7 +30,7 @@ from tests.mutations import Mutator
 
 SECONDS = float(os.environ.get("SKEP_FUZZ_S") or (60 if os.environ.get("CI") else 4))
 SEED = int(os.environ.get("SKEP_FUZZ_SEED") or uuid.uuid4().int % 2**32)
-MESSAGES_PER_S = 400
+MESSAGES_PER_S = 2000
 """At most: what is stored has to be decided on before the honest job is."""
 BATCH = 16
 """Messages between two questions to the server whether it has taken them."""
