@@ -140,10 +140,13 @@ def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
         except CommandError as error:
             if error.code == exits.UNREACHABLE:
                 raise
-            answer, code = (
-                {"job": job, "ask": ask, "accepted": False, "error": error.error},
-                error.code,
-            )
+            told = {
+                "result": "refused",
+                "why": error.error["reason"],
+                "detail": error.error["text"],
+            }
+            answer = {"job": job, "ask": ask, "accepted": False, **told, "error": error.error}
+            code = error.code
         results.append(answer)
         worst = max(worst, code)
         if not arguments.json:
