@@ -360,7 +360,7 @@ def test_forks_do_not_report(job: Job) -> None:
             pid = os.fork()
             if not pid:
                 child(number)
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         first.step()
         """
     )

@@ -132,9 +132,18 @@ def _run(name: str, words: list[str]) -> int:
         return exits.INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted. Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
         return exits.OK
+    except OSError:
+        # It has been said: what could not be written is still there to be written.
+        _discard_output()
+        return exits.FAILED
     return code
+
+
+def _discard_output() -> None:
+    """Have Python throw away at its exit what it has not written yet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def parser_of(name: str, command: Command) -> ArgumentParser:
