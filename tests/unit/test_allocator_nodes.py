@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator import AllocatorMachine, dispatch
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode
@@ -137,6 +137,19 @@ def test_a_further_node_moves_nobody() -> None:
     assert hold.guaranteed
 
 
+def test_a_change_of_the_cells_does_not_list_the_jobs_that_stay_as_they_are() -> None:
+    nodes = [joined("node-1"), joined("node-2"), joined("node-3")]
+    decide = allocator(*nodes[:2], nlp=8)
+    for number in (1, 2, 3):
+        decide(admitted(number, gpus=2))
+    decide(admitted(4, gpus=2, opportunistic=True))
+    before = {name: (hold.spots, hold.guaranteed)
+              for name, hold in decide.machine.cells.holds.items()}  # fmt: skip
+    assert facts_of(decide(nodes[2])) == [NodeAdded(joined=nodes[2]), cells_set(*nodes, nlp=8)]
+    assert {name: (hold.spots, hold.guaranteed)
+            for name, hold in decide.machine.cells.holds.items()} == before  # fmt: skip
+
+
 def test_an_agent_that_restarts_hears_at_once_what_it_has_not_answered() -> None:
     decide = allocator(joined())
     decide(admitted(1))
@@ -211,6 +224,27 @@ def test_a_silent_node_is_lost_after_forty_seconds() -> None:
     assert plain(decide.tick(LOST_S)) == [Record(NodeLost(node="node-1"))]
     assert decide.tick(60) == []
     assert decide.machine.wake_at() == at(61)
+
+
+def test_many_nodes_are_lost_in_several_decisions_that_place_nothing_before_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "LOSS_FACTS_MAX", 3)
+    decide = allocator(*(joined(f"node-{number}") for number in range(1, 5)))
+    decide(admitted(1, gpus=4))
+    (bound,) = [fact for fact in decide.facts if isinstance(fact, JobBound)]
+    (lost,) = [each.node for each in bound.members]
+    decide(heartbeat("node-4"), second=30)
+    steps: list[list[Any]] = []
+    while not steps or decide.machine.soft.losing:
+        steps.append(facts_of(decide(Tick(), second=LOST_S)))
+    assert len(steps) > 1
+    nodes = [fact.node for step in steps for fact in step if isinstance(fact, NodeLost)]
+    assert nodes == ["node-1", "node-2", "node-3"]
+    assert lost in nodes
+    *before, last = [[fact for fact in step if isinstance(fact, JobBound)] for step in steps]
+    assert not any(before)
+    assert [each.node for fact in last for each in fact.members] == ["node-4"]
 
 
 def test_the_job_of_a_lost_node_goes_elsewhere_at_once() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.holds import OPPORTUNISTIC, Hold, Placement, Request, Spot
-from skep.cells.keep import Carried, Change, Home, enter, home_of, install, used
+from skep.cells.keep import Carried, Change, Home, as_before, enter, home_of, install, used
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
 from skep.wire.cluster import Cluster
@@ -42,7 +42,7 @@ def carry(cells: Cells, cluster: Cluster) -> Outcome:
     for hold in cells.holds.values():
         (stay if hold.chain in same and _stays(cells, hold) else others).append(hold)
     for hold in stay:
-        carried.append(_as_before(hold))
+        carried.append(as_before(hold))
         enter(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
     # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
     for hold in sorted(others, key=lambda hold: -hold.asked):
@@ -84,12 +84,6 @@ def _stays(cells: Cells, hold: Hold) -> bool:
     astray = any(job in cells.astray for job in hold.partners or (hold.job,))
     rightful = hold.asked > OPPORTUNISTIC or not hold.guaranteed
     return rightful and not astray and not hold.claims
-
-
-def _as_before(hold: Hold) -> Carried:
-    levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
-    fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
-    return Carried(hold.job, hold.chain, levels, fate, hold.job)
 
 
 def _chain(old: Cells, new: Cells, hold: Hold) -> str:

@@ -134,14 +134,19 @@ class Home(NamedTuple):
 def install(
     cells: Cells, cluster: Cluster, carried: Sequence[Carried], bad_cells: Sequence[BadCell]
 ) -> tuple[Cells, list[Change]]:
-    """Return the same jobs on another cluster, as it was decided, and what that means for each."""
+    """Return the same jobs on another cluster, as it was decided, and what that means for each.
+
+    A hold that `carried` does not list stays as it is.
+    """
     new = Cells(cluster, cells.choosers)
     for node, device in sorted(cells.ill()):
         new.note_ill(node, device)
     for cell in bad_cells:
         new.bear(cell)
     changes: list[Change] = []
-    for each in carried:
+    listed = {each.hold for each in carried}
+    stay = [as_before(hold) for name, hold in cells.holds.items() if name not in listed]
+    for each in (*stay, *carried):
         hold = cells.holds[each.hold]
         if each.fate is Fate.RELEASED:
             changes.append(Change(hold.job, hold.vc, each.fate))
@@ -155,6 +160,13 @@ def install(
     for chain in new.chains.values():
         new.disturbed(chain)
     return new, changes
+
+
+def as_before(hold: Hold) -> Carried:
+    """Return what becomes of a hold for which a change of the cells means nothing."""
+    levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
+    fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
+    return Carried(hold.job, hold.chain, levels, fate, hold.job)
 
 
 def used(cells: Cells, hold: Hold) -> tuple[dict[str, list[Gpu]], list[list[Gpu]]]:

@@ -148,8 +148,8 @@ class CellsSet(Message, frozen=True, tag="cells-set"):
     """The cells in force. `asked` is what the operator wrote, which leaves more open.
 
     Jobs that hold GPUs are carried over; `fates` tells of those for whom anything changes. By
-    rules 2 `carried` are all holds, in the order in which they are entered, and `bad_cells` the
-    cells that VCs go on bearing for their bad GPUs.
+    rules 2 `carried` are the holds for which anything changes, in the order in which they are
+    entered after the others, and `bad_cells` the cells that VCs go on bearing for their bad GPUs.
     """
 
     cluster: Cluster

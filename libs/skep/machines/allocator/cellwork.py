@@ -277,7 +277,12 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
         if each.fate in (Fate.DEMOTED, Fate.RELEASED)
         for name in machine.cells.holds[each.hold].partners or (each.hold,)
     )
-    carried = tuple(_told(each) for each in decided.carried)
+    # Only what changes is told: a record could not list all jobs of a large cluster.
+    carried = tuple(
+        _told(each)
+        for each in decided.carried
+        if each != keep.as_before(machine.cells.holds[each.hold])
+    )
     machine.record(
         CellsSet(
             cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
@@ -308,7 +313,7 @@ def install(machine: AllocatorMachine, fact: CellsSet) -> tuple[Cells, list[Chan
 
 
 def carried_of(fact: CellsSet) -> Iterator[Carried]:
-    """Yield what becomes of each hold, as the cells take it."""
+    """Yield what becomes of each hold that a fact lists, as the cells take it."""
     for each in fact.carried:
         name = holder(each.job, each.attempt)
         leads = holder(each.leads, each.leads_attempt) if each.leads else name

@@ -17,7 +17,7 @@ from skep.cells.state import Cells
 from skep.machines.allocator import cellwork, changes, resizes, suspects, watch
 from skep.machines.allocator.jobs import GIVES_WAY, JobState, Part, State, Successor
 from skep.machines.allocator.views import Planned
-from skep.machines.base import Send
+from skep.machines.base import Record, Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import JobPace, ScalePoint
@@ -70,6 +70,8 @@ YIELDS_WITHIN = seconds(15)
 """How long who waits for GPUs waits for the end of a change of size, before the gang is stopped."""
 STALE_TIMERS_MAX = 1000
 """Replaced reminders that may lie about: few to keep, and worth sorting out together."""
+LOSS_FACTS_MAX = 1000
+"""With so many facts a decision gives up no further node: one record has to hold them."""
 assert NODE_CHECK_EVERY * 3 <= TAKE_OVER_AFTER < NODE_LOST_AFTER
 
 
@@ -122,6 +124,8 @@ class Soft:
         self.inventory_at: dict[str, Instant] = {}
         """When each node's inventory was taken, or could last have been."""
         self.check_at: Instant | None = None
+        self.losing = False
+        """Whether further nodes may have to be given up first: until then no job is placed."""
         self.joined_at = Instant(0)
         """When a node last joined, or came with another inventory."""
         self.resolve_at: Instant | None = None
@@ -405,10 +409,15 @@ def _back(machine: AllocatorMachine, name: str, now: Instant) -> None:
 
 
 def _look_for_lost_nodes(machine: AllocatorMachine, now: Instant) -> None:
+    machine.soft.losing = False
     for name, node in machine.nodes.items():
         heard = machine.soft.last_heard.setdefault(name, now)
         if not node.lost and now - heard > machine.node_lost_after:
             _lose(machine, name, now)
+            # It follows from the facts alone, so it is the same if the log is decided again.
+            if sum(isinstance(each, Record) for each in machine.effects) > LOSS_FACTS_MAX:
+                machine.soft.losing, machine.soft.check_at = True, now
+                return
 
 
 def _lose(machine: AllocatorMachine, name: str, now: Instant) -> None:

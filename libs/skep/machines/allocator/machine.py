@@ -199,7 +199,8 @@ class AllocatorMachine:
                 changing.heard(self, event, now)
             case MemberStepped() | Unreadable():
                 return []
-        if (not isinstance(event, Heartbeat) or self.effects) and not self.defers:
+        waits = self.defers or self.soft.losing
+        if (not isinstance(event, Heartbeat) or self.effects) and not waits:
             trials.review(self, now)
             schedule.schedule(self, now)
             trials.review(self, now)  # What was taken, or joined others, may have been on trial.
