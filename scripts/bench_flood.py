@@ -56,7 +56,7 @@ def flood(port: int, logins: list[tuple[str, str]], seconds: float) -> int:
         one = socket.create_connection((HOST, port))
         one.recv(4096)
         login = {"user": user, "pass": password, "verbose": False, "headers": True}
-        one.sendall(b"CONNECT " + json.dumps(login).encode() + b"\r\n")
+        one.sendall(b"CONNECT " + json.dumps(login).encode() + b"\r\nPING\r\n")
         subject = subjects.submit(user.removeprefix("vc-"))
         line = f"PUB {subject} _INBOX.{user}.x {PAYLOAD}\r\n".encode()
         whole[one] = (line + b"x" * PAYLOAD + b"\r\n") * WRITTEN_TOGETHER

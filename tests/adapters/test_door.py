@@ -113,7 +113,7 @@ async def test_a_flood_is_stored_whole_and_others_do_not_wait_behind_it(behind: 
     reader, writer = await asyncio.open_connection("127.0.0.1", behind.port)
     login = {"user": "vc-ml", "pass": behind.cluster.passwords["vc-ml"], "verbose": False}
     message = b"PUB " + subjects.submit("ml").encode() + b" 4\r\nspec\r\n"
-    writer.write(b"CONNECT " + json.dumps(login).encode() + b"\r\n" + message * FLOOD)
+    writer.write(b"CONNECT " + json.dumps(login).encode() + b"\r\nPING\r\n" + message * FLOOD)
     stored = Inbox()
     await (await behind.cluster.bus(ADMISSION_SERVICE)).follow("SUBMIT", 0, stored.deliver)
     await stored.wait(1)

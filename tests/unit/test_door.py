@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from skep_services.adapters.nats_access import DOOR, behind_door
-from skep_services.door.relay import LINE_BYTES_MAX, ProtocolError, logged_in, message_end
+from skep_services.door.relay import LINE_BYTES_MAX, Client, ProtocolError, logged_in, message_end
 from skep_services.door.turns import (
     BYTES_BURST,
     BYTES_PER_S,
@@ -178,6 +178,7 @@ async def test_nothing_is_let_through_before_what_came_before_is_stored() -> Non
         (b"PUB a 3\r\nab", 0),
         (b"PUB a 3", 0),
         (b"PUB a many\r\nabc\r\n", 12),
+        (b"PUB a 000000003\r\nabc\r\n", 22),
         (b"\r\nPING\r\n", 2),
     ],
 )
@@ -189,6 +190,48 @@ def test_a_message_ends_where_the_server_says_it_does(data: bytes, end: int) -> 
 def test_what_the_server_would_refuse_as_too_long_is_not_gathered(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         message_end(bytearray(data), 0)
+
+
+def test_a_line_that_the_server_would_end_earlier_is_refused() -> None:
+    """The server takes a bare line feed for the end of a line: 9 bytes of payload follow here."""
+    with pytest.raises(ProtocolError):
+        message_end(bytearray(b"PUB a 9\nxx 100000\r\nPUB a 1\r\nx\r\n"), 0)
+
+
+class Wire(asyncio.Transport):
+    """One side of a connection; what is written to it is in `said`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = b""
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self.said += bytes(data)
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def close(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def test_who_only_claims_to_be_a_tenant_takes_nothing_of_its_part() -> None:
+    made = turns(Time())
+    client, theirs, server = Client(made, "secret", lambda _: None), Wire(), Wire()
+    client.connection_made(theirs)
+    client.connected(server)
+    client.hear(b"INFO {}\r\n")
+    login = b'CONNECT {"user":"vc-b","pass":"x"}\r\n'
+    client.data_received(login + b"PING\r\nPUB a 3\r\nabc\r\n")
+    assert made.round() == 0
+    assert server.said == logged_in(login, "secret")[1] + b"PING\r\n"
+    client.hear(b"PO")
+    assert made.round() == 0
+    client.hear(b"NG\r\n")
+    assert made.round() == 1
+    assert server.said.endswith(b"PUB a 3\r\nabc\r\n")
+    assert theirs.said == b"INFO {}\r\nPONG\r\n"
 
 
 def test_a_tenants_password_is_another_one_behind_the_door() -> None:

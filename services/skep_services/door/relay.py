@@ -23,6 +23,8 @@ BYTES_HELD_MAX = 256 * KIB
 WITH_PAYLOAD = (b"PUB", b"HPUB")
 TENANT = "vc-"
 """What the identities of tenants begin with."""
+ACCEPTED = (b"PONG\r\n", b"+OK\r\n")
+"""What the server says only once it has accepted a login. Clients say PING behind theirs."""
 
 
 class ProtocolError(Exception):
@@ -32,7 +34,8 @@ class ProtocolError(Exception):
 def message_end(data: bytearray, start: int) -> int:
     """Return where the message ends that begins at `start`, 0 if it is not whole yet.
 
-    Raises ProtocolError for a line or a payload that the server would refuse as too long.
+    Raises ProtocolError for a line or a payload that the server would refuse as too long, and for
+    a line feed inside a line: for the server the line would end there.
     """
     line = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
     if line < 0:
@@ -40,11 +43,14 @@ def message_end(data: bytearray, start: int) -> int:
             text = "a line is too long"
             raise ProtocolError(text)
         return 0
+    if data.find(b"\n", start, line) >= 0:
+        text = "a line ends without a carriage return"
+        raise ProtocolError(text)
     words = bytes(data[start:line]).split()
     if not words or words[0].upper() not in WITH_PAYLOAD:
         return line + 2
     count = words[-1]
-    if not count.isdigit() or len(count) > len(str(PAYLOAD_BYTES_MAX)):
+    if not count.isdigit():
         return line + 2  # The server says what is wrong with it.
     if int(count) > PAYLOAD_BYTES_MAX:
         text = "a payload is too long"
@@ -53,8 +59,19 @@ def message_end(data: bytearray, start: int) -> int:
     return end if end <= len(data) else 0
 
 
+def has_payload(message: bytes) -> bool:
+    """Return whether a message has more than its line."""
+    verb = message.split(maxsplit=1)[:1]
+    return bool(verb) and verb[0].upper() in WITH_PAYLOAD
+
+
 class Client(asyncio.Protocol):
-    """A client's side: what it says, and the messages of it that wait for their turn."""
+    """A client's side: what it says, and the messages of it that wait for their turn.
+
+    A client may claim to be any tenant. Until the server has accepted the login, its messages have
+    no turn and take nothing of the tenant's bytes: its lines are passed on at once, and what comes
+    behind the first payload waits.
+    """
 
     def __init__(self, turns: Turns, secret: str, open_server: Callable[[Client], None]) -> None:
         self.tenant = ""
@@ -63,6 +80,8 @@ class Client(asyncio.Protocol):
         self._held: deque[bytes] = deque()
         self._held_bytes = 0
         self._knows = False
+        self._accepted = False
+        self._answer = b""
         self._reading = True
         self._server_full = False
         self.transport: asyncio.Transport | None = None
@@ -99,6 +118,16 @@ class Client(asyncio.Protocol):
         if self.server is not None:
             self.server.resume_reading()
 
+    def hear(self, data: bytes) -> None:
+        """Pass on what the server says, and learn from it that the login was accepted."""
+        if self.tenant and not self._accepted:
+            self._answer = self._answer[-len(ACCEPTED[0]) :] + data
+            self._accepted = any(each in self._answer for each in ACCEPTED)
+            if self._accepted and self._held:
+                self._turns.wait(self)
+        if self.transport is not None:
+            self.transport.write(data)
+
     def data_received(self, data: bytes) -> None:
         assert self.transport is not None
         assert self.server is not None
@@ -124,10 +153,13 @@ class Client(asyncio.Protocol):
                 self.server.write(message + bytes(self._data[at:]))
                 at = len(self._data)
                 break
+            if not (self._accepted or self._held or has_payload(message)):
+                self.server.write(message)
+                continue
             self._held.append(message)
             self._held_bytes += len(message)
         del self._data[:at]
-        if self._held and not waited:
+        if self._held and self._accepted and not waited:
             self._turns.wait(self)
         self._bound()
 
@@ -176,8 +208,7 @@ class Server(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._client.transport is not None:
-            self._client.transport.write(data)
+        self._client.hear(data)
 
     def pause_writing(self) -> None:
         self._client.hold(held=True)
