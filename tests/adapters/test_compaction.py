@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
 from skep.wire import subjects
+from skep_services.adapters import compaction
 from skep_services.adapters.compaction import compact
 from skep_services.adapters.nats_access import ADMISSION_SERVICE, GATEWAY, OPERATOR, SEARCHES
-from skep_services.adapters.nats_api import Answer, StreamInfo, ask
+from skep_services.adapters.nats_api import Answer, ApiError, StoredMessage, StreamInfo, ask
 from skep_services.adapters.nats_bus import NatsBus
+from skep_services.adapters.nats_link import Link
 from skep_services.adapters.nats_read import read_stream
-from skep_services.ports import Delivery, RefusedError
+from skep_services.ports import CorruptLogError, Delivery, RefusedError
 from tests.adapters.worlds import Inbox, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
@@ -64,6 +67,34 @@ async def test_who_begins_later_reads_what_is_left(cluster: RealCluster) -> None
     await gateway.follow(subjects.SUBMIT, 0, heard.deliver)
     await heard.wait(5)
     assert heard.sequences == [6, 7, 8, 9, 10]
+
+
+async def test_admission_does_not_go_on_where_it_has_not_decided_all_that_was_taken_out(
+    cluster: RealCluster,
+) -> None:
+    """Its fact log was restored from an older backup: it ends before what was taken out."""
+    admission = await submit(cluster, 10)
+    await compact(admission, 10, above=1_000)
+    with pytest.raises(CorruptLogError, match="begins at 6, but what follows 4 is needed"):
+        await admission.follow(subjects.SUBMIT, 4, Inbox().deliver, known=4)
+    await (await admission.follow(subjects.SUBMIT, 5, Inbox().deliver, known=5)).close()
+    searches = await cluster.bus(SEARCHES)
+    await searches.follow(subjects.SUBMIT, 4, Inbox().deliver, (subjects.search("*"),), 4)
+
+
+async def test_without_an_answer_about_searches_nothing_is_taken_out(
+    cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = await submit(cluster, 20)
+    real = compaction.ask
+
+    async def fails(link: Link, verb: str, body: Any, reply: Any) -> Any:
+        if verb.startswith("STREAM.MSG.GET."):
+            return StoredMessage(error=ApiError(500, 10051, "store failed"))
+        return await real(link, verb, body, reply)
+
+    monkeypatch.setattr(compaction, "ask", fails)
+    assert await compact(admission, 20, above=1_000) == 0
 
 
 async def test_what_searches_have_not_stored_stays(cluster: RealCluster) -> None:

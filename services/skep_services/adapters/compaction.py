@@ -19,8 +19,15 @@ import msgspec
 
 from skep.units import GIB
 from skep.wire import subjects
-from skep_services.adapters.nats_api import Answer, StoredMessage, StreamInfo, ask
+from skep_services.adapters.nats_api import (
+    MESSAGE_NOT_FOUND,
+    Answer,
+    StoredMessage,
+    StreamInfo,
+    ask,
+)
 from skep_services.adapters.nats_bus import NatsBus
+from skep_services.ports import RefusedError
 from skep_services.shell import Shell
 
 COMPACT_ABOVE = GIB
@@ -43,7 +50,7 @@ async def keep_small(bus: NatsBus, shell: Shell[Any, Any], log: Any) -> None:
     while True:
         try:
             taken = await compact(bus, shell.stored.get(subjects.SUBMIT, 0))
-        except (ConnectionError, TimeoutError) as error:
+        except (RefusedError, ConnectionError, TimeoutError) as error:
             log.warning("SUBMIT was not compacted", error=str(error))
             taken = 0
         if taken:
@@ -83,9 +90,10 @@ async def _searched(bus: NatsBus) -> int:
     """
     body = {"last_by_subj": subjects.search("*")}
     last = await ask(bus.link, f"STREAM.MSG.GET.{subjects.SUBMIT}", body, StoredMessage)
-    needed = last.message.seq if last.message is not None else 0
-    if not needed:
-        return 2**63 - 1
+    if last.message is None:
+        none = last.error is not None and last.error.err_code == MESSAGE_NOT_FOUND
+        return 2**63 - 1 if none else 0
+    needed = last.message.seq
     answer = await bus.request(subjects.health("searches"), b"", {}, ANSWER_WITHIN_S)
     try:
         found = msgspec.json.decode(answer.payload if answer is not None else b"{}", type=_Stored)

@@ -154,7 +154,8 @@ class Follow:
 
         Raises MissingStreamError, RefusedError, or CorruptLogError if the stream ends before
         `after` or begins behind what should come next: going on would lose messages unseen. SUBMIT
-        may begin later, as decided submissions are taken out (`compaction`).
+        may begin later, as decided submissions are taken out (`compaction`), but not later than
+        what a reader of all of it has decided: then the reader's log is older than it was.
         """
         await self._begin()
         self._link.on_up(self, lambda: self._end_round(self._round, "the connection was lost"))
@@ -199,7 +200,9 @@ class Follow:
         patience_ends_at = loop.time() + BEHIND_S_MAX
         while True:
             info = await stream_info(self._link, self.stream)
-            compacted = self.stream == subjects.SUBMIT  # Of what its readers had stored.
+            # A position (`known`) in all of the stream is admission's, and it alone takes out.
+            decides = self._known > 0 and not self._subjects
+            compacted = self.stream == subjects.SUBMIT and not decides
             if info.state.first_seq > self._delivered + 1 and not compacted:
                 message = (
                     f"stream {self.stream} begins at {info.state.first_seq}, but what follows "
