@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from skep.wire import subjects
-from skep_services.adapters import compaction
 from skep_services.adapters.compaction import compact
 from skep_services.adapters.nats_access import ADMISSION_SERVICE, GATEWAY, OPERATOR, SEARCHES
 from skep_services.adapters.nats_api import Answer, ApiError, StoredMessage, StreamInfo, ask
@@ -86,14 +85,13 @@ async def test_without_an_answer_about_searches_nothing_is_taken_out(
     cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admission = await submit(cluster, 20)
-    real = compaction.ask
 
     async def fails(link: Link, verb: str, body: Any, reply: Any) -> Any:
         if verb.startswith("STREAM.MSG.GET."):
             return StoredMessage(error=ApiError(500, 10051, "store failed"))
-        return await real(link, verb, body, reply)
+        return await ask(link, verb, body, reply)
 
-    monkeypatch.setattr(compaction, "ask", fails)
+    monkeypatch.setattr("skep_services.adapters.compaction.ask", fails)
     assert await compact(admission, 20, above=1_000) == 0
 
 

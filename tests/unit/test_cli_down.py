@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skep_services.cli import leaving
+from skep_services.cli import down, leaving
 from skep_services.cli.exits import CommandError
 from skep_services.supervisor import kept
 from skep_services.supervisor.kept import Kept
@@ -108,6 +109,63 @@ def test_a_no_lets_everything_go_on(gateway: FakeGateway) -> None:
     leaving.undo(jobs.client, leave.kept)
     assert gateway.last("POST /v1/jobs/j1/resume").json() == {}
     assert gateway.last("POST /v1/admin/drain").json() == {"node": "n1", "drain": False}
+
+
+def test_an_interruption_lets_everything_go_on(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Jobs(gateway, j1=("running", (), "done"), j2=("running", (), "done"))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaving, "outcome_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.prepare("cuda")
+    assert gateway.last("POST /v1/jobs/j2/resume").json() == {}
+    assert gateway.last("POST /v1/admin/drain").json() == {"node": "n1", "drain": False}
+
+
+def test_an_interrupted_question_lets_everything_go_on(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Jobs(gateway, j1=("running", (), "refused"), j2=("running", (), "done"))
+    jobs.prepare("cuda")
+    monkeypatch.setattr(leaving, "prepare", lambda *_: (jobs.leave, jobs.client))
+
+    def interrupted(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leaving, "agree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        down._leave(str(tmp_path), {}, Namespace(json=False, yes=False))
+    assert gateway.last("POST /v1/jobs/j2/resume").json() == {}
+    assert gateway.last("POST /v1/admin/drain").json() == {"node": "n1", "drain": False}
+
+
+def test_a_job_that_has_ended_does_not_keep_the_others_from_going_on(gateway: FakeGateway) -> None:
+    jobs = Jobs(gateway, j1=("running", (), "done"), j2=("running", (), "done"))
+    leave = jobs.prepare("cuda")
+
+    def refuse(_: Asked) -> Told:
+        return Told(409, {"error": {"reason": "ended", "text": "it has ended"}})
+
+    gateway.on("POST /v1/jobs/j1/resume", refuse)
+    leaving.undo(jobs.client, leave.kept)
+    assert gateway.last("POST /v1/jobs/j2/resume").json() == {}
+    assert gateway.last("POST /v1/admin/drain").json() == {"node": "n1", "drain": False}
+
+
+def test_now_forgets_kept_jobs_and_not_the_nodes_to_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = str(tmp_path)
+    kept.write(home, Kept(("j1",), ("j1",), ("n1",)))
+    monkeypatch.setattr(down, "_read_for_down", lambda *_, **__: {"supervisor": None})
+    monkeypatch.setattr("skep_services.supervisor.home.supervisor_alive", lambda _: False)
+    monkeypatch.setattr(down, "_stop_left", lambda *_: [])
+    down.run_down(Namespace(home=home, now=True, wipe=False, json=True, yes=False))
+    assert kept.read(home) == Kept((), (), ("n1",))
 
 
 def test_a_gateway_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

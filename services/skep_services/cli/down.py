@@ -53,7 +53,9 @@ def run_down(arguments: Namespace) -> int:
         return exits.OK
     was_up = folder.supervisor_alive(cluster)
     if arguments.now or arguments.wipe:
-        leave = leaving.Leave(kept.Kept(), (), ())
+        # No job is kept. Nodes that an earlier `down` closed are still opened at the next `up`.
+        closed = () if arguments.wipe else kept.read(home).undrain
+        leave = leaving.Leave(kept.Kept(undrain=closed), (), ())
     else:
         leave = _leave(home, cluster, arguments)
     _note(home, leave.kept)
@@ -99,9 +101,13 @@ def _leave(home: str, cluster: dict[str, Any], arguments: Namespace) -> leaving.
         # What an earlier `down` kept is suspended: nothing of it is lost.
         leave = leaving.Leave(before, (), () if before.jobs else leaving.unknown(busy))
     ask = None if arguments.json else leaving.asker()
-    if not leaving.agree(leave.lost, yes=arguments.yes, ask=ask):
-        if client is not None:
+    agreed = False
+    try:
+        agreed = leaving.agree(leave.lost, yes=arguments.yes, ask=ask)
+    finally:
+        if not agreed and client is not None:
             leaving.undo(client, leave.kept)
+    if not agreed:
         shown = "\n".join(leaving.lines(leave.lost))
         text = f"nothing was stopped; these would lose what they did:\n{shown}\n  stop them: --yes"
         raise CommandError(exits.FAILED, text, "jobs-lost", lost=[one.job for one in leave.lost])

@@ -49,19 +49,37 @@ def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Cl
         cluster: its `cluster.json`.
         before: what an earlier `down` kept and no `up` has taken back yet.
 
+    What does not come to its end is undone, also where the command is interrupted.
+
     Raises:
         CommandError: the gateway does not answer (`UNREACHABLE`), or refuses the operator.
     """
     gateway = cluster["gateway"]
     client = Client(Target(gateway["url"], gateway["tokens"]["operator"], home), PATIENCE_S)
+    told: dict[str, dict[str, Any]] = {}
+    closed: list[str] = []
+    try:
+        return _suspend(client, cluster, before, told, closed), client
+    except BaseException:
+        undo(client, Kept((), tuple(told), tuple(closed)))
+        raise
+
+
+def _suspend(
+    client: Client,
+    cluster: dict[str, Any],
+    before: Kept,
+    told: dict[str, dict[str, Any]],
+    closed: list[str],
+) -> Leave:
+    """Suspend what can be; note in `told` and `closed` what was asked of jobs and nodes."""
     rows = client.get("/v1/jobs?state=active")["jobs"]
     running = [row for row in rows if row["state"] == "running"]
     standing = [row["job"] for row in rows if row["state"] == "suspended"]
-    undrain = list(before.undrain)
     if running and _has_devices(cluster):
         # Released GPUs would go to other jobs, only for these to be stopped in their turn.
-        undrain += _close_nodes(client)
-    told: dict[str, dict[str, Any]] = {}
+        _close_nodes(client, closed)
+    undrain = (*before.undrain, *closed)
     stored, lost = [], []
     for row in running:
         can = client.get(f"/v1/jobs/{quote(row['job'])}")["can"]
@@ -86,15 +104,23 @@ def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Cl
             lost.append(Lost(row["job"], _progress(row, why)))
     resume = tuple(dict.fromkeys((*before.resume, *suspended)))
     jobs = tuple(dict.fromkeys((*before.jobs, *standing, *suspended)))
-    return Leave(Kept(jobs, resume, tuple(undrain)), tuple(stored), tuple(lost)), client
+    return Leave(Kept(jobs, resume, undrain), tuple(stored), tuple(lost))
 
 
 def undo(client: Client, kept: Kept) -> None:
-    """Have the jobs go on that were suspended, and open the nodes that were closed."""
-    for job in kept.resume:
-        client.post(f"/v1/jobs/{job}/resume", {})
-    for node in kept.undrain:
-        client.post("/v1/admin/drain", {"node": node, "drain": False})
+    """Have the jobs go on that were suspended, and open the nodes that were closed.
+
+    A job that has ended since refuses; the others go on all the same.
+    """
+    asked = [(f"/v1/jobs/{job}/resume", dict[str, Any]()) for job in kept.resume]
+    asked += [("/v1/admin/drain", {"node": node, "drain": False}) for node in kept.undrain]
+    for path, wish in asked:
+        try:
+            client.post(path, wish)
+        except CommandError as error:
+            sys.stderr.write(f"not undone: {path}: {error.error['text']}\n")
+            if error.code == exits.UNREACHABLE:
+                return
 
 
 def agree(lost: Sequence[Lost], *, yes: bool, ask: Callable[[str], str] | None) -> bool:
@@ -145,12 +171,12 @@ def _has_devices(cluster: dict[str, Any]) -> bool:
     return any(node.get("device", "cpu") != "cpu" for node in cluster["nodes"])
 
 
-def _close_nodes(client: Client) -> list[str]:
-    """Close every open node to further work; return those that were open."""
+def _close_nodes(client: Client, closed: list[str]) -> None:
+    """Close every open node to further work; add each to `closed`."""
     nodes = [row["node"] for row in client.get("/v1/nodes")["nodes"] if row["state"] != "drained"]
     for node in nodes:
+        closed.append(node)
         client.post("/v1/admin/drain", {"node": node, "drain": True})
-    return nodes
 
 
 def _progress(row: dict[str, Any], why: str) -> str:
