@@ -335,6 +335,16 @@ def test_a_run_that_was_cut_does_not_look_best(run: Run) -> None:
     assert re.search(r"JCT, 99 % +- +[\d.]+ s", plain), "only of the run that came to its end"
 
 
+def test_jobs_of_different_traces_are_not_compared(run: Run) -> None:
+    words = ("sweep", "--trace", "sched2:jobs=20", "--cluster", "1x8", "--processes", "1")
+    for seeds, told in (("1", True), ("2", False)):
+        policies = ("--policy", "fifo", "--policy", "srtf")
+        code, _, _ = run(*words, *policies, "--seeds", seeds, "--until", "1h", "--out", "cut")
+        assert code == 0
+        page = Path("cut/report.html").read_text()
+        assert ("jobs that ended in every run" in page) is told
+
+
 @pytest.mark.parametrize("verb", ["sim", "traces"])
 def test_a_truncated_file_is_refused_in_one_line(
     run: Run, verb: str, capfd: pytest.CaptureFixture[str]

@@ -187,7 +187,12 @@ def _without_cut(row: Row, runs: Sequence[Played]) -> Row:
 
 
 def _common_rows(runs: Sequence[Played]) -> list[Row]:
-    """Return the completion times of the jobs that ended in every run."""
+    """Return the completion times of the jobs that ended in every run.
+
+    Nothing of runs with several seeds: their traces may have other jobs.
+    """
+    if len({run.measures.seed for run in runs}) > 1:
+        return []
     ended = [times for times in zip(*(run.completion_s for run in runs), strict=False)
              if None not in times]  # fmt: skip
     if not ended:
