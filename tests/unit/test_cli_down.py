@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 
 from skep_services.cli import down, leaving
 from skep_services.cli.exits import CommandError
-from skep_services.supervisor import kept
+from skep_services.supervisor import kept, resuming
+from skep_services.supervisor.config import Cluster, Gateway, Nats, NodeConfig
 from skep_services.supervisor.kept import Kept
 from tests.cli_kit import Asked, FakeGateway, Told
 
@@ -173,6 +175,24 @@ def test_a_gateway_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPa
     cluster = {"gateway": {"url": "http://127.0.0.1:1", "tokens": {"operator": "t"}}, "nodes": []}
     with pytest.raises(CommandError):
         leaving.prepare("", cluster, Kept())
+
+
+@pytest.mark.parametrize("status, asked", [(503, 2), (409, 1)])
+def test_what_the_gateway_does_not_answer_is_asked_again(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, status: int, asked: int
+) -> None:
+    monkeypatch.setattr(resuming, "NODES_LOOK_EVERY_S", 0.0)
+    times: list[int] = []
+
+    def answer(_: Asked) -> Told:
+        times.append(1)
+        return Told(status if len(times) == 1 else 200, {})
+
+    gateway.on("POST /v1/jobs/j1/resume", answer)
+    made = Cluster(nodes=[NodeConfig(name="n1")], vcs={}, nats=Nats(url="", users={}),
+                   gateway=Gateway(url=gateway.url, tokens={"operator": "t"}))  # fmt: skip
+    asyncio.run(resuming._post(made, "/v1/jobs/j1/resume", {}))
+    assert len(times) == asked
 
 
 def test_what_is_kept_is_noted_until_it_is_forgotten(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -14,6 +17,8 @@ from skep_services.supervisor.run import say
 NODES_LOOK_EVERY_S = 0.2
 ANSWER_WITHIN_S = 20.0
 """A change is answered in milliseconds; a gateway that has just started takes longer."""
+REPEATED_FOR_S = 120.0
+"""How long a wish is repeated that was not answered: a restart of the gateway takes seconds."""
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The gateway is on this machine: a proxy in the environment is not for it."""
@@ -38,7 +43,7 @@ async def _joined(cluster: Cluster) -> None:
     while True:
         try:
             rows = (await asyncio.to_thread(_ask, cluster, "GET", "/v1/nodes"))["nodes"]
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             rows = []  # The gateway is not up yet.
         if wanted <= {row["node"] for row in rows if row["state"] in {"up", "drained"}}:
             return
@@ -46,10 +51,19 @@ async def _joined(cluster: Cluster) -> None:
 
 
 async def _post(cluster: Cluster, path: str, wish: dict[str, Any]) -> None:
-    try:
-        await asyncio.to_thread(_ask, cluster, "POST", path, wish)
-    except (OSError, ValueError) as error:
-        say("kept job not resumed", path=path, error=str(error))
+    """Ask the gateway for something; again if it does not answer, but not if it refuses."""
+    ends_at = time.monotonic() + REPEATED_FOR_S
+    while True:
+        try:
+            await asyncio.to_thread(_ask, cluster, "POST", path, wish)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if refused or time.monotonic() > ends_at:
+                say("kept job not resumed", path=path, error=str(error))
+                return
+            await asyncio.sleep(NODES_LOOK_EVERY_S)
+        else:
+            return
 
 
 def _ask(cluster: Cluster, method: str, path: str, wish: dict[str, Any] | None = None) -> Any:
