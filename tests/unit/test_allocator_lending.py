@@ -200,3 +200,19 @@ def test_many_shapes_that_find_nothing_are_tried_in_bounded_numbers(
     looks.clear()
     decide(admitted(12, gpus=1, cpus=1003, **SCRIPT))
     assert not looks, "what found nothing is not tried again before something comes free"
+
+
+def test_a_borrowing_job_takes_no_cells_before_a_lent_one_that_comes_first() -> None:
+    decide = allocator(*(joined(f"node-{number}", gpus=2) for number in range(1, 7)), nlp=4, cv=8)
+    starts(decide, 1, gpus=2, priority=9)
+    starts(decide, 2, gpus=2, priority=9)
+    starts(decide, 3, gpus=2, over_quota="opportunistic")
+    decide(admitted(4, **SCRIPT, gpus=2, workers=2, priority=5))
+    for node in decide.machine.jobs["j4"].live:
+        decide(started("j4", node=node))
+        decide(known("j4", node, STORED))
+    assert list(decide.machine.borrowed) == ["j3", "j4"]
+    decide(exited("j1", node="node-1"))
+    assert list(decide.machine.borrowed) == ["j3", "j4"], "j4 needs both cells of nlp"
+    decide(exited("j2", node="node-2"))
+    assert list(decide.machine.borrowed) == ["j3"]

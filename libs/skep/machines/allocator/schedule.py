@@ -268,10 +268,14 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
 
 def _promote(machine: AllocatorMachine, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
+    lent = lending.lent(machine)
     for job in list(machine.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
             continue  # It has its turn in its policy's plan.
         if views.lent(machine, job):
             continue  # It has its turn in the order of its queue.
+        line = lent.get(job.spec.vc)
+        if line and line[-1].entry < job.entry:
+            continue  # A job that was lent GPUs waits for the VC's cells, and comes before it.
         if job.state is not State.STOPPING and not views.behind(machine, job):
             placing.promote(machine, job, now)
