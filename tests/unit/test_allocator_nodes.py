@@ -5,15 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.machines.allocator import AllocatorMachine, dispatch
+from skep.machines.allocator import AllocatorMachine, cellwork, dispatch
 from skep.machines.allocator.jobs import State
 from skep.machines.base import Effect, Record, Send, Tick
-from skep.wire.admin import DrainNode
+from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.bearing import CarriedHold
 from skep.wire.bounds import INCARNATION_MAX
 from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
     CellsReserved,
+    ClusterRefused,
     End,
     GhostGone,
     JobBound,
@@ -49,6 +50,7 @@ from tests.kit import (
     plans,
     started,
     stop,
+    vcs,
 )
 
 LOST_S = 41
@@ -148,6 +150,21 @@ def test_a_change_of_the_cells_does_not_list_the_jobs_that_stay_as_they_are() ->
     assert facts_of(decide(nodes[2])) == [NodeAdded(joined=nodes[2]), cells_set(*nodes, nlp=8)]
     assert {name: (hold.spots, hold.guaranteed)
             for name, hold in decide.machine.cells.holds.items()} == before  # fmt: skip
+
+
+def test_a_change_of_too_many_running_jobs_at_once_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide = allocator(joined("node-1"), nlp=4)
+    for number in (1, 2, 3):
+        decide(admitted(number, gpus=1))
+    before = decide.machine.cells
+    monkeypatch.setattr(cellwork, "CELLS_SET_BYTES_MAX", 300)
+    (fact,) = facts_of(decide(SetVcs(vcs=vcs(nlp=1))))
+    assert isinstance(fact, ClusterRefused)
+    assert fact.problems[0].reason is Reason.TOO_LARGE
+    assert "running jobs at once" in fact.problems[0].text
+    assert decide.machine.cells is before
 
 
 def test_an_agent_that_restarts_hears_at_once_what_it_has_not_answered() -> None:

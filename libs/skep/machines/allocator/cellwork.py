@@ -20,6 +20,7 @@ from skep.cells.state import Cells
 from skep.machines.allocator.demand import SHAPES_MAX
 from skep.machines.allocator.jobs import JobState, State
 from skep.units import Instant, after, seconds
+from skep.wire import codec
 from skep.wire.admin import QuarantineGpu
 from skep.wire.bearing import (
     BadCellBound,
@@ -33,6 +34,7 @@ from skep.wire.cluster import Cluster
 from skep.wire.facts import (
     CellsReserved,
     CellsSet,
+    ClusterRefused,
     EpochBegan,
     GpuQuarantined,
     JobBound,
@@ -44,6 +46,7 @@ from skep.wire.facts import (
 )
 from skep.wire.moves import SuccessorBound
 from skep.wire.reasons import Reason
+from skep.wire.spec import Problem
 
 if TYPE_CHECKING:
     from skep.machines.allocator.machine import AllocatorMachine
@@ -52,6 +55,9 @@ JOINS_WITHIN = seconds(0.25)
 """Joins that come within this of one another are told together."""
 JOINS_AT_ONCE = 32
 """Up to so many nodes each join is told by itself: all of them together fill 100 kB."""
+
+CELLS_SET_BYTES_MAX = codec.RECORD_BYTES_MAX * 3 // 4
+"""What a fact about other cells may fill of a record; the rest is for what follows in it."""
 
 
 def holder(job: str, attempt: int) -> str:
@@ -263,8 +269,11 @@ def follow_join(machine: AllocatorMachine, now: Instant) -> None:
         soft.resolve_at = after(now, JOINS_WITHIN)
 
 
-def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
-    """Record the cells that follow from what is asked for and which nodes have joined, if new."""
+def resolve(machine: AllocatorMachine, asked: Cluster, *, may_refuse: bool = False) -> None:
+    """Record the cells that follow from what is asked for and which nodes have joined, if new.
+
+    With `may_refuse`, a change that says more of running jobs than one record holds is refused.
+    """
     machine.soft.resolve_at = None
     inventory = [node.joined for node in machine.nodes.values()]
     cluster = resolved(asked, inventory)
@@ -283,11 +292,18 @@ def resolve(machine: AllocatorMachine, asked: Cluster) -> None:
         for each in decided.carried
         if each != keep.as_before(machine.cells.holds[each.hold])
     )
-    machine.record(
-        CellsSet(
-            cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
-        )
+    fact = CellsSet(
+        cluster=cluster, asked=asked, fates=fates, carried=carried, bad_cells=decided.bad_cells
     )
+    if may_refuse and (size := len(codec.encode(fact))) > CELLS_SET_BYTES_MAX:
+        text = (
+            f"it changes the cells of {len(carried)} running jobs at once ({size} bytes; at most "
+            f"{CELLS_SET_BYTES_MAX}): change one chain or tenant at a time"
+        )
+        problem = Problem(path="$", reason=Reason.TOO_LARGE, text=text)
+        machine.record(ClusterRefused(problems=(problem,)))
+        return
+    machine.record(fact)
 
 
 def _told(each: Carried) -> CarriedHold:

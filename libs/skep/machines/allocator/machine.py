@@ -179,7 +179,7 @@ class AllocatorMachine:
                 if problems:
                     self.record(ClusterRefused(problems=problems))
                 else:
-                    cellwork.resolve(self, event.cluster)
+                    cellwork.resolve(self, event.cluster, may_refuse=True)
             case DrainNode():
                 if event.node in self.nodes and self.nodes[event.node].drained != event.drain:
                     self.record(NodeDrained(node=event.node, drain=event.drain))
