@@ -1,4 +1,4 @@
-"""Which messages of a fact stream are records of its owner, and which somebody else wrote.
+"""Which messages of a fact stream are records of its owner, and which are foreign.
 
 Each record names its number and the SHA-256 of the record before it. A message that does not
 continue this chain cannot be its owner's. The owner continues from what it knows to be stored, so

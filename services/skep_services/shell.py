@@ -361,6 +361,8 @@ class Shell(Generic[EventT, FactT]):
             facts = [effect.fact for effect in effects if isinstance(effect, Record)]
             weight = sum(len(codec.encode(fact)) for fact in facts) if facts else 0
             assert weight <= RECORD_BYTES, f"facts of {weight} bytes: no record holds them"
+        except MemoryError:
+            raise  # It says nothing about the message.
         except Exception as error:
             if not item.key:
                 raise

@@ -19,7 +19,7 @@ much of a chain is broken, and each failure would cost as many facts). What VCs 
 anew (3) only when a GPU turns bad or heals, or when 1 or 2 change something: a job that comes or
 goes moves no other borne cell.
 
-`steps` decides and changes nothing: whoever asks carries out each step before it asks for the next.
+`steps` decides and changes nothing: the caller carries out each step before it asks for the next.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def steps(cells: Cells) -> Iterator[Step]:
     unsettled, unled = dict(cells.unsettled), list(cells.unled)
     returned = [cell for chain in cells.chains.values() for cell in chain.returned]
     for cell in returned:
-        yield Relieve(cell)  # Done already: whoever reads the facts is to know.
+        yield Relieve(cell)  # Done already; readers of the facts have to know.
     for name in unled:
         yield Lead(name, leader(sets.candidates(cells.holds[name])))
     for name, health in unsettled.items():

@@ -44,7 +44,7 @@ def carry(cells: Cells, cluster: Cluster) -> Outcome:
     for hold in stay:
         carried.append(as_before(hold))
         enter(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
-    # Opportunistic jobs go in last: they bind nothing, and whoever binds may do so around them.
+    # Opportunistic jobs go in last: they bind nothing, and others may bind around them.
     for hold in sorted(others, key=lambda hold: -hold.asked):
         if hold.claims:
             carried.append(Carried(hold.job, "", (), Fate.RELEASED, hold.job))
@@ -116,7 +116,7 @@ def _decide(new: Cells, hold: Hold, chain: str, home: Home, levels: list[int]) -
         Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
         Placement(chain, spots),
     )
-    # Of a set whose guaranteed ones are all to end nobody has a right to cells.
+    # A set whose guaranteed jobs are all to end has no right to cells.
     owns = hold.guaranteed and hold.asked > OPPORTUNISTIC
     covered = new.cover(moved) if owns and not any(home.astray.values()) else None
     if covered is not None:

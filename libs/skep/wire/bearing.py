@@ -51,7 +51,7 @@ class SetLed(Message, frozen=True, tag="set-led"):
 
 
 class RulesRaised(Message, frozen=True, tag="rules-raised"):
-    """From here on facts say everything that earlier rules left to whoever applied them.
+    """From here on facts say everything that earlier rules left to the code that applied them.
 
     `bad_cells` are all cells that VCs bear at this point.
     """

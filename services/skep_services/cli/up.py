@@ -28,10 +28,10 @@ LOOK_EVERY_S = 0.05
 FIFO_TEXT = """\
 The default policy is fifo: a virtual cluster's GPUs go to its jobs by priority, then arrival, and
 a job that does not fit holds up the later ones. Meanwhile every script that waits may have idle
-GPUs, also of other virtual clusters; it is suspended, or stored and stopped, when a job needs them
-that they belong to. So no GPU is idle while a job waits that can give it back, and no job waits
-longer for one that has idle GPUs than suspending takes.
-`over_quota: wait` in a job's spec keeps the job out of it; `skep policies` lists other policies."""
+GPUs, also of other virtual clusters. When their owner's jobs need them, the script is suspended,
+or stored and stopped. So no GPU is idle while a job waits that can give it back, and the owner's
+jobs wait no longer than a suspension takes.
+A job with `over_quota: wait` takes no idle GPUs; `skep policies` lists other policies."""
 LOG_LINES_SHOWN = 5
 
 
