@@ -12,11 +12,11 @@ from skep.sim.world import Settings
 
 SHOWED = {
     "GPUs of a lost node count as free": 1,
-    "a move that is undone stays": 10,
+    "a move that is undone stays": 11,
     "a stop for an unknown attempt is not kept": 5,
-    "a change is told once and never again": 54,
+    "a change is told once and never again": 11,
     "cells are split without regard to what others own": 34,
-    "who goes on with other GPUs is not told with which": 48,
+    "who goes on with other GPUs is not told with which": 62,
     "a job that was suspended goes on when its move fails": 27,
     "a gang is smaller while those who leave are still there": 6,
     "position acknowledged before the effect": 1,
