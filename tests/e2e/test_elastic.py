@@ -228,6 +228,7 @@ def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() ->
         first, second = stay = gang.start(0, 2), gang.start(1, 2)
         third = gang.newcomer(2)
         for member in stay:
+            member.wait_told("can")
             member.wait_told("stats")
         grown = {first: 0, second: 1, third: 2}
         order = gang.rescale(grown, agree=True)
