@@ -27,6 +27,10 @@ settings.load_profile(
 )
 
 
+# As in a job of an agent: threads of PyTorch that wait for one another take twice the CPU time, and
+# many times that on a machine that also does other work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A test run that a script starts in the background has SIGINT ignored, and every process it starts
 # would inherit that: no Ctrl-C could be tested. A handled signal is at its default in children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
