@@ -124,7 +124,7 @@ class OpenTrial(Message, frozen=True):
     since: Moment
     until: Moment
     needed_milli: Gain
-    jobs: Annotated[tuple[Before, ...], Meta(max_length=LISTED_MAX)]
+    jobs: Annotated[tuple[Before, ...], Meta(min_length=1, max_length=LISTED_MAX)]
 
 
 class Trials(Message, frozen=True, tag="trials"):
