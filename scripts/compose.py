@@ -136,10 +136,11 @@ class Deployment:
         """Stop and remove the containers, with `wipe` the volumes too."""
         # What has no state worth waiting for need not be asked twice.
         self.compose("down", "--remove-orphans", *(["--volumes", "--timeout", "2"] if wipe else []))
-        if wipe:
-            # The next bus servers have no streams that an earlier configuration is needed for.
-            for path in self.secrets.glob("nats-*.conf"):
-                path.unlink()
+
+    def forget_servers(self) -> None:
+        """Have `init` configure the bus servers anew: without streams no earlier form is needed."""
+        for path in self.secrets.glob("nats-*.conf"):
+            path.unlink()
 
     def compose(self, *words: str) -> str:
         """Run compose; return what it printed. Raises RuntimeError with its words."""
@@ -400,6 +401,8 @@ def main() -> int:
                                 viewers=viewers)  # fmt: skip
         if given.what == "down":
             deployment.down(wipe=given.wipe)
+            if given.wipe:
+                deployment.forget_servers()
             return 0
         options = ["--gpus", given.gpus] if given.gpus else []
         deployment.init(*options, *(word for vc in given.vc for word in ("--vc", vc)))
