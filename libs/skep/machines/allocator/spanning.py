@@ -134,7 +134,7 @@ def _agreed(
         dispatch.stop(machine, job, Reason.NOT_TAKEN, now, refused)
     else:
         for name in [] if change.undoing else refusals(change):
-            if job.outside(name):  # Its ranks have ended, as it said.
+            if name in job.members and job.outside(name):  # Its ranks have ended, as it said.
                 resizing.leave(machine, job, name, now)
         smaller = min(resize.world, job.size)
         _tell(machine, job, change, smaller, now, number=change.round + 1, undoing=True,
