@@ -8,15 +8,17 @@ from skep.machines.allocator import AllocatorMachine, lending, placing
 from skep.machines.allocator.jobs import JobState, State
 from skep.machines.base import Effect, Tick
 from skep.units import Instant
+from skep.wire.changes import AskResume, AskSuspend
 from skep.wire.commands import Checkpoint, Suspend
 from skep.wire.facts import CellsReserved, JobBound, JobPromoted, JobRequeued, JobStopping
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from tests.kit import Driver, admitted, allocator, cancel_asked, exited, joined, started
-from tests.unit.test_allocator_changes import changed, known, of, told
+from tests.unit.test_allocator_changes import ask, changed, known, of, told
 
 SCRIPT: dict[str, Any] = {"command": None, "script": "train.py"}
 STORED = ("suspend", "release", "checkpoint")
+RELEASES = ("suspend", "release")
 GONE = Outcome.STOPPED
 
 
@@ -216,3 +218,53 @@ def test_a_borrowing_job_takes_no_cells_before_a_lent_one_that_comes_first() -> 
     assert list(decide.machine.borrowed) == ["j3", "j4"], "j4 needs both cells of nlp"
     decide(exited("j2", node="node-2"))
     assert list(decide.machine.borrowed) == ["j3"]
+
+
+def lends_gang(decide: Driver[AllocatorMachine], number: int, *nodes: str) -> None:
+    """Have a gang be lent these nodes; its turn is before jobs of no priority."""
+    decide(admitted(number, **SCRIPT, gpus=2, workers=2, priority=5))
+    assert list(decide.machine.jobs[f"j{number}"].live) == list(nodes)
+    for node in nodes:
+        decide(started(f"j{number}", node=node))
+        decide(known(f"j{number}", node, STORED))
+
+
+def test_a_suspended_job_takes_no_gpus_back_before_a_lent_one_that_comes_first() -> None:
+    decide = allocator(*(joined(f"node-{number}", gpus=2) for number in range(1, 5)), nlp=4, cv=4)
+    starts(decide, 1, RELEASES, gpus=2)
+    starts(decide, 2, gpus=2, priority=9)
+    lends_gang(decide, 3, "node-3", "node-4")
+    (command,) = told(decide(ask(10, AskSuspend(job="j1", release=True))))
+    decide(changed(command))
+    assert starts(decide, 11, vc="cv", gpus=2, opportunistic=True) == "node-1"
+    assert not told(decide(ask(12, AskResume(job="j1")))), "j3 needs both cells of nlp"
+    decide(exited("j2", node="node-2"))
+    assert not decide.machine.borrowed, "j3 has them"
+    (command,) = told(decide(exited("j3", node="node-3")) + decide(exited("j3", node="node-4")))
+    assert (command.job, command.change) == ("j11", Suspend(release=True)), "j1 is the next one"
+
+
+def test_a_lent_job_that_goes_on_while_others_leave_for_a_later_one_comes_first() -> None:
+    decide = allocator(*(joined(f"node-{number}", gpus=2) for number in range(1, 7)), nlp=4, cv=8)
+    home, _ = [starts(decide, number, gpus=2, priority=9) for number in (1, 2)]
+    away = starts(decide, 3, RELEASES, gpus=2)
+    lends_gang(decide, 4, "node-4", "node-5")
+    # Two jobs of cv take the node of j3. When one of its GPUs is free again, a third borrows that.
+    decide(admitted(5, vc="cv", gpus=2))
+    effects = decide(admitted(6, vc="cv", gpus=1)) + decide(admitted(7, vc="cv", gpus=1))
+    (command,) = told(effects)
+    assert (command.job, command.change) == ("j3", Suspend(release=True))
+    decide(changed(command))
+    for name in ("j6", "j7"):
+        decide(started(name, node=away))
+    decide(exited("j6", node=away))
+    assert starts(decide, 8, RELEASES, vc="cv", gpus=1, opportunistic=True) == away
+    decide(exited("j7", node=away))
+    for command in told(decide(ask(10, AskSuspend(job="j4")))):
+        decide(changed(command))
+    (leaves,) = told(decide(exited("j1", node=home)))
+    assert (leaves.job, leaves.change) == ("j8", Suspend(release=True)), "j3 has its turn"
+    for command in told(decide(ask(11, AskResume(job="j4")))):
+        decide(changed(command))
+    decide(changed(leaves))
+    assert sorted(decide.machine.borrowed) == ["j3", "j4"], "j3 has idle GPUs, no cells of nlp"

@@ -533,7 +533,7 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
     if not able:
         soft.looked = looked
         return
-    room, kept = RETURNS_MAX, returns.kept(machine)
+    room, kept, lent = RETURNS_MAX, returns.kept(machine), views.lines(machine)
     for job in sorted(able, key=lambda job: job.entry):
         if job.change is not None or not (views.goes_on(job) or _wants_away(job)):
             continue
@@ -549,7 +549,7 @@ def come_back(machine: AllocatorMachine, now: Instant) -> None:
             continue
         cost = returns_now(machine, job, now)
         if not cost and not ruled and job.job not in soft.returning:
-            cost = len(reclaim(machine, job, now))
+            cost = len(reclaim(machine, job, now, lent))
         room -= cost or _wait(machine, job)
     soft.looked = looked
 
@@ -570,16 +570,18 @@ def returns_now(machine: AllocatorMachine, job: JobState, now: Instant) -> int:
     return len(job.live) + job.size // RANKS_TOLD if back.members else len(job.live)
 
 
-def reclaim(machine: AllocatorMachine, job: JobState, now: Instant) -> list[str]:
+def reclaim(
+    machine: AllocatorMachine, job: JobState, now: Instant, lent: dict[str, list[JobState]]
+) -> list[str]:
     """Have opportunistic jobs leave GPUs that a suspended job's VC can cover it with.
 
     Until they have left, nobody else is offered GPUs of its nodes (`soft.returning`). It does not
-    go ahead of a job of its VC that waits before it.
+    go ahead of a job of its VC that waits before it; `lent` are those of `views.lines`.
 
     Returns:
         The attempts that leave, or are leaving already.
     """
-    if job.spec.opportunistic or views.behind(machine, job):
+    if job.spec.opportunistic or views.behind(machine, job, lent):
         return []
     users = returns.lent(machine, job)
     for name in users:

@@ -164,22 +164,6 @@ def _lend_one(
 # --- at their turn -------------------------------------------------------------------------------
 
 
-def lent(machine: AllocatorMachine) -> dict[str, list[JobState]]:
-    """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end."""
-    found: dict[str, list[JobState]] = {}
-    anew = machine.soft.anew
-    for name in list(anew):
-        if name not in machine.jobs or machine.jobs[name].state is not State.STOPPING:
-            del anew[name]
-    begins_anew = [machine.jobs[name] for name in anew if name not in machine.borrowed]
-    for job in (*machine.borrowed.values(), *machine.away.values(), *begins_anew):
-        if job.lent and views.lent(machine, job):
-            found.setdefault(job.spec.vc, []).append(job)
-    for line in found.values():
-        line.sort(key=lambda job: job.entry, reverse=True)
-    return found
-
-
 def take_turn(machine: AllocatorMachine, job: JobState, now: Instant, room: int) -> int:
     """Give a job that was lent GPUs the cells of its VC, as its turn has come.
 
@@ -221,7 +205,7 @@ def _from_where_it_stands(machine: AllocatorMachine, job: JobState, now: Instant
     cost = changing.returns_now(machine, job, now)
     if cost and placing.promote(machine, job, now, home=True):
         return cost
-    if not cost and changing.reclaim(machine, job, now):
+    if not cost and changing.reclaim(machine, job, now, views.lines(machine)):
         return -1
     machine.soft.anew[job.job] = None
     dispatch.stop(machine, job, Reason.TO_OWN_CELLS, now)

@@ -60,7 +60,7 @@ def schedule(machine: AllocatorMachine, now: Instant) -> None:
         _take_back(machine, now)
     bound = _finish(machine, now) if machine.soft.ripe else 0
     bound += plans.serve(machine, now, placing.MEMBERS_BOUND_MAX - bound)
-    lent = lending.lent(machine)
+    lent = views.lines(machine)
     for opportunistic in (False, True):
         if opportunistic:
             lent.clear()
@@ -154,13 +154,18 @@ def _lent_before(
 
 
 def _take_back(machine: AllocatorMachine, now: Instant) -> None:
-    """Have suspended jobs go on for which others left GPUs, before anyone else is offered those."""
+    """Have suspended jobs go on for which others left GPUs, before anyone else is offered those.
+
+    A job of its VC that has an earlier turn by now is served first.
+    """
     for name in list(machine.soft.returning):
         job = machine.jobs.get(name)
-        if job is not None and job.away and job.change is None:
+        lent = views.lines(machine)
+        waits = job is not None and job.away and job.change is None
+        if job is not None and waits and not views.behind(machine, job, lent):
             if changing.returns_now(machine, job, now):
                 placing.promote(machine, job, now, home=job.lent)
-            elif changing.reclaim(machine, job, now):
+            elif changing.reclaim(machine, job, now, lent):
                 continue  # The others have yet to leave.
         del machine.soft.returning[name]
         machine.soft.changes += 1  # Those GPUs are no longer kept for it.
@@ -268,14 +273,11 @@ def _serve(machine: AllocatorMachine, head: Head, now: Instant, room: int) -> in
 
 def _promote(machine: AllocatorMachine, now: Instant) -> None:
     """Let jobs that borrow GPUs have their VC's cells, where nobody of the VC waits for them."""
-    lent = lending.lent(machine)
+    lent = views.lines(machine)
     for job in list(machine.borrowed.values()):
         if views.rules(machine, job.spec.vc) and views.borrowing(machine, job):
             continue  # It has its turn in its policy's plan.
         if views.lent(machine, job):
             continue  # It has its turn in the order of its queue.
-        line = lent.get(job.spec.vc)
-        if line and line[-1].entry < job.entry:
-            continue  # A job that was lent GPUs waits for the VC's cells, and comes before it.
-        if job.state is not State.STOPPING and not views.behind(machine, job):
+        if job.state is not State.STOPPING and not views.behind(machine, job, lent):
             placing.promote(machine, job, now)

@@ -232,15 +232,37 @@ def lent(machine: AllocatorMachine, job: JobState) -> bool:
     return (change is None or change.why in GIVES_WAY) and borrowing(machine, job)
 
 
+def lines(machine: AllocatorMachine) -> dict[str, list[JobState]]:
+    """Return the jobs that were lent GPUs by VC, the one whose turn is next at the end."""
+    found: dict[str, list[JobState]] = {}
+    anew = machine.soft.anew
+    for name in list(anew):
+        if name not in machine.jobs or machine.jobs[name].state is not State.STOPPING:
+            del anew[name]
+    begins_anew = [machine.jobs[name] for name in anew if name not in machine.borrowed]
+    for job in (*machine.borrowed.values(), *machine.away.values(), *begins_anew):
+        if job.lent and lent(machine, job):
+            found.setdefault(job.spec.vc, []).append(job)
+    for line in found.values():
+        line.sort(key=lambda job: job.entry, reverse=True)
+    return found
+
+
 def waits(machine: AllocatorMachine, vc: str) -> bool:
     """Return whether a job waits that the VC's policy would have placed."""
     return machine.soft.planned[vc].open
 
 
-def behind(machine: AllocatorMachine, job: JobState) -> bool:
-    """Return whether another job of its VC waits for the VC's cells, and comes before this one."""
+def behind(machine: AllocatorMachine, job: JobState, lent_jobs: dict[str, list[JobState]]) -> bool:
+    """Return whether another job of its VC waits for the VC's cells, and comes before this one.
+
+    `lent_jobs` are those of `lines`: they wait for these cells too, and are in no queue.
+    """
     if rules(machine, job.spec.vc):
         return waits(machine, job.spec.vc)
+    line = lent_jobs.get(job.spec.vc)
+    if line and line[-1].entry < job.entry:
+        return True
     queue = machine.queues.get((job.spec.vc, False))
     head = queue.head() if queue is not None else None
     return head is not None and head.claim < job.entry
