@@ -5,7 +5,8 @@ acknowledged   every acknowledged submission is in the stream, was answered once
 one-key        one key of a VC is one job; nothing exists that nobody submitted
 verdict        what clients were told is what the log says, and a refusal says why
 end            a job ended as its program does, or as was asked, and a success has every rank
-slots          no slot was in two processes at once
+slots          no slot was in two processes at once; a process that noted something before and after
+               another one had its slot was suspended and resumed in between, by the log
 execution      a rank of an attempt was executed once, on the slots the log gave it; attempts
                of a job overlap only where the log says that a lost node may still run one
 steps          steps count on without gap or repetition; only a recorded attempt goes on anew
@@ -16,15 +17,16 @@ log            counters, hash chains, epochs, and what the plain models of both 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from scripts.chaos.evidence import Evidence, Run, Told
 from skep.ids import job_id
 from skep.sim.model import AdmissionModel, AllocatorModel
 from skep.sim.violation import ViolationError
+from skep.wire.changes import GpusRegained
 from skep.wire.facts import (
     Admitted,
     EpochBegan,
@@ -72,6 +74,7 @@ class Checker:
         self.queued: dict[str, int] = defaultdict(int)
         self.bound: dict[tuple[str, int], JobBound] = {}
         self.ghosts: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self.regained: Counter[tuple[str, int]] = Counter()
         for fact in _facts(evidence.admission):
             if isinstance(fact, Admitted | Refused | Repeated):
                 self.answers[fact.job].append(fact)
@@ -83,6 +86,8 @@ class Checker:
                     self.queued[fact.job] += 1
                 case JobBound():
                     self.bound[fact.job, fact.attempt] = fact
+                case GpusRegained():
+                    self.regained[fact.job, fact.attempt] += 1
                 case MemberGone() if not fact.free:
                     self.ghosts[fact.job, fact.attempt].append(fact.node)
                 case _:
@@ -186,19 +191,27 @@ class Checker:
     # --- what processes did ----------------------------------------------------------------------
 
     def slots(self) -> Iterator[Violation]:
-        """Find slots in which two processes were seen alive at once."""
+        """Find slots that processes used in turns which the log does not explain."""
         taken: dict[tuple[str, int], list[Run]] = defaultdict(list)
         for run in self.evidence.runs:
             for slot in run.slots:
                 taken[run.node, slot].append(run)
         for (node, slot), runs in taken.items():
-            runs.sort(key=lambda run: run.began)
-            latest = runs[0]
-            for run in runs[1:]:
-                if run.began < latest.last:
-                    yield Violation("slots", f"slot {slot} of {node} had {latest.name} until "
-                                    f"{latest.last} and {run.name} from {run.began}")  # fmt: skip
-                latest = max(latest, run, key=lambda each: each.last)
+            notes = sorted(
+                (at, number)
+                for number, run in enumerate(runs)
+                for at in (run.began, *run.noted, run.last)
+            )
+            order = [number for number, _ in groupby(number for _, number in notes)]
+            for number, turns in Counter(order).items():
+                run = runs[number]
+                given = 1 + self.regained[run.job, run.attempt]
+                if turns > given:
+                    between = order[order.index(number) + 1 :]
+                    others = {runs[other].name for other in between} - {run.name}
+                    yield Violation("slots", f"slot {slot} of {node} was used by {run.name} in "
+                                    f"{turns} turns, by the log in at most {given}; others then: "
+                                    f"{', '.join(sorted(others))}")  # fmt: skip
 
     def executions(self) -> Iterator[Violation]:
         """Find ranks executed twice or on slots that are not theirs by the log."""

@@ -58,7 +58,8 @@ class Submitted:
 class Run:
     """One process of a job, by its own notes. Times are monotonic ns.
 
-    `steps` are the numbers it noted, in order; `code` is None unless it noted its end.
+    `steps` are the numbers it noted, in order; `code` is None unless it noted its end. `noted` are
+    the times of its notes after the first.
     """
 
     job: str
@@ -73,6 +74,7 @@ class Run:
     from_step: int = 0
     steps: list[int] = field(default_factory=list)
     code: int | None = None
+    noted: list[int] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -130,6 +132,7 @@ def _read_file(lines: Iterable[bytes], name: str) -> tuple[list[Run], list[str]]
                 continue
             run = latest[key]
             run.last = note["at"]
+            run.noted.append(note["at"])
             if note["note"] == "step":
                 run.steps.append(note["step"])
             else:

@@ -13,6 +13,7 @@ import pytest
 from scripts.chaos.checker import Checker
 from scripts.chaos.evidence import Ack, Evidence, Run, Submitted, Told, read_notes
 from skep.units import Instant
+from skep.wire.changes import GpusRegained
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import (
     Admitted,
@@ -228,6 +229,20 @@ def test_two_processes_in_one_slot() -> None:
     assert found(evidence) == {"slots", "execution"}
 
 
+def test_a_slot_in_turns_needs_gpus_given_back_and_regained() -> None:
+    evidence = clean()
+    evidence.runs[0].noted, evidence.runs[0].last = [13, 32, 40], 40
+    evidence.runs[3].slots = (0,)
+    texts = [each.text for each in Checker(evidence).check() if each.promise == "slots"]
+    assert texts == ["slot 0 of n1 was used by j1.1.0 in 2 turns, by the log in at most 1; others "
+                     "then: j2.2.0"]  # fmt: skip
+    evidence.allocator = facts(evidence.allocator, lambda every: every.append(
+        GpusRegained(job="j1", attempt=1, chain="cpu", at=Instant(1))))  # fmt: skip
+    assert "slots" not in found(evidence)
+    evidence.runs[0].noted.insert(1, 20)
+    assert "slots" in found(evidence)
+
+
 def test_a_rank_executed_twice_is_found_unless_the_power_was_cut_between() -> None:
     evidence = clean()
     evidence.runs.insert(2, run("j1", 5, 6, world=2, steps=[]))
@@ -318,7 +333,7 @@ def test_notes_are_read_as_written_and_torn_ones_are_told(tmp_path: Path) -> Non
     lines = [json.dumps(began), json.dumps(step), '{"note": "st']
     (tmp_path / "j1.0").write_text("\n".join(lines) + "\n")
     runs, broken = read_notes(tmp_path)
-    assert runs == [Run("j1", 1, 0, 1, "n1", (0,), 5, 10, 12, 0, [1])]
+    assert runs == [Run("j1", 1, 0, 1, "n1", (0,), 5, 10, 12, 0, [1], noted=[12])]
     assert len(broken) == 1
     assert broken[0].startswith("j1.0, line 3")
 
