@@ -3,7 +3,8 @@
 Three sources are watched. An optimizer's step is the best one: it is exact, and it does not see
 validation loops. As long as no optimizer has stepped, the backward passes of scalars count: a
 script that updates its parameters by hand makes one in each mini-batch. As long as there is none of
-these either, the batches that data loaders hand out do.
+these either, the batches that data loaders hand out do. The first backward pass counts with the
+second one: before that it is most likely that of a script whose optimizer steps in a moment.
 
 Counting steps of several optimizers: the count is the largest of the optimizers' levels, never
 their sum. A GAN that trains its discriminator five times per generator step, or a model with one
@@ -26,6 +27,9 @@ from skep_job.control import Control, describe
 
 WINDOW = 64
 """Mini-batches whose median duration is reported: enough to pass over an evaluation in between."""
+
+BACKWARDS_MIN = 2
+"""Backward passes without an optimizer's step that tell a script which updates by hand."""
 
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text about an internal failure: with escapes (6 bytes each) it still fits in a frame."""
@@ -71,6 +75,7 @@ class Tally:
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
         self.backwards = 0  # of scalars, none within another
+        self._first_backward_ns = 0  # when the first of them ended
         self.batches = 0  # handed out by data loaders
         self.batch_open = False  # the latest of them is still being worked on
         self.ends: deque[int] = deque(maxlen=WINDOW + 1)
@@ -130,14 +135,21 @@ class Tally:
         for place in range(len(self.ends)):  # In between, one of the gaps is wrong: the median not.
             self.ends[place] += pause_ns
 
-    def end_backward(self) -> None:
-        """Note that a backward pass is done, which counts as long as no optimizer has stepped."""
+    def end_backward(self) -> bool:
+        """Note that a backward pass is done; return whether it counts: all but the first do."""
+        now = time.monotonic_ns()
+        if not self._first_backward_ns:
+            self._first_backward_ns = now
+            return False
         if not self.backwards:
+            self.backwards = BACKWARDS_MIN - 1
             self.ends.clear()  # What the data loaders left there has another meaning.
+            self.ends.append(self._first_backward_ns)
         self.backwards += 1
-        self.ends.append(time.monotonic_ns())
-        if self.backwards == 1:
+        self.ends.append(now)
+        if self.backwards == BACKWARDS_MIN:
             self.wake()
+        return True
 
     def begin_batch(self) -> None:
         """Note that a data loader has handed out a batch, which ends the one before."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from skep_job.control import Control
 from skep_job.imports import ImportWatcher
-from skep_job.tally import Tally, after_step
+from skep_job.tally import BACKWARDS_MIN, Tally, after_step
 
 OPTIMIZERS = "torch.optim.optimizer"
 LOADERS = "torch.utils.data.dataloader"
@@ -147,7 +147,7 @@ def _counting_backward(
 
     Its end is the boundary of scripts that update by hand: the graph is gone, and the gradients are
     there. Only the backward pass of scalars counts, and none that is made within another one, as
-    activation checkpoints do. `first` is called when there is one.
+    activation checkpoints do. `first` is called when they begin to count.
     """
     inside = False
 
@@ -166,8 +166,9 @@ def _counting_backward(
                 return outcome  # An optimizer has stepped within it, for example.
             if not tally.backwards and _is_worker():
                 return outcome
-            tally.end_backward()
-            if tally.backwards == 1:
+            if not tally.end_backward():
+                return outcome
+            if tally.backwards == BACKWARDS_MIN:
                 first()
         except Exception as error:  # Nothing may reach the user's training loop.
             tally.fail("backward hook", error)

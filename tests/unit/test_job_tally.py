@@ -243,6 +243,16 @@ def test_backward_passes_count_until_an_optimizer_steps() -> None:
     assert (tally.reached(), len(tally.ends)) == (1, 1)
 
 
+def test_the_first_backward_pass_counts_with_the_second() -> None:
+    tally = Tally()
+    tally.begin_batch()
+    tally.end_batch()
+    assert not tally.end_backward()
+    assert tally.count()[::3] == (1, "dataloader")
+    assert tally.end_backward()
+    assert tally.count()[::3] == (2, "backward")
+
+
 def test_a_script_that_takes_over_counts_on_from_its_backward_passes() -> None:
     tally = Tally()
     tally.end_backward()
