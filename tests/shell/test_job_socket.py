@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from skep.machines.agent import RankSaid, RankStats
-from skep.units import Instant
+from skep.units import Instant, seconds
 from skep.wire import talk
 from skep_services.adapters.memory import ManualClock
 from skep_services.agent import jobs as module
@@ -72,7 +72,8 @@ class Node:
         ticks = proc.start_ticks(os.getpid())
         assert ticks is not None
         self.access.listed([RunStarted("j7.2.1", os.getpid(), ticks, Instant(0))])
-        self.socket = JobSocket(folder, ManualClock(), self.events.put, self.access)
+        self.clock = ManualClock()
+        self.socket = JobSocket(folder, self.clock, self.events.put, self.access)
         self.jobs: list[Job] = []
 
     async def job(self, first: bytes = b"") -> Job:
@@ -222,3 +223,22 @@ async def test_so_many_connections_and_no_more(node: Node) -> None:
     await node.said()
     one_more = await node.job(hello(pid=99))
     assert (await one_more.hears())["why"] == "run j7.2.1 has 64 connections already"
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_kept_of_ranks_that_hung_up(node: Node) -> None:
+    """A rank hangs up before the runtime says that its run is gone."""
+    ticks = proc.start_ticks(os.getpid())
+    assert ticks is not None
+    for attempt in range(2, 5):
+        name = f"j7.{attempt}.1"
+        node.access.began(RunStarted(name, os.getpid(), ticks, Instant(0)))
+        job = await node.job(hello(attempt=attempt, token=ACCESS.secret(name)))
+        job.writer.write(frame(type="released", **{**WHO, "attempt": attempt}, order=1, moved=0))
+        assert isinstance(await node.said(), talk.Hello)
+        assert isinstance(await node.said(), talk.Released)
+        job.writer.write_eof()
+        assert await job.is_hung_up_on()
+        node.access.gone(name)
+        node.clock.advance(seconds(module.BURST_S + 1))
+    assert len(node.socket._heard_until) == 1

@@ -357,8 +357,9 @@ class JobSocket:
         lines.remove(line)
         if not lines:
             del self._lines[key]
-            if not self._access.knows(_token(line.hello)):
-                self._heard_until.pop(key, None)
+            begin = self._clock.now() - BURST_S * NS_PER_SECOND  # What ended before counts no more.
+            heard = self._heard_until.items()
+            self._heard_until = {rank: until for rank, until in heard if until > begin}
         if spoke:
             self._latest.get(key, {}).pop(part, None)
             if not self._latest.get(key):

@@ -115,10 +115,6 @@ class RankAccess:
 
     # --- what is asked ---------------------------------------------------------------------------
 
-    def knows(self, token: str) -> bool:
-        """Return whether the run lives here."""
-        return token in self._mains
-
     def lets_in(self, peer: Peer) -> bool:
         """Return whether processes of this user may connect at all."""
         return peer.uid in self._uids
