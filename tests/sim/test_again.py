@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from skep.machines.allocator import AllocatorMachine
 from skep.policies.queue import Head, JobQueue
-from skep.sim.again import Again, without_secrets
+from skep.sim.again import Again, Log, without_secrets
 from skep.units import Instant
+from skep.wire import subjects
+from skep.wire.advice import JobAdvice, QueueAdvice
 from skep.wire.changes import Goal, JobChanging
+from skep.wire.codec import Facts
 from skep.wire.commands import Move, Target
-from skep.wire.facts import JobBound
+from skep.wire.facts import EpochBegan, JobBound, JobWaits
+from skep.wire.inputs import InputNotes
 from skep.wire.reasons import Reason
-from tests.replay_kit import history, log_of
+from tests.kit import at
+from tests.replay_kit import Record, history, log_of
 
 SEEDS = (7, 11)
 
@@ -82,6 +89,43 @@ def test_records_of_submissions_that_were_taken_out_are_not_compared() -> None:
     assert found.differences == []
     assert found.not_comparable["records-whose-inputs-were-taken-out"] > 0
     assert found.equal == found.decisions > 0
+
+
+def test_behind_a_record_that_was_taken_out_reading_goes_on_where_it_was() -> None:
+    """Its notes say of which job an advice is, and how far a record of another service was read."""
+
+    class Hears:
+        epoch = 1
+
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+
+        def decide(self, event: Any, now: Instant) -> list[Any]:
+            self.heard.append(event)
+            return []
+
+        def apply(self, fact: Any) -> None:
+            pass
+
+    advised = JobAdvice(job="j1", why=Reason.ARRIVAL, remaining=None)
+    advice = QueueAdvice(at=at(1), expires_at=at(2), jobs=(advised,))
+    waits = [JobWaits(job=job, why=Reason.WAITS_FOR_GPUS, needs="") for job in ("j1", "j2")]
+    notes = InputNotes()
+    notes.streamed(subjects.SUBMIT, 1, at(1), led=True)
+    notes.heard(advice, at(1))
+    notes.streamed(subjects.ALLOC, 5, at(1), led=True)
+    first = notes.take()
+    notes.heard(advice, at(1))
+    notes.streamed(subjects.ALLOC, 5, at(2), led=False)
+    began = EpochBegan(epoch=1, owner="o1")
+    records = [Record(1, 1, at(0), (began,), b""), Record(2, 1, at(1), (waits[0],), first),
+               Record(3, 1, at(2), (), notes.take())]  # fmt: skip
+    facts = Facts(service="allocator", at=at(1), facts=tuple(waits))
+    log = Log(records, {"SUBMIT": {2: None}, "ALLOC": {5: facts}})
+    machine = Hears()
+    found = Again(lambda: cast("Any", machine), log).run()
+    assert found.not_comparable == {"records-whose-inputs-were-taken-out": 1}
+    assert machine.heard == [advice, msgspec.structs.replace(facts, facts=(waits[1],))]
 
 
 def test_what_proves_who_may_send_a_state_is_no_part_of_a_decision() -> None:

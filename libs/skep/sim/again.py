@@ -24,7 +24,7 @@ from skep.machines.base import AnyMachine, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
 from skep.units import Instant
-from skep.wire import codec
+from skep.wire import codec, subjects
 from skep.wire.bounds import LogDecoder
 from skep.wire.codec import Facts
 from skep.wire.commands import Move
@@ -134,7 +134,6 @@ class Again:
         self._early: list[Made] = []
         firsts = ((stream, min(found)) for stream, found in log.messages.items() if found)
         self._firsts = {stream: first for stream, first in firsts if first > 1}
-        self._peek = NotesReader()
         self._gone = False
         self._resyncs = 0
         self.found = Comparison()
@@ -162,7 +161,7 @@ class Again:
             self._count_missing("starts-from-an-unknown-snapshot")
         self._machine = self._rebuilt()
         self._reader, self._parts, self._early = NotesReader(), ("", 0, 0), []
-        self._peek, self._gone = NotesReader(), False
+        self._gone = False
 
     def _rebuilt(self) -> Any:
         machine = self._make()
@@ -182,13 +181,17 @@ class Again:
             self._history.append((record.counter, recorded))
             self._machine = None  # It is not what it was from here on.
             return
-        if self._taken_out(record):
+        inputs = self._reader.read(record.noted) if record.noted else []
+        if self._taken_out(record, inputs):
+            for one in inputs:
+                if one.stream in subjects.FACT_STREAMS:
+                    self._next_part(one)
             self._count_missing("records-whose-inputs-were-taken-out")
             self._history.append((record.counter, recorded))
             for fact in recorded if self._machine is not None else ():
                 self._machine.apply(fact)
             return
-        made = [*self._early, *self._decide(record)]
+        made = [*self._early, *self._decide(record, inputs)]
         self._early = []
         if not recorded and any(facts for *_, facts in made):
             self._early = made  # The facts follow in a record of their own.
@@ -197,7 +200,7 @@ class Again:
             self._compare(record, recorded, made)
         self._history.append((record.counter, recorded))
 
-    def _taken_out(self, record: Recorded) -> bool:
+    def _taken_out(self, record: Recorded, inputs: Iterable[Input]) -> bool:
         """Return whether a record has an input that its stream no longer holds.
 
         Decided submissions are taken out of SUBMIT. The facts of such a record may follow in the
@@ -206,17 +209,17 @@ class Again:
         if not self._firsts:
             return False
         before, self._gone = self._gone, False
-        for one in self._peek.read(record.noted) if record.noted else ():
+        for one in inputs:
             first = self._firsts.get(one.stream)
             if first is not None and 0 < one.sequence < first:
                 self._gone = not record.facts
                 return True
         return before and not record.noted
 
-    def _decide(self, record: Recorded) -> Iterator[Made]:
+    def _decide(self, record: Recorded, inputs: Iterable[Input]) -> Iterator[Made]:
         """Yield every input of a record, its event and the facts that follow from it now."""
         silent = [fact.node for fact in record.facts if isinstance(fact, NodeLost)]
-        for one in self._reader.read(record.noted) if record.noted else ():
+        for one in inputs:
             if self._machine is None:
                 self._count_missing("inputs-after-a-gap")
                 continue
@@ -255,11 +258,16 @@ class Again:
         # Another service's record comes fact by fact.
         wanted = self._log.wants.get(one.stream)
         facts = [each for each in event.facts if wanted is None or isinstance(each, wanted)]
+        part = self._next_part(one)
+        single = tuple(map(self._change, facts[part : part + 1]))
+        return msgspec.structs.replace(event, facts=single)
+
+    def _next_part(self, one: Input) -> int:
+        """Return which fact of another service's record an input was."""
         stream, sequence, part = self._parts
         part = part + 1 if (stream, sequence) == (one.stream, one.sequence) else 0
         self._parts = one.stream, one.sequence, part
-        single = tuple(map(self._change, facts[part : part + 1]))
-        return msgspec.structs.replace(event, facts=single)
+        return part
 
     # --- comparing ---------------------------------------------------------------------------
 
