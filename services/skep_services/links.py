@@ -8,7 +8,8 @@ whatever stands between two records that follow each other is foreign:
 
 What stands behind the last record is foreign too, unless it could be a record whose predecessor was
 changed or lost. Such a message is doubtful until the chain goes on behind it. Two messages that
-continue each other, and not the chain, are the sign of a damaged log: then reading ends.
+continue each other, and not the chain, are the sign of a damaged log: then reading ends. A follower
+passes over two of them, and ends at a third (`RIVALS_MAX`).
 
 The hash has no key. Somebody who can read the log and write into its stream can forge a record; the
 bus has to keep everybody but the owner from writing (ADR 0160).
@@ -29,9 +30,10 @@ LATER_MAX = 100
 """Messages behind one record that are remembered, to see whether they continue each other."""
 REPORTED_MAX = 100
 """Foreign messages that a process reports one by one; of the later ones each hundredth."""
-LOOK_BACK = 64
-"""Messages before its position that a follower reads once more: from two records that follow each
-other there it knows the chain."""
+RIVALS_MAX = 2
+"""Messages that continue each other, and not the chain, which a follower passes over. Two may be
+forged. It loses nothing by it: its position is that of the last record, and in a damaged log the
+owner's next record is a third."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -62,13 +64,18 @@ def digest_of(payload: bytes) -> str:
 class Links:
     """Where a reader stands in the chain of a fact stream."""
 
-    def __init__(self, name: str) -> None:
-        """Stand before the first record; `name` is how errors call the log."""
+    def __init__(self, name: str, rivals: int = 1) -> None:
+        """Stand before the first record; `name` is how errors call the log.
+
+        So many `rivals` that continue each other, and not the chain, are foreign.
+        """
         self.name = name
+        self._rivals = rivals
         self.counter, self.digest, self.sequence = 0, NO_RECORD, 0
         """Of the last record: its number, hash and place in the stream."""
-        self._later: dict[str, tuple[int, int]] = {}
-        """Messages behind it that say they are later records: number and place by hash."""
+        self._later: dict[str, tuple[int, int, int]] = {}
+        """Messages behind it that say they are later records, by hash: number, place, and how many
+        continue each other up to this one."""
         self._doubtful: tuple[int, int] | None = None
         """The last one of them that could be, in a damaged log."""
 
@@ -82,7 +89,7 @@ class Links:
         """Return why a message is not the owner's next record, or "" if it is to be read as that.
 
         Each message that comes behind the last record is told once, in order. Raises
-        CorruptLogError if messages continue each other and not this chain.
+        CorruptLogError if more messages than the `rivals` continue each other and not this chain.
         """
         head = head_of(payload)
         if head is not None and head.n == self.counter + 1 and head.prev == self.digest:
@@ -90,7 +97,9 @@ class Links:
         if head is None:
             return "it is no record"
         before = self._later.get(head.prev)
-        if before is not None and before[0] == head.n - 1:
+        continues = before is not None and before[0] == head.n - 1
+        rivals = before[2] + 1 if before is not None and continues else 1
+        if before is not None and rivals > self._rivals:
             text = (
                 f"{self.name}: records {before[0]} and {head.n} at sequences {before[1]} and "
                 f"{sequence} continue each other, but not record {self.counter} at "
@@ -101,7 +110,7 @@ class Links:
         if head.n <= self.counter:
             return f"it says that it is record {head.n}, which is already there"
         if len(self._later) < LATER_MAX:
-            self._later[digest_of(payload)] = head.n, sequence
+            self._later[digest_of(payload)] = head.n, sequence, rivals
         if head.n - self.counter > sequence - self.sequence:
             return f"it says that it is record {head.n}, with no room for those before it"
         self._doubtful = head.n, sequence
@@ -151,16 +160,16 @@ class Followed:
     """The records of a stream that another service writes, as a follower reads them."""
 
     def __init__(self, stream: str, position: int, foreign: Foreign) -> None:
-        """Follow behind `position`: reading begins at `begin`, to know the chain there.
+        """Follow behind `position`: reading begins at `begin`.
 
-        `foreign` is told of foreign messages.
+        The message at the position is read once more: it is the record that was taken last, so the
+        chain is known from there. `foreign` is told of foreign messages.
         """
         self.position = position
-        self.begin = max(0, position - LOOK_BACK)
+        self.begin = max(0, position - 1)
         self._tell = foreign
-        self._links = Links(f"stream {stream}")
-        self._knows = self.begin == 0
-        self._heads: dict[str, int] = {}
+        self._links = Links(f"stream {stream}", RIVALS_MAX)
+        self._knows = position == 0
         self._stream = stream
 
     def takes(self, payload: bytes, sequence: int) -> bool:
@@ -183,12 +192,7 @@ class Followed:
         head = head_of(payload)
         if head is None:
             return "it is no record"
-        digest = digest_of(payload)
-        # Behind the position something has to be believed: a record is, rather than nothing.
-        if self._heads.get(head.prev) == head.n - 1 or sequence > self.position:
-            self._links.took(head.n, digest, sequence)
-            self._knows = True
-            self._heads.clear()
-        else:
-            self._heads[digest] = head.n
+        # If the one at the position is no record, something behind it has to be believed.
+        self._links.took(head.n, digest_of(payload), sequence)
+        self._knows = True
         return ""

@@ -28,7 +28,7 @@ from skep_services.adapters.memory import (
     MemoryFactLog,
     MemoryLogStore,
 )
-from skep_services.links import LOOK_BACK, ForeignSeen
+from skep_services.links import ForeignSeen
 from skep_services.ports import (
     CorruptLogError,
     Delivery,
@@ -481,7 +481,7 @@ async def test_a_follower_far_into_a_stream_knows_its_chain() -> None:
     async def publish(payload: bytes) -> None:
         await place.client.publish(subjects.ALLOC_FACTS, payload, f"{payload!r}", {})
 
-    for number in range(LOOK_BACK * 2):
+    for number in range(128):
         await publish(writer.record([_ended(f"j{number}")]))
         if number % 3 == 0:
             await publish(b"%d" % number)

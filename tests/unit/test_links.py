@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from skep_services.links import LOOK_BACK, REPORTED_MAX, Followed, ForeignSeen, Links, digest_of
+from skep_services.links import REPORTED_MAX, Followed, ForeignSeen, Links, digest_of
 from skep_services.ports import CorruptLogError
 from tests.kit import RecordWriter
 
@@ -37,7 +37,7 @@ def test_only_records_are_taken() -> None:
     assert read(stream) == ([one, two, three], [1, 3, 4, 6, 7, 9])
 
 
-@pytest.mark.parametrize("position", [1, LOOK_BACK, LOOK_BACK + 1, 150, 199, 200])
+@pytest.mark.parametrize("position", [1, 64, 65, 150, 199, 200])
 def test_a_follower_goes_on_from_anywhere(position: int) -> None:
     mine = records(300)
     stream = [message for each in mine for message in (each, b"foreign")]
@@ -46,25 +46,41 @@ def test_a_follower_goes_on_from_anywhere(position: int) -> None:
     assert not [each for each in foreign if each % 2]
 
 
-def test_a_forged_first_message_does_not_deceive_a_follower() -> None:
+def test_forged_messages_before_its_position_do_not_deceive_a_follower() -> None:
     mine = records(200)
     stream = mine.copy()
-    stream[100 - LOOK_BACK] = forged(10**9)  # In the place of the first that is read again.
-    taken, _ = read(stream, 100)
-    assert taken == mine[100:]
+    first = forged(70)
+    stream[70:72] = first, forged(71, digest_of(first))
+    assert read(stream, 100) == (mine[100:], [])
 
 
-def test_without_two_records_that_follow_each_other_one_is_believed() -> None:
+def test_behind_a_position_without_a_record_the_next_one_is_believed() -> None:
     mine = records(2)
     stream = [b"?"] * 100 + mine
     assert read([mine[0], *stream], 101)[0] == mine
 
 
-def test_a_chain_of_its_own_ends_reading() -> None:
-    mine = records(1)
-    first = forged(2)
+@pytest.mark.parametrize("number", [2, 3, 10**9])
+def test_a_follower_passes_over_two_that_continue_each_other_and_ends_at_a_third(
+    number: int,
+) -> None:
+    mine = records(3)
+    first = forged(number)
+    second = forged(number + 1, digest_of(first))
+    assert read([mine[0], first, second, *mine[1:]]) == (mine, [2, 3])
+    assert read([mine[0], first, second, *mine[1:]], 1) == (mine[1:], [2, 3])
+    third = forged(number + 2, digest_of(second))
+    told = f"records {number + 1} and {number + 2} at sequences 3 and 4"
+    with pytest.raises(CorruptLogError, match=told):
+        read([mine[0], first, second, third])
+
+
+def test_a_chain_of_its_own_ends_the_reading_of_the_owner() -> None:
+    links, (one,), first = Links("log"), records(1), forged(2)
+    links.took(1, digest_of(one), 1)
+    assert links.foreign(first, 2)
     with pytest.raises(CorruptLogError, match="records 2 and 3 at sequences 2 and 3"):
-        read([*mine, first, forged(3, digest_of(first))])
+        links.foreign(forged(3, digest_of(first)), 3)
 
 
 def test_doubt_ends_with_the_next_record() -> None:
