@@ -58,7 +58,7 @@ class Bus(Protocol):
 
         `key` becomes Nats-Msg-Id. Retries for ever on timeouts and leaderless streams, with the
         same key. Raises RefusedError for an answer that no repetition changes (size, permission,
-        no such stream).
+        no such stream), FullError if the stream holds as much as it may.
         """
         ...
 
@@ -235,6 +235,10 @@ class NodeRuntime(Protocol):
 
 class RefusedError(Exception):
     """The bus refuses this message for good; the text says why."""
+
+
+class FullError(RefusedError):
+    """The stream holds as much as it may: it takes no message before others were taken out."""
 
 
 class MissingStreamError(Exception):

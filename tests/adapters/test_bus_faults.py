@@ -12,7 +12,7 @@ from skep_services.adapters import nats_follow, nats_link, nats_server
 from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_follow import position_of
 from skep_services.adapters.nats_link import LinkOptions
-from skep_services.ports import CorruptLogError, RefusedError
+from skep_services.ports import CorruptLogError, FullError, RefusedError
 from tests.adapters.worlds import (
     DEADLINE_S,
     PASSWORD,
@@ -244,7 +244,7 @@ async def test_full_stream_is_refused(nats: NatsWorld) -> None:
     )
     bus = await nats.bus()
     await bus.publish("small", b"x" * 500, "k1", {})
-    with pytest.raises(RefusedError, match="maximum bytes"):
+    with pytest.raises(FullError, match="maximum bytes"):
         await bus.publish("small", b"x" * 500, "k2", {})
 
 

@@ -19,7 +19,7 @@ from skep.wire.spec import SPEC_BYTES_MAX, SizeHint
 from skep_services.adapters.memory import MemoryBus
 from skep_services.gateway import submit
 from skep_services.gateway.rows import State
-from skep_services.ports import Delivery, RefusedError
+from skep_services.ports import Delivery, FullError, RefusedError
 from tests.gateway_kit import CHAINS, QUOTA, Client, House, error, opened, submitted
 from tests.kit import TRACE, at, heartbeat, spec
 
@@ -248,13 +248,13 @@ async def test_a_verdict_counts_only_on_a_subject_of_the_vc_that_was_asked_for(
 class BadBus(MemoryBus):
     """A bus that refuses to publish, or never answers."""
 
-    refuses = False
+    refuses: RefusedError | None = None
 
     async def publish(
         self, subject: str, payload: bytes, key: str, headers: Mapping[str, str]
     ) -> int:
-        if self.refuses:
-            raise RefusedError("the stream is full")
+        if self.refuses is not None:
+            raise self.refuses
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
@@ -266,12 +266,18 @@ async def test_a_bus_that_does_not_take_it(house: House, monkeypatch: pytest.Mon
     await house.start(bus)
     away = await house.op.json("POST", "/v1/jobs", 503, spec(), Idempotency_Key="mine")
     assert (error(away)[0], away["key"]) == ("bus-away", "mine")
-    bus.refuses = True
+    bus.refuses = RefusedError("the message is too large")
     refused = await house.op.json("POST", "/v1/jobs", 503, spec())
-    assert "the stream is full" in refused["error"]["text"]
+    assert error(refused)[0] == "bus-refused"
+    bus.refuses = FullError("maximum bytes exceeded")
+    body = codec.encode(spec())
+    async with house.op.session.post(f"{house.op.base}/v1/jobs", data=body,
+                                     headers=house.op.headers) as answer:  # fmt: skip
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+        assert error(await answer.json())[0] == "submissions-full"
     async with house.nobody.open("/metrics") as answer:
         text = await answer.text()
-    assert 'skep_gateway_submissions_total{answer="unpublished"} 2.0' in text
+    assert 'skep_gateway_submissions_total{answer="unpublished"} 3.0' in text
 
 
 # --- jobs -----------------------------------------------------------------------------------------

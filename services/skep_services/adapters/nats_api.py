@@ -15,7 +15,7 @@ import msgspec
 
 from skep_services.adapters.nats_client import Msg
 from skep_services.adapters.nats_link import Link, Silence
-from skep_services.ports import MissingStreamError, RefusedError
+from skep_services.ports import FullError, MissingStreamError, RefusedError
 
 STREAM_NOT_FOUND = 10059
 CONSUMER_NOT_FOUND = 10014
@@ -48,8 +48,13 @@ class ApiError(msgspec.Struct, frozen=True):
         A full stream also reports 503, but stays full until somebody makes room.
         """
         if self.err_code == STORE_FAILED:
-            return "maximum" not in self.description
+            return not self.is_full
         return self.code in {429, 503} or self.err_code in {KEY_IN_PROCESS, SUBJECT_IN_FLIGHT}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream holds as much as it may."""
+        return self.err_code == STORE_FAILED and "maximum" in self.description
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -205,4 +210,5 @@ def unclaimed(subject: str) -> MissingStreamError:
 
 def refused(error: ApiError, what: str) -> RefusedError:
     """Return the error for an answer that no repetition changes."""
-    return RefusedError(f"{what}: {error.description} (error {error.err_code}, code {error.code})")
+    kind = FullError if error.is_full else RefusedError
+    return kind(f"{what}: {error.description} (error {error.err_code}, code {error.code})")

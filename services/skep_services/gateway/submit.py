@@ -27,7 +27,7 @@ from skep_services.gateway.api import ApiError, Caller, unknown_job
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import ENDED, Job, State
 from skep_services.gateway.watch import Watch
-from skep_services.ports import Bus, Clock, Delivery, MissingStreamError, RefusedError
+from skep_services.ports import Bus, Clock, Delivery, FullError, MissingStreamError, RefusedError
 from skep_services.tracing import Tracer
 
 log = structlog.get_logger(service="gateway")
@@ -38,6 +38,8 @@ VERDICT_TIMEOUT_S = 5.0
 """Many times what admission takes (5 ms), and short of a person's patience."""
 TAKEN_TIMEOUT_S = 2.0
 """How long to wait for the allocator's first word about a change: it takes milliseconds."""
+FULL_RETRY_S = 10.0
+"""When a full SUBMIT may have room again: admission looks at its size that often (ADR 0170)."""
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
 
@@ -261,6 +263,13 @@ class Submitter:
             )
             raise ApiError(503, "bus-away", text, key=key) from None
         except (RefusedError, MissingStreamError) as error:
+            if isinstance(error, FullError) and not subject.startswith(subjects.admin("")):
+                text = (
+                    f"the stream SUBMIT of the bus is full: repeat this in {FULL_RETRY_S:.0f} s; "
+                    f"if it stays full, an operator has to see whether admission is away"
+                )
+                reason, wait_s = "submissions-full", FULL_RETRY_S
+                raise ApiError(503, reason, text, key=key, retry_after_s=wait_s) from error
             raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
 
 
