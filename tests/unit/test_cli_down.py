@@ -20,7 +20,8 @@ from tests.cli_kit import Asked, FakeGateway, Told
 
 
 @pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
+    monkeypatch.chdir(tmp_path)  # The state folder is ".".
     made = FakeGateway()
     yield made
     made.close()
@@ -51,7 +52,7 @@ class Jobs:
             "gateway": {"url": self.gateway.url, "tokens": {"operator": "t"}},
             "nodes": [{"name": "n1", "device": device}],
         }
-        self.leave, self.client = leaving.prepare("", cluster, before)
+        self.leave, self.client = leaving.prepare(".", cluster, before)
         return self.leave
 
 
@@ -126,6 +127,7 @@ def test_an_interruption_lets_everything_go_on(
         jobs.prepare("cuda")
     assert gateway.last("POST /v1/jobs/j2/resume").json() == {}
     assert gateway.last("POST /v1/admin/drain").json() == {"node": "n1", "drain": False}
+    assert kept.read(".") == Kept()
 
 
 def test_an_interrupted_question_lets_everything_go_on(
@@ -168,6 +170,25 @@ def test_now_forgets_kept_jobs_and_not_the_nodes_to_be_opened(
     monkeypatch.setattr(down, "_stop_left", lambda *_: [])
     down.run_down(Namespace(home=home, now=True, wipe=False, json=True, yes=False))
     assert kept.read(home) == Kept((), (), ("n1",))
+
+
+@pytest.mark.parametrize("away", ["POST /v1/admin/drain", "GET /v1/jobs/j1"])
+def test_nodes_that_a_dying_gateway_leaves_closed_are_opened_at_the_next_up(
+    gateway: FakeGateway, away: str
+) -> None:
+    Jobs(gateway, j1=("running", (), "done"))
+
+    def die(_: Asked) -> Told:
+        for route in gateway.routes:
+            gateway.on(route, {}, 503)
+        return Told(503, {})
+
+    gateway.on(away, die)
+    kept.write(".", Kept(("j9",), ("j9",), ("n0",)))
+    node = {"name": "n1", "device": "cuda"}
+    cluster = {"gateway": {"url": gateway.url, "tokens": {"operator": "t"}}, "nodes": [node]}
+    leave = down._leave(".", cluster, Namespace(json=True, yes=True))
+    assert leave.kept == Kept(("j9",), ("j9",), ("n0", "n1"))
 
 
 def test_a_gateway_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

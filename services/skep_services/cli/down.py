@@ -58,7 +58,7 @@ def run_down(arguments: Namespace) -> int:
         leave = leaving.Leave(kept.Kept(undrain=closed), (), ())
     else:
         leave = _leave(home, cluster, arguments)
-    _note(home, leave.kept)
+    leaving.note(home, leave.kept)
     if was_up:
         _stop_supervisor(cluster["supervisor"])
     lock = lock_folder(home)
@@ -99,30 +99,20 @@ def _leave(home: str, cluster: dict[str, Any], arguments: Namespace) -> leaving.
             raise
         busy = [path for path in boot.node_folders(home) if boot.has_jobs(path)]
         # What an earlier `down` kept is suspended: nothing of it is lost.
+        before = kept.read(home)  # With nodes that it could close, and not open again.
         leave = leaving.Leave(before, (), () if before.jobs else leaving.unknown(busy))
     ask = None if arguments.json else leaving.asker()
     agreed = False
     try:
         agreed = leaving.agree(leave.lost, yes=arguments.yes, ask=ask)
     finally:
-        if not agreed and client is not None:
-            leaving.undo(client, leave.kept)
+        if not agreed and client is not None and leaving.undo(client, leave.kept):
+            leaving.note(home, before)
     if not agreed:
         shown = "\n".join(leaving.lines(leave.lost))
         text = f"nothing was stopped; these would lose what they did:\n{shown}\n  stop them: --yes"
         raise CommandError(exits.FAILED, text, "jobs-lost", lost=[one.job for one in leave.lost])
     return leave
-
-
-def _note(home: str, keep: kept.Kept) -> None:
-    if keep == kept.Kept():
-        kept.forget(home)
-        return
-    try:
-        kept.write(home, keep)
-    except OSError as error:
-        text = f"{kept.kept_path(home)} cannot be written: {error.strerror}; make room there"
-        raise CommandError(exits.FAILED, text) from None
 
 
 def _read_for_down(home: str, *, wipe: bool) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from skep_services.cli import exits, render
 from skep_services.cli.changes import outcome_of
 from skep_services.cli.client import Client, Target, quote
 from skep_services.cli.exits import CommandError
+from skep_services.supervisor import kept
 from skep_services.supervisor.kept import Kept
 
 SUSPEND_WITHIN_S = 30.0
@@ -49,24 +50,40 @@ def prepare(home: str, cluster: dict[str, Any], before: Kept) -> tuple[Leave, Cl
         cluster: its `cluster.json`.
         before: what an earlier `down` kept and no `up` has taken back yet.
 
-    What does not come to its end is undone, also where the command is interrupted.
+    What does not come to its end is undone, also where the command is interrupted. What cannot be
+    undone is noted for the next `up`.
 
     Raises:
-        CommandError: the gateway does not answer (`UNREACHABLE`), or refuses the operator.
+        CommandError: the gateway does not answer (`UNREACHABLE`) or refuses the operator, or what
+            is to be closed cannot be noted.
     """
     gateway = cluster["gateway"]
     client = Client(Target(gateway["url"], gateway["tokens"]["operator"], home), PATIENCE_S)
     told: dict[str, dict[str, Any]] = {}
     closed: list[str] = []
     try:
-        return _suspend(client, cluster, before, told, closed), client
+        return _suspend(client, home, cluster, before, told, closed), client
     except BaseException:
-        undo(client, Kept((), tuple(told), tuple(closed)))
+        if undo(client, Kept((), tuple(told), tuple(closed))) and closed:
+            note(home, before)
         raise
+
+
+def note(home: str, keep: Kept) -> None:
+    """Note what is kept, and which nodes are closed. Raises CommandError."""
+    if keep == Kept():
+        kept.forget(home)
+        return
+    try:
+        kept.write(home, keep)
+    except OSError as error:
+        text = f"{kept.kept_path(home)} cannot be written: {error.strerror}; make room there"
+        raise CommandError(exits.FAILED, text) from None
 
 
 def _suspend(
     client: Client,
+    home: str,
     cluster: dict[str, Any],
     before: Kept,
     told: dict[str, dict[str, Any]],
@@ -78,7 +95,11 @@ def _suspend(
     standing = [row["job"] for row in rows if row["state"] == "suspended"]
     if running and _has_devices(cluster):
         # Released GPUs would go to other jobs, only for these to be stopped in their turn.
-        _close_nodes(client, closed)
+        nodes = _open_nodes(client)
+        note(home, before._replace(undrain=(*before.undrain, *nodes)))
+        for node in nodes:
+            closed.append(node)
+            client.post("/v1/admin/drain", {"node": node, "drain": True})
     undrain = (*before.undrain, *closed)
     stored, lost = [], []
     for row in running:
@@ -107,20 +128,24 @@ def _suspend(
     return Leave(Kept(jobs, resume, undrain), tuple(stored), tuple(lost))
 
 
-def undo(client: Client, kept: Kept) -> None:
+def undo(client: Client, done: Kept) -> bool:
     """Have the jobs go on that were suspended, and open the nodes that were closed.
 
     A job that has ended since refuses; the others go on all the same.
+
+    Returns:
+        Whether the gateway answered.
     """
-    asked = [(f"/v1/jobs/{job}/resume", dict[str, Any]()) for job in kept.resume]
-    asked += [("/v1/admin/drain", {"node": node, "drain": False}) for node in kept.undrain]
+    asked = [(f"/v1/jobs/{job}/resume", dict[str, Any]()) for job in done.resume]
+    asked += [("/v1/admin/drain", {"node": node, "drain": False}) for node in done.undrain]
     for path, wish in asked:
         try:
             client.post(path, wish)
         except CommandError as error:
             sys.stderr.write(f"not undone: {path}: {error.error['text']}\n")
             if error.code == exits.UNREACHABLE:
-                return
+                return False
+    return True
 
 
 def agree(lost: Sequence[Lost], *, yes: bool, ask: Callable[[str], str] | None) -> bool:
@@ -171,12 +196,9 @@ def _has_devices(cluster: dict[str, Any]) -> bool:
     return any(node.get("device", "cpu") != "cpu" for node in cluster["nodes"])
 
 
-def _close_nodes(client: Client, closed: list[str]) -> None:
-    """Close every open node to further work; add each to `closed`."""
-    nodes = [row["node"] for row in client.get("/v1/nodes")["nodes"] if row["state"] != "drained"]
-    for node in nodes:
-        closed.append(node)
-        client.post("/v1/admin/drain", {"node": node, "drain": True})
+def _open_nodes(client: Client) -> list[str]:
+    rows = client.get("/v1/nodes")["nodes"]
+    return [row["node"] for row in rows if row["state"] != "drained"]
 
 
 def _progress(row: dict[str, Any], why: str) -> str:

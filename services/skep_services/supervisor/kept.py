@@ -3,8 +3,8 @@
     skep down: suspend jobs ──> kept.json ──> stop everything but the runs of those jobs
     skep up:   start everything ──> resume the jobs, open the nodes ──> no kept.json
 
-`kept.json` lies in the state folder. A run belongs to a job by its token, which begins with the
-job's id.
+`kept.json` lies in the state folder. Nodes are in it before they are closed. A run belongs to a job
+by its token, which begins with the job's id.
 """
 
 from __future__ import annotations
