@@ -96,7 +96,7 @@ class Door:
                     continue
                 yield wire
                 return
-        reason = "nobody brought the state"
+        reason = "no rank brought the state"
         raise CopyFailed(reason)
 
 

@@ -137,7 +137,7 @@ def test_what_would_be_is_told_by_copies_and_not_done(shell: Shell) -> None:
     urgent = next(each for each in told["options"] if each["reason"] == "with-a-priority")
     assert [each["job"] for each in urgent["outcome"]["others"]] == [one]
     (shell.workdir / "plan.yaml").write_text("name: x\nscript: hello.py\n")
-    assert "it would wait, nobody knows for how long" in shell("plan", "plan.yaml")
+    assert "it would wait, for how long is not known" in shell("plan", "plan.yaml")
     shell("cancel", one, other)
     assert shell.json("ledger")["trials"] == []
     shell("ledger", "--vc", "defualt", code=3)

@@ -378,12 +378,12 @@ def test_plan_on_the_terminal(gateway: FakeGateway, run: Run, tmp_path: Path) ->
         " (fewest-nodes)",
         "  it stops j1 (2 GPUs, 12.3/s now, 0 then)",
         "  and touches 2 further jobs",
-        "  nobody knows when it would end",
+        "  when it would end is not known",
     ])  # fmt: skip
     assert json.loads(run("plan", str(path), "--json")[1]) == {"plans": [answer]}
     answer["outcome"] = outcome(Start.UNKNOWN, unknown=3)
     gateway.on("POST /v1/plan", answer)
-    assert ("it would wait, nobody knows for how long: of 3 jobs nobody knows the end; in use: "
+    assert ("it would wait, for how long is not known: the end of 3 jobs is not known; in use: "
             "3 GPUs (waits-for-cells)") in run("plan", str(path))[1]  # fmt: skip
     far = 4_000_000_000 * 10**9
     answer["outcome"] = outcome(Start.LATER, place="node-1:0", awaits=["j1", "j2"], at=1,

@@ -66,7 +66,7 @@ def stats(rank: int = 0, steps: int = 5, job: str = "j1", **fields: Any) -> Rank
         (RunExited("j1.1.0", -9, at(8)), Outcome.SIGNALLED, "rank 0: signal 9 (SIGKILL)", -9),
         (RunExited("j1.1.0", -63, at(8)), Outcome.SIGNALLED, "rank 0: signal 63 (another)", -63),
         (RunExited("j1.1.0", None, at(8)), Outcome.UNKNOWN,
-         "rank 0 vanished; nobody saw how it ended", None),
+         "rank 0 vanished; its end was not seen", None),
     ],
 )  # fmt: skip
 def test_how_a_process_ended(

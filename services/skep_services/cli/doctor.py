@@ -349,7 +349,7 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
             f"{health['foreign_latest']}"
         )
         todo = (
-            "it was passed over, and harms nothing; but somebody could write there: `skep log "
+            "it was passed over, and harms nothing; but a stranger could write there: `skep log "
             "check` lists all, `skep log repair` takes them out"
         )
         yield Check(identity, WARN, text, todo)

@@ -106,7 +106,7 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
 
 
 def place(row: dict[str, Any]) -> str:
-    """Return where a job runs, and with whom it shares its GPUs: `node-1:0 with j5`."""
+    """Return where a job runs, and with which jobs it shares its GPUs: `node-1:0 with j5`."""
     others = " ".join(row.get("beside") or ())
     return (row["place"] or "-") + (f" with {others}" if others else "")
 

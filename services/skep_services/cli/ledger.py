@@ -73,7 +73,7 @@ def gain(trial: dict[str, Any]) -> str:
 
 
 def _jobs(trial: dict[str, Any]) -> str:
-    """Return whom a trial touches, and to which size a gang is to grow."""
+    """Return which jobs a trial touches, and to which size a gang is to grow."""
     sizes = f" ({trial['workers']} to {trial['grown']} workers)" if trial.get("grown") else ""
     return " ".join(trial["jobs"]) + sizes
 

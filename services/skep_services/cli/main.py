@@ -25,7 +25,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
-        "plan": ("plan", "where a spec would run now, at whose expense, and when: nothing is done"),
+        "plan": (
+            "plan",
+            "where a spec would run now, which jobs make room, and when: nothing is done",
+        ),
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
         "ps": ("jobs", "list jobs"),
         "show": ("show", "everything about one job"),
@@ -52,9 +55,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "resources": {
-        "gpu": ("nodes", "ls | quarantine: every GPU and who holds it, and which are bad"),
+        "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": ("nodes", "ls | drain | undrain"),
-        "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: who owns which cells"),
+        "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (
             "policies",

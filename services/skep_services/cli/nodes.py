@@ -20,7 +20,7 @@ def options_gpu(parser: ArgumentParser) -> None:
 
 
 def run_gpu(arguments: Namespace) -> int:
-    """List every GPU and who holds it, or have one count as bad."""
+    """List every GPU and the jobs that hold it, or have one count as bad."""
     if arguments.verb == "ls":
         if arguments.node or arguments.undo:
             raise exits.CommandError(exits.USAGE, "`skep gpu ls` takes nothing")

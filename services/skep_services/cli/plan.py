@@ -117,8 +117,8 @@ def start_text(outcome: dict[str, Any], now_ns: int) -> str:
             return f"it would wait for {about} {left}{awaits}, then start{on}; {_waits(outcome)}"
         case _:
             unknown = outcome["unknown"]
-            many = f": of {plural(unknown, 'job')} nobody knows the end" if unknown else ""
-            return f"it would wait, nobody knows for how long{many}; {_waits(outcome)}"
+            many = f": the end of {plural(unknown, 'job')} is not known" if unknown else ""
+            return f"it would wait, for how long is not known{many}; {_waits(outcome)}"
 
 
 def end_text(outcome: dict[str, Any], now_ns: int) -> str:
@@ -127,7 +127,7 @@ def end_text(outcome: dict[str, Any], now_ns: int) -> str:
     latest = f", or in {duration(most - now_ns)} at the latest (its limit)" if most else ""
     if outcome["ends_at"]:
         return f"it would end in about {duration(max(0, outcome['ends_at'] - now_ns))}{latest}"
-    return f"nobody knows when it would end{latest}"
+    return f"when it would end is not known{latest}"
 
 
 def effects(outcome: dict[str, Any]) -> list[str]:

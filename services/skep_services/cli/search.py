@@ -51,7 +51,9 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--state", choices=("active", "over", "all"), help="list: these only")
     parser.add_argument("--param", dest="params", action="append", default=[],
                         metavar="NAME=VALUE", help="ask: a parameter (repeatable)")  # fmt: skip
-    parser.add_argument("--outside", action="store_true", help="ask: whoever asks runs the trial")
+    parser.add_argument(
+        "--outside", action="store_true", help="ask: the client that asks runs the trial"
+    )
     parser.add_argument("--step", type=int, help="tell: mini-batches so far")
     parser.add_argument("--value", type=float, help="tell: the metric")
     parser.add_argument("--over", choices=("done", "failed"), help="tell: the trial has ended")

@@ -86,7 +86,7 @@ def _right(row: dict[str, Any]) -> str:
 
 
 def _shares(row: dict[str, Any]) -> str:
-    """Return with whom a job shares its GPUs, and what of their memory it was told to use."""
+    """Return with which jobs a job shares its GPUs, and what of their memory it was told to use."""
     others = " ".join(row.get("beside") or ())
     share = row.get("share")
     return (

@@ -60,7 +60,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="FILE|SHAPE", action="append", required=True,
                         help="where they run; several for compare")  # fmt: skip
     parser.add_argument("--policy", metavar="POLICY", action="append", default=[],
-                        help="who goes next; else as the cluster file says (or fifo)")  # fmt: skip
+                        help="the order of jobs; else the cluster file's (or fifo)")  # fmt: skip
     parser.add_argument("--what-if", metavar="CHANGE", action="append", default=[],
                         help="compare: the cluster as it is, and changed")  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="default 0")
@@ -77,7 +77,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--noise", metavar="PART", type=float, default=0.0,
                         help="relative spread of speeds; default 0")  # fmt: skip
     parser.add_argument("--audit", action="store_true",
-                        help="also run every VC on its cells alone: who is worse off?")  # fmt: skip
+                        help="also run every VC on its cells alone, to compare")  # fmt: skip
     parser.add_argument("--lenient", action="store_true",
                         help="leave out what of the trace makes no sense")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", type=Path,
@@ -292,7 +292,7 @@ def _tell_rows(shown: Sequence[Row], labels: Sequence[str]) -> None:
 
 
 def _tell_difference(before: Played, after: Played) -> None:
-    """Print both runs, of all jobs and of each tenant for whom something differs."""
+    """Print both runs, of all jobs and of each tenant for which something differs."""
     from skep_services.simulations.report import group_rows, run_rows
 
     shown = run_rows([before, after])

@@ -1,4 +1,4 @@
-"""`skep vc`: who owns which cells, who is inside, and what another division would mean."""
+"""`skep vc`: which VC owns which cells, the jobs in them, and what another division would mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skep_services.cli.render import Column, plural
 
 EPILOG = {
     "ls": "the virtual clusters and what they own",
-    "show": "VC: where its cells are, who is inside, which bad ones it bears",
+    "show": "VC: where its cells are, which jobs are in them, which bad ones it bears",
     "usage": "[VC]: which jobs use whose GPUs",
     "tree": "the cells as a picture (--out cells.svg)",
     "check": "FILE: what is wrong with a cluster file",

@@ -63,7 +63,7 @@ async def submissions_near(bus: Bus) -> list[str]:
     if most <= 0 or 5 * used < 4 * most:
         return []
     return [f"the stream of submissions holds {used // MIB} of {most // MIB} MiB: when it is full, "
-            "nobody can submit; back it up, and see who fills it"]  # fmt: skip
+            "no submission is taken; back it up, and see which tenant fills it"]  # fmt: skip
 
 
 class Limits:

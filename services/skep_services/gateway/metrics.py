@@ -117,7 +117,7 @@ class _Lookup(Collector):
             free += free_gpus(node, None)
         yield _labelled("skep_nodes", "Nodes", ("state",), states)
         yield _single("skep_gpus", "GPUs of all nodes", total)
-        yield _single("skep_gpus_free", "GPUs that nobody holds", free)
+        yield _single("skep_gpus_free", "GPUs that no job holds", free)
 
     def _reading(self) -> Iterator[Metric]:
         indexer, now = self._indexer, self._clock.now()

@@ -419,7 +419,7 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
             return Outcome.UNKNOWN, f"{who}: {down.detail[len(DEVICE_BUSY) :]}"
         return Outcome.NOT_STARTED, f"{who}: {down.detail}"
     if down.code is None:
-        return Outcome.UNKNOWN, f"{who} vanished; nobody saw how it ended"
+        return Outcome.UNKNOWN, f"{who} vanished; its end was not seen"
     if down.code < 0:
         name = SIGNALS.get(-down.code, "another")
         return Outcome.SIGNALLED, f"{who}: signal {-down.code} ({name})"
