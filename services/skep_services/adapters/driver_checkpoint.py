@@ -205,7 +205,7 @@ def _holder(
         return f"the driver's checkpoint is for one device, and this job has {len(devices)}"
     state = next((one for one in seen if one.index == devices[0]), None)
     if state is None:
-        return f"device {devices[0]} does not tell who uses it"
+        return f"device {devices[0]} does not tell which process uses it"
     mine = [one for one in state.processes
             if proc.run_named(proc.environ(one.pid)) == token]  # fmt: skip
     if not mine:

@@ -246,7 +246,7 @@ class NatsFactLog:
     ) -> Awaitable[None]:
         """Encode a snapshot, and return what stores it; see the port."""
         assert self._snapshots is not None, "this log keeps no snapshots"
-        assert self._owner, "who does not write the log keeps nothing"
+        assert self._owner, "a process that does not write the log keeps nothing"
         prepared = self._snapshots.prepare(
             entries, self._chain, self._chain.links.sequence, positions, at, facts, self._owner
         )

@@ -475,7 +475,7 @@ class Link:
         """End the process if nobody is reconnecting; shake a reconnect that hangs."""
         reconnecting = self._client._reconnection_task
         if reconnecting is None or reconnecting.done():
-            self.fatal(ConnectionError("the bus connection is lost and nobody reconnects"))
+            self.fatal(ConnectionError("the bus connection is lost and is not made again"))
             return
         stuck_s = asyncio.get_running_loop().time() - self._last_attempt_at
         if stuck_s > 2 * RECONNECT_STUCK_S:

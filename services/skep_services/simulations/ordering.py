@@ -154,7 +154,7 @@ def _order(
         hints=asked.hints, sample_every_s=max(SAMPLE_S, in_seconds(span) / SAMPLES),
     )  # fmt: skip
     if asked.audit and place.pooled:
-        reason = f"--audit: nobody owns a part of {place.name}; a cluster with VCs is needed"
+        reason = f"--audit: no VC owns a part of {place.name}; a cluster with VCs is needed"
         raise WrongError(reason)
     return Order(
         label=label or "run", policy=text, shape=place.name, cluster=place.cluster,

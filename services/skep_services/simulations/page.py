@@ -274,6 +274,6 @@ def _problems(report: Report) -> str:
     if report.unknown_models:
         told_models = ", ".join(f"{model or '(none)'} ({count:,} jobs)"
                                 for model, count in report.unknown_models.items())  # fmt: skip
-        parts.append(f"<h2>Models that nobody measured</h2><p>{escape(told_models)}: they go "
+        parts.append(f"<h2>Models without measurements</h2><p>{escape(told_models)}: they go "
                      "everywhere as fast as in the trace.</p>")  # fmt: skip
     return "\n".join(parts)
