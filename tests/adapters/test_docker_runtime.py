@@ -19,7 +19,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from skep_services.adapters.docker_engine import Ended, Engine
+from skep_services.adapters.docker_engine import Ended, Engine, Mounts
+from skep_services.adapters.docker_records import Records
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.supervisor import boot
@@ -214,6 +215,14 @@ async def test_container_has_the_agents_user_and_no_way_to_more(
     node.log_path("a").touch()
     for path in (node.state, node.state / "containers", node.log_path("a")):
         os.chown(path, nobody, nobody)
+    provide = Records.provide
+
+    def provide_as_nobody(records: Records, token: str) -> Path:
+        path = provide(records, token)
+        os.chown(path.parent, nobody, nobody)
+        return path
+
+    monkeypatch.setattr(Records, "provide", provide_as_nobody)
     monkeypatch.setattr(os, "getuid", lambda: nobody)
     monkeypatch.setattr(os, "getgid", lambda: nobody)
     monkeypatch.setattr(os, "getgroups", lambda: [nobody])
@@ -223,6 +232,44 @@ async def test_container_has_the_agents_user_and_no_way_to_more(
     assert (await node.end_of("a")).code == 0
     words = node.log("a").split()
     assert words == ["65534", "65534", "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+@pytest.mark.asyncio
+async def test_a_container_sees_no_secret_of_its_node_and_no_file_of_another(node: Node) -> None:
+    """Its own folders stay, although one around the state folder is mounted too."""
+    runtime = await node.open()
+    own, other = node.state / "checkpoints" / "j1", node.state / "checkpoints" / "j2"
+    library = node.state / "lib"
+    for folder in (own, other, library):
+        folder.mkdir(parents=True)
+    for secret in (node.state / "rank-key", other / "weights", node.state / "containers" / "b.run"):
+        secret.write_text("mine")
+    script = f"""
+        cd {node.state}
+        cat rank-key checkpoints/j2/weights containers/b.run 2>/dev/null && echo read
+        echo forged >rank-key
+        echo 1 >lib/skep_job.py && echo replaced
+        echo kept >checkpoints/j1/weights
+    """
+    plan = msgspec.structs.replace(
+        node.shell("a", script), folders=(str(own),), folders_to_read=(str(library),)
+    )
+    await started(runtime, plan)
+    assert (await node.end_of("a")).code == 0
+    lines = [line for line in node.log("a").splitlines() if "Read-only file system" not in line]
+    assert not {"read", "replaced", "mine"} & set(lines)
+    assert (own / "weights").read_text() == "kept\n"
+    assert (node.state / "rank-key").read_text() == "mine"
+
+
+@pytest.mark.asyncio
+async def test_a_working_folder_within_the_state_folder_is_refused(node: Node) -> None:
+    runtime = await node.open()
+    aside = node.folder / "aside"
+    aside.symlink_to(node.state)
+    for workdir in (node.state, node.state / "containers", aside):
+        trouble = await refused(runtime, node.plan("a", "true", workdir=workdir))
+        assert trouble == f"workdir {workdir} is in the state folder of the node: name another"
 
 
 @pytest.mark.asyncio
@@ -426,10 +473,10 @@ async def test_run_whose_agent_died_while_beginning_it_begins_once(
     text = (records / "a.run").read_text()
     before_it_ran = text[: text.index(',"pid"')] + "}"
     (records / "a.run").write_text(before_it_ran)
-    (records / "a.said").unlink()
+    (records / "a" / "said").unlink()
     node.log_path("a").unlink()
     if created:
-        engine.create(plan, str(records / "a.said"), [str(node.folder)])
+        engine.create(plan, str(records / "a" / "said"), Mounts((str(node.folder),)))
     second = await node.open()
     assert list(await second.runs()) == []
     assert isinstance(await second.start(plan), RunStarted)
@@ -459,7 +506,8 @@ async def test_command_runs_once_however_often_its_container_is_started(
     await node.end_of("a")
     await until(lambda: engine.look("a") is None)
     await first.close()
-    engine.create(plan, str(node.state / "containers" / "a.said"), [str(node.folder)])
+    said = node.state / "containers" / "a" / "said"
+    engine.create(plan, str(said), Mounts((str(node.folder),)))
     engine.start("a")
     await until(lambda: (found := engine.look("a")) is not None and not found.alive)
     assert node.log("a") == "once\n"

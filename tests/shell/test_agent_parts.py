@@ -260,7 +260,8 @@ class TestEnvironment:
         slots = devices.CpuSlots(4, "cpu")
         named = {"SKEP_CONTAINER_FOLDERS": "/data:/opt/venv", "SKEP_CHECKPOINTS_DIR": "/kept"}
         plan = run_plan(start(image="a:1"), tmp_path, slots, named)
-        assert plan.folders == ("/kept", "/data", "/opt/venv")
+        assert plan.folders == ("/kept/j7", str(tmp_path / "sock"), "/data", "/opt/venv")
+        assert plan.folders_to_read == (str(job_library_path(tmp_path)),)
         for text in ("data", "/data:/..", "/"):
             with pytest.raises(ConfigurationError, match="SKEP_CONTAINER_FOLDERS"):
                 container_folders({"SKEP_CONTAINER_FOLDERS": text})

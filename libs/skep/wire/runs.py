@@ -18,7 +18,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     With an `image` it is a container: `env` comes on top of what the image sets, and `gpus` are
     the vendor's names of the devices that the container is given; `folders` are seen in it beside
-    those that every container sees; `python_path` comes first in its PYTHONPATH, whoever set that.
+    `workdir` and its log's, `folders_to_read` read-only; `python_path` comes first in its
+    PYTHONPATH, whatever sets that.
     """
 
     token: str
@@ -31,6 +32,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     script: str = ""
     folders: tuple[str, ...] = ()
+    folders_to_read: tuple[str, ...] = ()
     python_path: str = ""
 
 

@@ -41,7 +41,7 @@ class Notes:
             job=env["SKEP_JOB"],
             rank=int(env["SKEP_RANK"]),
             world=int(env["SKEP_WORLD"]),
-            node=env.get("SKEP_NODE") or os.path.basename(os.path.dirname(env["SKEP_SOCK"])),
+            node=env.get("SKEP_NODE") or _node(env["SKEP_SOCK"]),
             slots=[int(slot) for slot in env["SKEP_DEVICES"].split(",") if slot],
             from_step=self.step,
         )
@@ -51,6 +51,11 @@ class Notes:
         line = {"note": what, "attempt": self.attempt, "pid": os.getpid(),
                 "at": time.monotonic_ns(), **facts}  # fmt: skip
         os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+def _node(sock: str) -> str:
+    """Return the name of a node whose agents keep their state in a folder of that name."""
+    return os.path.basename(os.path.dirname(os.path.dirname(sock)))
 
 
 def last_step(path: str) -> int:

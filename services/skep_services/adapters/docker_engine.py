@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -33,6 +33,9 @@ CALLS_MAX = 16
 OWNER_CHARS = 12
 """How much of the owner is in names: they are for people, and only need to differ on one host."""
 
+HIDDEN_BYTES, HIDDEN_MODE = 1 << 20, 0o755
+"""Of what hides a folder: any user may pass through it to what is mounted in it."""
+
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 INSTALL = (
     "install the `docker` extra (pip install 'skep[docker]'; for agents that are containers "
@@ -47,6 +50,17 @@ class EngineGoneError(Exception):
 
 class EngineRefusedError(Exception):
     """The engine will not do this. The text says why and what would help."""
+
+
+class Mounts(NamedTuple):
+    """What a container sees of its host, at the same paths; `hidden` is empty in it.
+
+    What is mounted goes before what is hidden around it.
+    """
+
+    folders: tuple[str, ...]
+    read_only: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -129,17 +143,26 @@ class Engine:
             error=state.get("Error") or "",
         )
 
-    def create(self, plan: RunPlan, said_path: str, folders: Sequence[str]) -> None:
-        """Make a run's container, `folders` in it. Raises EngineRefusedError."""
+    def create(self, plan: RunPlan, said_path: str, mounts: Mounts) -> None:
+        """Make a run's container, which sees `mounts`. Raises EngineRefusedError."""
         docker = _sdk()
 
         def create(api: Any) -> None:
             types = docker.types
-            mounts = [types.Mount(target=each, source=each, type="bind") for each in folders]
+            shown = [types.Mount(each, each, type="bind") for each in mounts.folders]
+            shown += [
+                types.Mount(each, each, type="bind", read_only=True) for each in mounts.read_only
+            ]
+            shown += [
+                types.Mount(
+                    each, None, type="tmpfs", tmpfs_size=HIDDEN_BYTES, tmpfs_mode=HIDDEN_MODE
+                )
+                for each in mounts.hidden
+            ]
             requests = [types.DeviceRequest(device_ids=list(plan.gpus), capabilities=[["gpu"]])]
             host = api.create_host_config(
                 init=True,
-                mounts=mounts,
+                mounts=shown,
                 network_mode="host",
                 ipc_mode="host",
                 group_add=[str(group) for group in os.getgroups()],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from skep_services.adapters.docker_engine import Container, sdk_missing
+from skep_services.adapters.docker_engine import Container, Mounts, sdk_missing
 from skep_services.adapters.docker_entry import NOT_FOUND, UNUSABLE
 from skep_services.agent.runner_launch import workdir_trouble
 from skep_services.ports import RunPlan
@@ -18,8 +18,8 @@ longer one only that the container ended.
 """
 
 
-def trouble_of(plan: RunPlan) -> str:
-    """Return what keeps a plan from being a container, or an empty text."""
+def trouble_of(plan: RunPlan, state: Path) -> str:
+    """Return what keeps a plan from being a container of this state folder, or an empty text."""
     sdk = sdk_missing()
     if sdk:
         return f"image {plan.image}: {sdk}"
@@ -32,6 +32,9 @@ def trouble_of(plan: RunPlan) -> str:
         return "the arguments and the environment are together too large to execute"
     if Path(plan.workdir) == Path("/"):
         return "workdir / cannot be the folder of a container: name another"
+    workdir = Path(plan.workdir).resolve()
+    if workdir.is_relative_to(state.resolve()) and plan.workdir not in plan.folders:
+        return f"workdir {plan.workdir} is in the state folder of the node: name another"
     return workdir_trouble(plan.workdir) or ""
 
 
@@ -43,10 +46,32 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def folders_of(*wanted: str) -> Sequence[str]:
-    """Return the folders to mount: none within another."""
+def mounts_of(plan: RunPlan, state: Path, said: Path) -> Mounts:
+    """Return the mounts of a run on the node whose state folder is `state`.
+
+    Of the state folder, which has the node's secrets and the files of other jobs, it sees what the
+    plan names, its log's folder and that of `said`, wherever else a folder around it is mounted.
+    """
+    wanted = (plan.workdir, *plan.folders, str(Path(plan.log_path).parent), str(said.parent))
+    inside = [each for each in wanted if Path(each).is_relative_to(state)]
+    outside = _outermost(each for each in wanted if each not in inside)
+    return Mounts(
+        (*outside, *_outermost(inside)),
+        tuple(plan.folders_to_read),
+        tuple(hidden for each in outside if (hidden := _below(each, state))),
+    )
+
+
+def _outermost(wanted: Iterable[str]) -> tuple[str, ...]:
+    """Return these folders without those that are within another one."""
     paths = sorted({Path(each) for each in wanted})
-    return [str(path) for path in paths if not any(above in path.parents for above in paths)]
+    return tuple(str(path) for path in paths if not any(above in path.parents for above in paths))
+
+
+def _below(folder: str, state: Path) -> str:
+    """Return where a folder shows the state folder, empty if it does not."""
+    around, inner = Path(folder).resolve(), state.resolve()
+    return str(Path(folder, inner.relative_to(around))) if inner.is_relative_to(around) else ""
 
 
 def silence_of(plan: RunPlan, found: Container | None) -> str:

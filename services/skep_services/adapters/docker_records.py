@@ -2,7 +2,10 @@
 
     STATE/containers/owner          the name of this state folder, in every container's labels
     STATE/containers/TOKEN.run      one JSON object, replaced whole: `Kept`
-    STATE/containers/TOKEN.said     written once, from inside: what became of the command
+    STATE/containers/TOKEN/said     written once, from inside: what became of the command
+
+A container sees the folder of its own token, and no other file of these. Containers that earlier
+versions began have written `TOKEN.said`.
 
 `said` is created only if it is absent and before the command is executed, so that a command never
 runs twice, and one that ran is known to have run after its container is gone. The files are not
@@ -11,6 +14,7 @@ synced: the page cache survives the agent, and what kills the page cache kills t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
@@ -96,19 +100,31 @@ class Records:
     def drop(self, token: str) -> None:
         """Forget a container."""
         (self.folder / f"{token}.run").unlink(missing_ok=True)
-        self.said_path(token).unlink(missing_ok=True)
+        for path in (self.said_path(token), self._earlier_said_path(token)):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.said_path(token).parent.rmdir()
+
+    def provide(self, token: str) -> Path:
+        """Make the folder that a container says something in; return the path of the file."""
+        path = self.said_path(token)
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        return path
 
     def said_path(self, token: str) -> Path:
         """Return where a container says what becomes of its command."""
+        return self.folder / token / "said"
+
+    def _earlier_said_path(self, token: str) -> Path:
         return self.folder / f"{token}.said"
 
     def said(self, token: str) -> str:
         """Return what a container said of its command, empty before it did."""
-        try:
-            text = self.said_path(token).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        return text.strip() if text.endswith("\n") else ""
+        for path in (self.said_path(token), self._earlier_said_path(token)):
+            with contextlib.suppress(FileNotFoundError):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                return text.strip() if text.endswith("\n") else ""
+        return ""
 
     def executed(self, kept: Kept) -> bool:
         """Return whether the command may have run."""

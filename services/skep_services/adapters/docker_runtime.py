@@ -35,7 +35,7 @@ from skep_services.adapters.docker_engine import (
     News,
 )
 from skep_services.adapters.docker_entry import EXECUTED, REFUSED
-from skep_services.adapters.docker_plans import folders_of, silence_of, trouble_of
+from skep_services.adapters.docker_plans import mounts_of, silence_of, trouble_of
 from skep_services.adapters.docker_records import TOKEN, End, Kept, Records
 from skep_services.adapters.ends import Ends
 from skep_services.agent import proc
@@ -258,7 +258,7 @@ class DockerRuntime:
 
     async def _begin(self, run: _Run, plan: RunPlan) -> str:
         """Start a container; `run.kept` is set if its command may run, else return why not."""
-        trouble = trouble_of(plan)
+        trouble = trouble_of(plan, self._state)
         if trouble:
             return trouble
         try:
@@ -286,12 +286,11 @@ class DockerRuntime:
         return trouble
 
     async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
-        said_path = str(self._records.said_path(plan.token))
-        logs = str(Path(plan.log_path).parent)
-        folders = folders_of(str(self._state), plan.workdir, logs, *plan.folders)
+        said = self._records.provide(plan.token)
+        mounts = mounts_of(plan, self._state, said)
         # A container of that name has no record: it is the rest of one that never came to run.
         await self._call(self._engine.remove, plan.token)
-        await self._call(self._engine.create, plan, said_path, folders)
+        await self._call(self._engine.create, plan, str(said), mounts)
         try:
             await self._call(self._engine.start, plan.token)
             trouble = await self._said(plan)

@@ -210,7 +210,11 @@ class AgentCalls:
         plan = run_plan(command, self._state, self._devices, self._inherited)
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
-        plan = msgspec.structs.replace(plan, env={**plan.env, **more, **secret})
+        plan = msgspec.structs.replace(
+            plan,
+            env={**plan.env, **more, **secret},
+            folders=(*plan.folders, *self._mps.folders(command.command)),
+        )
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
             await self._stores.free(command.command.master_port)

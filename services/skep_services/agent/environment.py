@@ -16,7 +16,6 @@ from skep.machines.agent import StartRank
 from skep.wire.commands import AGENT_PYTHON, BindJob
 from skep.wire.runs import RunPlan
 from skep_services.adapters.devices import Devices, host_memory
-from skep_services.agent.checkpoints import VARIABLE as CHECKPOINTS_DIR
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.memory import host_budget
 from skep_services.agent.proc import RUN_VARIABLE
@@ -36,6 +35,11 @@ CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
 IMAGE_PYTHON = "python3"
 JOB_LIBRARY, START_UP = "skep_job", "start_up"
+
+
+def socket_path(state: Path) -> Path:
+    """Return where jobs reach the agent: in a folder of its own, which containers see."""
+    return state / "sock" / "jobs.sock"
 
 
 def log_path(state: Path, job: str, attempt: int, rank: int) -> Path:
@@ -77,6 +81,7 @@ def run_plan(
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
+    checkpoints = str(Checkpoints(state, inherited).path(command.job))
     script = python_path = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
@@ -107,17 +112,14 @@ def run_plan(
         },
         image=image,
         gpus=devices.names(plan.devices) if image else (),
-        workdir=command.workdir or str(state),
+        workdir=command.workdir or (checkpoints if image else str(state)),
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
-        folders=(*_checkpoints(inherited), *container_folders(inherited)),
+        folders=(checkpoints, str(socket_path(state).parent), *container_folders(inherited)),
+        folders_to_read=(str(job_library_path(state)),),
         python_path=python_path,
     )
-
-
-def _checkpoints(inherited: Mapping[str, str]) -> tuple[str, ...]:
-    return (inherited[CHECKPOINTS_DIR],) if inherited.get(CHECKPOINTS_DIR) else ()
 
 
 def _first_in_python_path(folder: str, command: BindJob) -> dict[str, str]:
@@ -228,7 +230,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_GEN": str(command.attempt),
         "SKEP_RANK": str(plan.rank),
         "SKEP_WORLD": str(command.world),
-        "SKEP_SOCK": str(state / "jobs.sock"),
+        "SKEP_SOCK": str(socket_path(state)),
         RUN_VARIABLE: start.token,
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **_server_variables(command),

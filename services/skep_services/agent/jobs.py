@@ -42,6 +42,7 @@ from skep.wire.talk import (
     Stats,
     Told,
 )
+from skep_services.agent.environment import socket_path
 from skep_services.agent.rank_access import Peer, RankAccess, peer_of
 from skep_services.ports import Clock
 
@@ -153,7 +154,7 @@ class _Refusal(Exception):  # noqa: N818  a name for what happened
 
 
 class JobSocket:
-    """Listens on `<state>/jobs.sock`; turns what jobs say into events, and tells them things."""
+    """Listens on `<state>/sock/jobs.sock`: turns what jobs say into events, tells them things."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class JobSocket:
         access: RankAccess,
     ) -> None:
         """Prepare to listen; `put` takes the events, `access` knows who may speak."""
-        self._path = state / "jobs.sock"
+        self._path, self._earlier = socket_path(state), state / "jobs.sock"
         self._clock, self._put, self._access = clock, put, access
         self._server: asyncio.Server | None = None
         self._latest: dict[Rank, dict[int, RankProgress]] = {}  # by process of the rank
@@ -174,8 +175,14 @@ class JobSocket:
         self._refusals = _Refusals(clock)
 
     async def open(self) -> None:
-        """Listen; a socket left by an earlier process is replaced."""
+        """Listen; a socket left by an earlier process is replaced.
+
+        Jobs that an earlier version began know it by the name it had in the state folder.
+        """
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
         self._path.unlink(missing_ok=True)
+        self._earlier.unlink(missing_ok=True)
+        self._earlier.symlink_to(self._path.relative_to(self._earlier.parent))
         folder = os.open(self._path.parent, os.O_PATH)
         try:
             # The address of a Unix socket holds 107 bytes; a short name for the folder always fits.

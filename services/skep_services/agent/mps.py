@@ -67,6 +67,10 @@ class Mps:
             if failed:
                 log.warning("the MPS control daemon was not ended: %s", failed)
 
+    def folders(self, command: BindJob) -> tuple[str, ...]:
+        """Return the folders that a client in a container has to see."""
+        return tuple(self._folders.values()) if self.variables(command) else ()
+
     def variables(self, command: BindJob) -> Mapping[str, str]:
         """Return what makes a rank of a packed part a client; nothing for one that is alone."""
         if self.trouble or not command.share:

@@ -21,7 +21,9 @@ STOPS_S = 1.0
 def main() -> int:
     """Hold, and note it."""
     env = os.environ
-    node = env.get("SKEP_NODE") or os.path.basename(os.path.dirname(env["SKEP_SOCK"]))
+    node = env.get("SKEP_NODE") or os.path.basename(
+        os.path.dirname(os.path.dirname(env["SKEP_SOCK"]))
+    )
     notes = os.open(os.path.join(env["NOTES"], node), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     who = f"{env['SKEP_NAME']} {env['SKEP_GEN']} {env.get('RANK', '0')} {env['SKEP_DEVICES']}"
     asked = False
