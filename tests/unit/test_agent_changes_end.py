@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from skep.machines.agent import (
     AgentMachine,
     FreezeRun,
@@ -170,6 +172,26 @@ def test_newcomers_are_ended_when_their_gang_has() -> None:
     effects = decide(RunExited(TWO, 0, at(2)))
     assert calls(effects)[0] == StopRun(THREE, 0.0)
     effects = decide(RunExited(THREE, -9, at(3), asked=True))
+    assert published(effects)[-1].outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2])
+@pytest.mark.parametrize("begun", [False, True])
+def test_newcomers_of_a_gang_that_ended_while_the_agent_was_away_end(
+    heard: int, begun: bool
+) -> None:
+    """`heard`: the ends that the agent hears of before it is told what runs."""
+    decide = running()
+    decide(change(GROWN))
+    decide.restart(3)
+    ends = [RunExited(token, 0, at(3)) for token in (ONE, TWO)]
+    for end in ends[:heard]:
+        decide(end)
+    effects = decide(RunsListed((*ends[heard:], *((up(THREE),) if begun else ()))))
+    assert not any(isinstance(one, StartRank) for one in calls(effects))
+    if begun:
+        assert StopRun(THREE, 0.0) in calls(effects)
+        effects = decide(RunExited(THREE, -9, at(4), asked=True))
     assert published(effects)[-1].outcome is Outcome.SUCCEEDED
 
 

@@ -144,6 +144,8 @@ class Changes:
         self._call(*(StopRun(token, 0.0) for token in strangers(part, command.change)))
         refusal = refusal_of(part, command.change, self.abilities.can(part))
         if refusal:
+            if isinstance(command.change, Resize):  # An earlier try may have started some.
+                self._call(*(StopRun(token, 0.0) for token in newcomers(part, command.change)))
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
             self._answer(key, drive, now)
             return

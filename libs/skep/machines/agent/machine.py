@@ -402,8 +402,12 @@ class AgentMachine:
                 call = StopRun(run.token, 0.0) if isinstance(run, RunStarted) else None
                 self._effects.append(Call(call or ForgetRun(run.token)))
         for key, part in list(self.parts.items()):
-            for token, rank in list(part.ranks.items()):
-                if rank.down is None and token in self.unsure:
+            unsure = [token for token in self.unsure if token in part.ranks]
+            # What is to begin now depends on what of the gang has ended meanwhile.
+            for token in sorted(
+                unsure, key=lambda token: token not in listed and not part.ranks[token].up
+            ):
+                if part.ranks[token].down is None:
                     self._adopt_rank(key, token, listed.get(token), now)
             if part.grace_s is not None and part.over is None:
                 self._stop_ranks(part, part.grace_s)

@@ -309,9 +309,14 @@ class PartState(msgspec.Struct):
         return self.command.order if self.command.joins else 0
 
     def waits_in_vain(self, token: str) -> bool:
-        """Return whether a rank that has not begun was to join, and is not any more."""
+        """Return whether a rank that has not begun was to join, and is not any more.
+
+        Its change is over, or every rank that it was to join has ended.
+        """
         begins = self.joins and self.started is None
-        return self.ranks[token].out and self.changing is None and not begins
+        gang = any(not rank.out and rank.down is None for rank in self.ranks.values())
+        over = self.changing is None or not (gang or self.joins)
+        return self.ranks[token].out and over and not begins
 
     @property
     def stands_frozen(self) -> bool:
