@@ -1,5 +1,6 @@
 """What only containers can run into: images, the engine's absences, and other people's hands."""
 
+import asyncio
 import contextlib
 import io
 import itertools
@@ -8,6 +9,7 @@ import signal
 import socket
 import sys
 import tarfile
+import textwrap
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +27,7 @@ from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.supervisor import boot
 from tests.node_runtimes import (
+    DEADLINE_SECONDS,
     Node,
     alive,
     docker_node,
@@ -219,7 +222,7 @@ async def test_container_has_the_agents_user_and_no_way_to_more(
 
     def provide_as_nobody(records: Records, token: str) -> Path:
         path = provide(records, token)
-        os.chown(path.parent, nobody, nobody)
+        os.chown(path, nobody, nobody)
         return path
 
     monkeypatch.setattr(Records, "provide", provide_as_nobody)
@@ -260,6 +263,66 @@ async def test_a_container_sees_no_secret_of_its_node_and_no_file_of_another(nod
     assert not {"read", "replaced", "mine"} & set(lines)
     assert (own / "weights").read_text() == "kept\n"
     assert (node.state / "rank-key").read_text() == "mine"
+
+
+@pytest.mark.asyncio
+async def test_a_container_reaches_the_agent_and_cannot_take_its_place(node: Node) -> None:
+    """A socket that a later agent makes anew is in the same folder, and is reached too."""
+    runtime = await node.open()
+    folder = node.state / "sock"
+    folder.mkdir()
+    script = f"""
+        import os, pathlib, socket, time
+        path = "{folder}/jobs.sock"
+        def say(text):
+            with socket.socket(socket.AF_UNIX) as one:
+                one.connect(path)
+                one.sendall(text)
+        try:
+            os.unlink(path)
+        except OSError:
+            say(b"first")
+        else:
+            socket.socket(socket.AF_UNIX).bind(path)
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+        say(b"second")
+    """
+    plan = msgspec.structs.replace(
+        node.python("a", textwrap.dedent(script)), folders_to_read=(str(folder),)
+    )
+    for text in (b"first", b"second"):
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.bind(str(folder / "jobs.sock"))
+            agent.listen()
+            agent.settimeout(DEADLINE_SECONDS)
+            if text == b"first":
+                await started(runtime, plan)
+            else:
+                (node.folder / "go").touch()
+            heard, _ = await asyncio.to_thread(agent.accept)
+            with heard:
+                assert heard.recv(16) == text
+        (folder / "jobs.sock").unlink()
+    assert (await node.end_of("a")).code == 0
+
+
+@pytest.mark.asyncio
+async def test_what_a_container_does_to_its_records_keeps_it_not_from_being_forgotten(
+    node: Node,
+) -> None:
+    runtime = await node.open()
+    said = node.state / "containers" / "a.said"
+    script = f"""
+        head -c 4000000 /dev/zero >>{said}
+        rm {said}; mkfifo {said}; touch {said.parent}/more {said.parent}/a/more
+        echo done
+    """
+    await started(runtime, node.shell("a", script))
+    assert (await node.end_of("a")).code == 0
+    assert node.log("a").endswith("done\n")
+    await runtime.forget("a")
+    assert [path.name for path in said.parent.iterdir()] == ["owner"]
 
 
 @pytest.mark.asyncio
@@ -473,10 +536,10 @@ async def test_run_whose_agent_died_while_beginning_it_begins_once(
     text = (records / "a.run").read_text()
     before_it_ran = text[: text.index(',"pid"')] + "}"
     (records / "a.run").write_text(before_it_ran)
-    (records / "a" / "said").unlink()
+    (records / "a.said").write_text("")
     node.log_path("a").unlink()
     if created:
-        engine.create(plan, str(records / "a" / "said"), Mounts((str(node.folder),)))
+        engine.create(plan, str(records / "a.said"), Mounts((str(node.folder),)))
     second = await node.open()
     assert list(await second.runs()) == []
     assert isinstance(await second.start(plan), RunStarted)
@@ -506,7 +569,7 @@ async def test_command_runs_once_however_often_its_container_is_started(
     await node.end_of("a")
     await until(lambda: engine.look("a") is None)
     await first.close()
-    said = node.state / "containers" / "a" / "said"
+    said = node.state / "containers" / "a.said"
     engine.create(plan, str(said), Mounts((str(node.folder),)))
     engine.start("a")
     await until(lambda: (found := engine.look("a")) is not None and not found.alive)

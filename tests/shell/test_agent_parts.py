@@ -260,8 +260,8 @@ class TestEnvironment:
         slots = devices.CpuSlots(4, "cpu")
         named = {"SKEP_CONTAINER_FOLDERS": "/data:/opt/venv", "SKEP_CHECKPOINTS_DIR": "/kept"}
         plan = run_plan(start(image="a:1"), tmp_path, slots, named)
-        assert plan.folders == ("/kept/j7", str(tmp_path / "sock"), "/data", "/opt/venv")
-        assert plan.folders_to_read == (str(job_library_path(tmp_path)),)
+        assert plan.folders == ("/kept/j7", "/data", "/opt/venv")
+        assert plan.folders_to_read == (str(job_library_path(tmp_path)), str(tmp_path / "sock"))
         for text in ("data", "/data:/..", "/"):
             with pytest.raises(ConfigurationError, match="SKEP_CONTAINER_FOLDERS"):
                 container_folders({"SKEP_CONTAINER_FOLDERS": text})
@@ -539,6 +539,14 @@ async def test_pieces_of_logs(tmp_path: Path) -> None:
     assert await ask(wish(attempt=3)) == (b"", "-1", "1")
     assert await ask(wish(job="../../etc")) == (b"", "-1", "1")
     assert await ask(b"not json") == (b"", "-1", "1")
+    # A job can put something else in the place of its log.
+    path.unlink()
+    (tmp_path / "rank-key").write_bytes(b"a secret")
+    path.symlink_to(tmp_path / "rank-key")
+    assert await ask(wish()) == (b"", "-1", "0")
+    path.unlink()
+    os.mkfifo(path)
+    assert await ask(wish()) == (b"", "-1", "0")
     await bus.send("skep.v1.logs.n1", wish(), {})
     await bus.close()
     assert errors == []

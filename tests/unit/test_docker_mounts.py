@@ -33,10 +33,10 @@ def plan(state: Path, workdir: Path, *folders: Path) -> RunPlan:
 
 def test_of_the_state_folder_only_what_is_the_jobs_own_is_mounted(state: Path) -> None:
     checkpoints = state / "checkpoints" / "j1"
-    said = state / "containers" / "j1.1.0" / "said"
+    said = state / "containers" / "j1.1.0.said"
     found = mounts_of(plan(state, Path("/w"), checkpoints, checkpoints / "best"), state, said)
     logs = str(state / "logs" / "j1" / "1")
-    assert found == Mounts(("/w", str(checkpoints), str(said.parent), logs), ("/lib",), ())
+    assert found == Mounts(("/w", str(checkpoints), str(said), logs), ("/lib",), ())
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -47,6 +47,6 @@ def test_a_folder_around_the_state_folder_shows_it_empty(
     if link:
         around = tmp_path / "link"
         around.symlink_to(state.parent)
-    found = mounts_of(plan(state, around), state, state / "containers" / "j1.1.0" / "said")
+    found = mounts_of(plan(state, around), state, state / "containers" / "j1.1.0.said")
     assert found.folders[0] == str(around)
     assert found.hidden == (str(around / "state"),)

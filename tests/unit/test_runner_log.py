@@ -1,7 +1,7 @@
 """A run's log within its bound."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,3 +91,16 @@ def test_tiny_bound_is_raised_to_the_smallest(tmp_path: Path) -> None:
     assert log.check()
     assert Path(log.path).stat().st_size < LOG_BYTES_MIN
     log.close()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("other"), os.mkfifo])
+def test_what_is_in_the_place_of_a_log_is_refused_and_left_alone(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A job can write to the folder of its logs, and what it puts there is opened by the agent."""
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * 2 * LOG_BYTES_MIN)
+    make(tmp_path / "log")
+    with pytest.raises(OSError, match=r"symbolic links|not a file"):
+        RunLog(str(tmp_path / "log"), LOG_BYTES_MIN).check()
+    assert other.stat().st_size == 2 * LOG_BYTES_MIN

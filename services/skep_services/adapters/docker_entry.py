@@ -20,7 +20,7 @@ write. The second is also how a container ends that somebody starts once more by
 """
 
 # The arguments are the log, the file `said`, what comes first in PYTHONPATH (only here is it known
-# what the image sets), and the command. `said` is created, never overwritten: a command is executed
+# what the image sets), and the command. `said` is empty then, or was written: a command is executed
 # once however often its container is started.
 _SCRIPT = r"""
 { true >>"$1"; } 2>/dev/null || exit 125
@@ -28,8 +28,9 @@ exec </dev/null >>"$1" 2>&1
 said=$2
 [ -z "$3" ] || export PYTHONPATH="$3${PYTHONPATH:+:$PYTHONPATH}"
 shift 3
-set -Cf
-no() { printf 'no %s\n' "$1" >"$said" || exit 125; exit 126; }
+[ -s "$said" ] && exit 125
+set -f
+no() { printf 'no %s\n' "$1" >>"$said" || exit 125; exit 126; }
 path=
 case $1 in
 /*) path=$1 ;;
@@ -62,7 +63,7 @@ if [ -r "$path" ]; then
   *) no "$path is neither a program nor a script with a #! line" ;;
   esac
 fi
-{ printf 'ok\n' >"$said"; } 2>/dev/null || exit 125
+{ printf 'ok\n' >>"$said"; } 2>/dev/null || exit 125
 exec "$@"
 """
 

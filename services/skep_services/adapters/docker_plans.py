@@ -50,9 +50,9 @@ def mounts_of(plan: RunPlan, state: Path, said: Path) -> Mounts:
     """Return the mounts of a run on the node whose state folder is `state`.
 
     Of the state folder, which has the node's secrets and the files of other jobs, it sees what the
-    plan names, its log's folder and that of `said`, wherever else a folder around it is mounted.
+    plan names, its log's folder and the file `said`, wherever else a folder around it is mounted.
     """
-    wanted = (plan.workdir, *plan.folders, str(Path(plan.log_path).parent), str(said.parent))
+    wanted = (plan.workdir, *plan.folders, str(Path(plan.log_path).parent), str(said))
     inside = [each for each in wanted if Path(each).is_relative_to(state)]
     outside = _outermost(each for each in wanted if each not in inside)
     return Mounts(

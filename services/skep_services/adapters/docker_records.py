@@ -2,19 +2,18 @@
 
     STATE/containers/owner          the name of this state folder, in every container's labels
     STATE/containers/TOKEN.run      one JSON object, replaced whole: `Kept`
-    STATE/containers/TOKEN/said     written once, from inside: what became of the command
+    STATE/containers/TOKEN.said     written once, from inside: what became of the command
 
-A container sees the folder of its own token, and no other file of these. Containers that earlier
-versions began have written `TOKEN.said`.
+A container sees its own `said`, and no other file of these. It can write what it wants there, but
+not put something else in its place.
 
-`said` is created only if it is absent and before the command is executed, so that a command never
+`said` is written only if it is empty and before the command is executed, so that a command never
 runs twice, and one that ran is known to have run after its container is gone. The files are not
 synced: the page cache survives the agent, and what kills the page cache kills the containers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import uuid
@@ -28,7 +27,10 @@ from skep_services.adapters.docker_entry import EXECUTED
 TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """What can be part of a container's name, and of a file's."""
 
-FOLDER_MODE = 0o700
+FOLDER_MODE, SAID_MODE = 0o700, 0o600
+
+SAID_BYTES_MAX = 4096
+"""What is read of `said`: its first line counts, whatever the command adds."""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -100,31 +102,27 @@ class Records:
     def drop(self, token: str) -> None:
         """Forget a container."""
         (self.folder / f"{token}.run").unlink(missing_ok=True)
-        for path in (self.said_path(token), self._earlier_said_path(token)):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self.said_path(token).parent.rmdir()
+        self._said_path(token).unlink(missing_ok=True)
 
     def provide(self, token: str) -> Path:
-        """Make the folder that a container says something in; return the path of the file."""
-        path = self.said_path(token)
-        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        """Make the empty file in which a container says what becomes of its command."""
+        path = self._said_path(token)
+        path.touch(SAID_MODE)
         return path
 
-    def said_path(self, token: str) -> Path:
-        """Return where a container says what becomes of its command."""
-        return self.folder / token / "said"
-
-    def _earlier_said_path(self, token: str) -> Path:
+    def _said_path(self, token: str) -> Path:
         return self.folder / f"{token}.said"
 
     def said(self, token: str) -> str:
         """Return what a container said of its command, empty before it did."""
-        for path in (self.said_path(token), self._earlier_said_path(token)):
-            with contextlib.suppress(FileNotFoundError):
-                text = path.read_text(encoding="utf-8", errors="replace")
-                return text.strip() if text.endswith("\n") else ""
-        return ""
+        try:
+            with self._said_path(token).open("rb") as file:
+                head = file.read(SAID_BYTES_MAX)
+        except FileNotFoundError:
+            return ""
+        line, end, _ = head.partition(b"\n")
+        whole = end or len(head) == SAID_BYTES_MAX
+        return line.decode("utf-8", "replace").strip() if whole else ""
 
     def executed(self, kept: Kept) -> bool:
         """Return whether the command may have run."""

@@ -116,8 +116,8 @@ def run_plan(
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
-        folders=(checkpoints, str(socket_path(state).parent), *container_folders(inherited)),
-        folders_to_read=(str(job_library_path(state)),),
+        folders=(checkpoints, *container_folders(inherited)),
+        folders_to_read=(str(job_library_path(state)), str(socket_path(state).parent)),
         python_path=python_path,
     )
 

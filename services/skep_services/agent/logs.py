@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from msgspec import Meta
 from skep.ids import job_sequence
 from skep.wire.bounds import BYTES_MAX, UNDECODABLE, Attempt, Count, Rank, Short
 from skep_services.agent.environment import log_path
+from skep_services.agent.runner_log import open_file
 from skep_services.ports import Bus, Delivery
 
 PIECE_BYTES_MAX = 256 * 1024
@@ -59,7 +61,7 @@ class LogPieces:
             return b"", -1  # A name made up to reach other files.
         path = log_path(self._state, wanted.job, wanted.attempt, wanted.rank)
         try:
-            with path.open("rb") as file:
+            with os.fdopen(open_file(str(path), os.O_RDONLY), "rb") as file:
                 size = file.seek(0, 2)
                 file.seek(min(max(wanted.offset, 0), size))
                 return file.read(min(max(wanted.limit, 0), PIECE_BYTES_MAX)), size

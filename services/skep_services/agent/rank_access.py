@@ -6,8 +6,9 @@ rank that outlives its agent is known to the next one. The second is that the pr
 the run: the kernel names the process that connected (SO_PEERCRED), and it, or one of the processes
 above it, must be the main process of the run or be in that process's session.
 
-Jobs of one node run as the same user as the agent. A hostile job can therefore read the key and
-other jobs' environments, but it cannot become a descendant of another job's main process.
+Jobs of one node run as the same user as the agent. A hostile one that is no container can therefore
+read the key and other jobs' environments, but it cannot become a descendant of another job's main
+process.
 
 Where the agent runs in a container of its own, the processes of other containers have no number
 here. A run whose main process cannot be seen from here is then known by its secret alone.

@@ -12,7 +12,9 @@ bound by what can be written in that time.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 LOG_TAIL_BYTES = 64 * 1024
 """What is kept of the end: a Python traceback with its context fits many times over."""
@@ -66,10 +68,21 @@ class RunLog:
             self._file = -1
 
 
+def open_file(path: str, flags: int) -> int:
+    """Return a descriptor of a log; raises OSError where a job put something else in its place."""
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    file = os.open(path, flags | safe, 0o644)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a file")
+    os.set_blocking(file, True)
+    return file
+
+
 def _open(path: str, mode: int) -> int:
-    flags = mode | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+    flags = mode | os.O_APPEND | os.O_CREAT
     try:
-        return os.open(path, flags, 0o644)
+        return open_file(path, flags)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o644)
+        return open_file(path, flags)
