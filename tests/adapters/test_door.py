@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +34,8 @@ class Behind:
         self.cluster = RealCluster(folder, inside=lambda known: behind_door(known, VCS))
         self.port = free_port()
         self.folder = folder
+        self.others: list[str] = []
+        """Addresses of further bus servers."""
         self.fatal: list[Exception] = []
         self._buses: list[NatsBus] = []
 
@@ -40,7 +43,7 @@ class Behind:
         await self.cluster.start()
         environment = {
             **os.environ,
-            "SKEP_NATS_URL": self.cluster.server.url,
+            "SKEP_NATS_URL": ",".join((self.cluster.server.url, *self.others)),
             "SKEP_NATS_USER": DOOR,
             "SKEP_NATS_PASSWORD": self.cluster.passwords[DOOR],
             "SKEP_STATE": str(self.folder / "door"),
@@ -51,7 +54,8 @@ class Behind:
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stderr is not None
-        assert b"ready" in await self.process.stderr.readline()
+        while b'"ready"' not in (line := await self.process.stderr.readline()):
+            assert line, "it has ended"
 
     async def bus(self, identity: str) -> NatsBus:
         """Return a connection through the door."""
@@ -106,6 +110,25 @@ async def test_a_connection_outlives_a_restart_of_the_bus(behind: Behind) -> Non
     await behind.cluster.server.start()
     assert await tenant.publish(subjects.submit("ml"), b"x", "k2", {}) == 2
     assert tenant.stats.reconnects >= 1
+
+
+@pytest.mark.parametrize("listens", [False, True])
+async def test_clients_come_to_the_server_that_answers(tmp_path: Path, listens: bool) -> None:
+    """Another one is gone, or takes connections and says nothing: then it has each second one."""
+    behind = Behind(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        behind.others = [f"nats://127.0.0.1:{silent.getsockname()[1] if listens else free_port()}"]
+        await behind.start()
+        opened = [await asyncio.open_connection("127.0.0.1", behind.port) for _ in range(2)]
+        said = [asyncio.ensure_future(reader.readline()) for reader, _ in opened]
+        when = asyncio.FIRST_COMPLETED if listens else asyncio.ALL_COMPLETED
+        done, silence = await asyncio.wait(said, timeout=DEADLINE_S, return_when=when)
+        assert {(await one)[:5] for one in done} == {b"INFO "}
+        for one in silence:
+            one.cancel()
+        for _, writer in opened:
+            writer.close()
+        await behind.close()
 
 
 async def test_a_flood_is_stored_whole_and_others_do_not_wait_behind_it(behind: Behind) -> None:

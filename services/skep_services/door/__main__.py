@@ -1,10 +1,12 @@
-"""Run the door: `SKEP_LISTEN` is where it listens, `SKEP_NATS_URL` the bus server behind it."""
+"""Run the door: `SKEP_LISTEN` is where it listens, `SKEP_NATS_URL` the bus servers behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,28 +21,30 @@ from skep_services.service import ConfigurationError, Fatal, Settings, run
 
 STORED_WITHIN_S = 1.0
 """What the door waits for a stream before the next round: far longer than a round takes."""
-CONNECT_WITHIN_S = 5.0
+CONNECT_WITHIN_S = 1.0
+"""To one server, of which there may be several to try."""
 BACKLOG = 512
 
 
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled."""
     host, _, port = chosen.environment.get("SKEP_LISTEN", "").rpartition(":")
-    behind = urlsplit(chosen.nats_url)
-    if not host or not port.isdecimal() or not behind.hostname or not behind.port:
+    urls = tuple(chosen.nats_url.split(","))
+    servers = deque((str(one.hostname or ""), one.port or 0) for one in map(urlsplit, urls))
+    if not host or not port.isdecimal() or not all(map(all, servers)):
         text = "SKEP_LISTEN and SKEP_NATS_URL must be set, as 127.0.0.1:4222 and nats://HOST:PORT"
         raise ConfigurationError(text)
     fatal = Fatal()
-    options = LinkOptions(
-        servers=(chosen.nats_url,), identity=chosen.identity, password=chosen.password
-    )
+    options = LinkOptions(servers=urls, identity=chosen.identity, password=chosen.password)
     link = await Link.connect(options, fatal)
     loop = asyncio.get_running_loop()
     turns = Turns(loop.time, lambda: stored(link))
     opening: set[asyncio.Task[None]] = set()
 
     def open_server(client: Client) -> None:
-        task = loop.create_task(_open(client, str(behind.hostname), int(behind.port or 0)))
+        # Each begins with another server: one that hangs still takes connections.
+        servers.rotate(-1)
+        task = loop.create_task(_open(client, tuple(servers)))
         opening.add(task)
         task.add_done_callback(opening.discard)
 
@@ -58,15 +62,18 @@ async def main(chosen: Settings, log: Any) -> None:
         server.close()
 
 
-async def _open(client: Client, host: str, port: int) -> None:
-    try:
-        async with asyncio.timeout(CONNECT_WITHIN_S):
-            loop = asyncio.get_running_loop()
-            transport, _ = await loop.create_connection(lambda: Server(client), host, port)
-    except (OSError, TimeoutError):
-        client.connected(None)
-    else:
+async def _open(client: Client, servers: Sequence[tuple[str, int]]) -> None:
+    """Connect a client to the first server that takes the connection."""
+    loop = asyncio.get_running_loop()
+    for host, port in servers:
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                transport, _ = await loop.create_connection(lambda: Server(client), host, port)
+        except (OSError, TimeoutError):
+            continue
         client.connected(transport)
+        return
+    client.connected(None)
 
 
 async def stored(link: Link) -> None:
