@@ -21,6 +21,8 @@ ROUND_S = 0.01
 """What a round should take: a synced stream stores some 40 messages in this time."""
 ROUND_MESSAGES_MAX = 128
 ROUND_MESSAGES_FIRST = 8
+"""Of the first round and of the smallest one. An answer is also late on a busy machine or while
+servers elect a leader: one message at a time would then let what clients repeat pile up."""
 ROUND_BYTES = 256 * KIB
 """Of one round, in messages of any size: two of the largest submissions."""
 ROUNDS_MAX = 2
@@ -106,7 +108,7 @@ class Turns:
         began = self._now()
         await self._stored()
         if self._now() - began > ROUND_S:
-            self.messages = max(1, self.messages // 2)
+            self.messages = max(ROUND_MESSAGES_FIRST, self.messages // 2)
         elif sent >= self.messages:
             # A round that was not full does not tell what a full one would take.
             self.messages = min(self.messages + 1, ROUND_MESSAGES_MAX)
