@@ -28,6 +28,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts import engine
+from skep_services.compose.check import door_health
+from skep_services.supervisor.table import port_of
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "compose" / "compose.yaml"
@@ -84,6 +86,7 @@ class Deployment:
         self._environment = {
             **os.environ,
             **ports,
+            "SKEP_DOOR_PORT": str(nats_port + 3),
             "SKEP_GATEWAY_PORT": str(gateway_port),
             "SKEP_SECRETS": str(secrets),
             "SKEP_IMAGE": image,
@@ -147,8 +150,10 @@ class Deployment:
         return _run([*self._command, *words], self._environment)
 
     def is_well(self) -> bool:
-        """Return whether the gateway says that every process answers and both nodes are up."""
+        """Return whether the gateway says that all is well, and tenants reach a bus server."""
         try:
+            if tenants := self.about["nats"]["tenants"]:
+                door_health(port_of(tenants))
             with DIRECT.open(f"{self.about['gateway']['url']}/v1/health", timeout=5) as answer:
                 health = json.loads(answer.read())
         except (OSError, ValueError):
@@ -385,7 +390,7 @@ def main() -> int:
     parser.add_argument("--project", default=PROJECT)
     parser.add_argument("--image", default="skep:local")
     parser.add_argument("--secrets", type=Path, default=SECRETS)
-    parser.add_argument("--nats-port", type=int, default=4222, help="the first of three")
+    parser.add_argument("--nats-port", type=int, default=4222, help="the first of four")
     parser.add_argument("--port", type=int, default=8470, help="of the gateway")
     parser.add_argument("--gpus", help="CPU slots of each node")
     parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
@@ -414,6 +419,8 @@ def main() -> int:
     print(f"the cluster is up after {took_s:.1f} s")
     print(f"  API and page     {about['gateway']['url']}")
     print(f"  bus              {about['nats']['url']}")
+    if about["nats"]["tenants"]:
+        print(f"  bus for tenants  {about['nats']['tenants']}")
     print(f"  credentials      {secrets / 'cluster.json'}")
     if given.viewers:
         print("  dashboard        http://127.0.0.1:" + os.environ.get("SKEP_GRAFANA_PORT", "3000"))

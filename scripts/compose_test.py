@@ -3,11 +3,11 @@
     python scripts/compose_test.py [--image skep:local] [--no-rolling] [--keep]
 
 A bare NATS client submits all the time while each of these is killed in turn: the active process of
-every service, the bus server that leads the allocator's log, an agent with jobs on it. An allocator
-is paused for longer than its standby waits. Every container is killed at once, the moment a burst
-of submissions is acknowledged. At last every container is restarted in good order, one after the
-other. Then every acknowledged job must have ended once, by the logs and by what the jobs noted
-themselves.
+every service, the bus server that leads the allocator's log, an agent with jobs on it, the door. An
+allocator is paused for longer than its standby waits. Every container is killed at once, the moment
+a burst of submissions is acknowledged. At last every container is restarted in good order, one
+after the other. Then every acknowledged job must have ended once, by the logs and by what the jobs
+noted themselves.
 Prints one line per check and a table of the kills; exits 1 if a check failed.
 """
 
@@ -33,6 +33,8 @@ from scripts import account
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import FAILURES, Deployment, deploy_and_run, until
+from skep_services.adapters.nats_link import Link, LinkOptions
+from skep_services.ports import RefusedError
 from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
 
 PROJECT = "skep-test"
@@ -147,6 +149,7 @@ class Run:
             bare_client(about, "operator") as operator,
         ):
             await self.check_streams(operator)
+            await self.check_door(tenant)
             await self.listen(operator)
             submitting = asyncio.ensure_future(self.submit_all_the_time(tenant))
             try:
@@ -197,6 +200,24 @@ class Run:
         copies = await self.wait_copies(operator)
         self.check(set(copies.values()) == {3}, "every stream has three current copies",
                    str(copies))  # fmt: skip
+
+    async def check_door(self, tenant: BareClient) -> None:
+        """See that a tenant submits through the door, and that no bus server knows its password."""
+        bus = self.deployment.about["nats"]
+        await self._hand_in(tenant, "through-the-door", self.job_s)
+        at = tenant.client.connected_url
+        self.check(at is not None and at.geturl() == bus["tenants"],
+                   "a tenant submits through the door", str(at))  # fmt: skip
+        let_in = []
+        for url in bus["url"].split(","):
+            options = LinkOptions(
+                servers=(url,), identity=tenant.user, password=bus["users"][tenant.user]
+            )
+            with contextlib.suppress(RefusedError):
+                link = await Link.connect(options, on_fatal=lambda _: None)
+                let_in.append(url)
+                await link.close()
+        self.check(not let_in, "the bus servers themselves refuse its password", str(let_in))
 
     async def wait_copies(self, operator: BareClient) -> dict[str, int]:
         """Return how many current copies each stream has, once all have three or time is up."""
@@ -316,6 +337,7 @@ class Run:
         leader = (await ask(operator, "STREAM.INFO.ALLOC", None))["cluster"]["leader"]
         await self.kill(f"bus server that leads ALLOC ({leader})", leader)
         await self.kill("agent with its jobs (agent-1)", "agent-1")
+        await self.kill("door", "door")
         await self.pause()
 
     async def active(self, service: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import pytest
 import yaml
 
 from scripts.compose import COLLECTOR
-from skep_services.adapters.nats_access import REPLICATED, identities
+from skep_services.adapters.nats_access import (
+    DOOR,
+    REPLICATED,
+    identities,
+    password_behind_door,
+)
 from skep_services.compose import bootstrap, check, init
 from skep_services.supervisor.config import Wishes, parse_vc
 
@@ -42,6 +49,11 @@ def write(folder: Path, *vcs: str, gpus: int | None = None) -> dict[str, Any]:
     return about
 
 
+def inside(users: dict[str, str], identity: str) -> str:
+    """Return the password by which the bus servers know a tenant."""
+    return password_behind_door(users[DOOR], identity, users[identity])
+
+
 def test_every_secret_of_the_compose_file_is_made(compose: Any, tmp_path: Path) -> None:
     write(tmp_path / "secrets")
     for name, secret in compose["secrets"].items():
@@ -63,7 +75,7 @@ def test_each_container_has_the_password_of_its_own_identity(compose: Any) -> No
         assert compose["secrets"][source]["file"].endswith(f"/{identity}.password")
         seen.add(identity)
     known = set(identities(("node-1", "node-2"), (), init.REPLICAS))
-    assert seen == known - {"operator", "bootstrap", "door"}
+    assert seen == known - {"operator", "bootstrap"}
 
 
 def test_replicas_name_each_other_and_nobody_else_has_peers(compose: Any) -> None:
@@ -159,7 +171,8 @@ def test_credentials_are_made_once_and_what_is_missing_is_added(tmp_path: Path) 
         text = (folder / f"{server}.conf").read_text()
         assert f'server_name: "{server}"' in text
         assert "sync_interval: always" in text
-        assert new["vc-web"] in text
+        assert inside(new, "vc-web") in text
+        assert new["vc-web"] not in text
         assert text.count("nats-route://") == len(SERVERS)
     # Nobody's password is where a container has no use for it.
     assert not (folder / "operator.password").exists()
@@ -172,7 +185,7 @@ def test_credentials_are_made_once_and_what_is_missing_is_added(tmp_path: Path) 
         (["--gpus", "0"], "0 GPUs; a node has 1"),
         (["--vc", "a b=1"], "is no name for a virtual cluster"),
         (["--port", "70000"], "a port is 1 to 65535"),
-        (["--nats-port", "65534"], "three ports from --nats-port"),
+        (["--nats-port", "65533"], "four ports from --nats-port"),
     ],
 )
 def test_bad_options_are_told_and_nothing_is_written(
@@ -223,7 +236,9 @@ def test_a_tenant_made_later_gets_credentials_and_everybody_else_keeps_theirs(
     token = after["gateway"]["tokens"]["vc-fresh"]
     assert json.loads((tmp_path / "tokens.json").read_text())[token] == "vc-fresh"
     for server in init.SERVERS:
-        assert known["vc-fresh"] in (tmp_path / f"{server}.conf").read_text()
+        text = (tmp_path / f"{server}.conf").read_text()
+        assert inside(known, "vc-fresh") in text
+        assert known["vc-fresh"] not in text
     assert init.main([str(tmp_path)]) == 0, "they stay"
     assert json.loads((tmp_path / "cluster.json").read_text())["nats"]["users"] == known
     assert init.main([str(tmp_path), "--tenant", "no name"]) == init.EXIT_BAD_OPTIONS
@@ -243,3 +258,61 @@ def test_bus_servers_from_before_accounts_keep_their_streams_until_told_otherwis
     assert init.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == ""
     assert "\naccounts: {" in conf.read_text()
+
+
+def test_the_door_is_where_tenants_are_told_it_is(compose: Any, tmp_path: Path) -> None:
+    bus = write(tmp_path)["nats"]
+    door = compose["services"]["door"]
+    (published,) = door["ports"]
+    found = re.fullmatch(r"(.+):\$\{SKEP_DOOR_PORT:-(\d+)\}:(\d+)", published)
+    assert found, published
+    assert bus["tenants"] == f"nats://{found[1]}:{found[2]}"
+    assert bus["tenants"] not in bus["url"].split(",")
+    assert door["environment"]["SKEP_LISTEN"] == f"0.0.0.0:{found[3]}"
+
+
+def test_tenants_of_bus_servers_from_before_the_door_keep_theirs_until_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = init.write(tmp_path, Wishes(nodes=2, vcs=dict([parse_vc("ml=8")])), 4222, door=False)
+    conf = tmp_path / f"{init.SERVERS[0]}.conf"
+    known = cluster.nats.users
+    assert init.main([str(tmp_path), "--tenant", "web"]) == 0
+    assert "before there was a door" in capsys.readouterr().out
+    about = json.loads((tmp_path / "cluster.json").read_text())
+    assert about["nats"]["tenants"] == ""
+    assert about["nats"]["users"]["vc-web"] in conf.read_text()
+    assert known["vc-ml"] in conf.read_text()
+    assert (tmp_path / "door.password").read_text() == known[DOOR], "its container needs the file"
+    assert init.main([str(tmp_path), "--door"]) == 0
+    told = capsys.readouterr().out
+    assert "before there was a door" not in told
+    assert "kill -s HUP nats-1 nats-2 nats-3" in told
+    assert init.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+    about = json.loads((tmp_path / "cluster.json").read_text())
+    assert about["nats"]["tenants"] == "nats://127.0.0.1:4225"
+    assert known["vc-ml"] not in conf.read_text()
+    assert inside(known, "vc-ml") in conf.read_text()
+
+
+def test_the_door_is_well_while_a_bus_server_answers_through_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = [b"INFO {}\r\n", b""]
+
+    def answer(listening: socket.socket) -> None:
+        for text in said:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(text)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        environment = {"SKEP_LISTEN": f"0.0.0.0:{listening.getsockname()[1]}"}
+        answering = threading.Thread(target=answer, args=(listening,))
+        answering.start()
+        assert check.main(["--door"], environment) == 0
+        assert check.main(["--door"], environment) == 1
+        answering.join()
+    assert "no bus server answers" in capsys.readouterr().err
+    assert check.main(["--door"], environment) == 1

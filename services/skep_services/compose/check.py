@@ -1,9 +1,10 @@
 """`python -m skep_services.compose.check`: exit 0 if the process of this container is well.
 
 A service is asked over the bus, under its own name, so its loop, its connection and the bus are
-all in the answer. A bus server (`--nats`) is asked on its own loopback. Standard library only, and
-the few words of the bus's protocol are spelt out: it runs every few seconds in every container,
-and loading the client library would cost more than the service it asks.
+all in the answer. A bus server (`--nats`) is asked on its own loopback; through the door (`--door`)
+a bus server must answer. Standard library only, and the few words of the bus's protocol are spelt
+out: it runs every few seconds in every container, and loading the client library would cost more
+than the service it asks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ ANSWER_BYTES_MAX = 1 << 20
 def main(arguments: list[str], environment: Mapping[str, str] = os.environ) -> int:
     """Return the exit code; what is wrong goes to standard error."""
     try:
-        said = nats_health() if arguments == ["--nats"] else service_health(environment)
+        match arguments:
+            case ["--nats"]:
+                said = nats_health()
+            case ["--door"]:
+                said = door_health(int(environment["SKEP_LISTEN"].rpartition(":")[2]))
+            case _:
+                said = service_health(environment)
     except (OSError, ValueError, KeyError) as error:
         sys.stderr.write(f"not well: {type(error).__name__}: {error}\n")
         return 1
@@ -42,6 +49,19 @@ def nats_health() -> str:
     if b" 200 " not in head.splitlines()[0]:
         raise OSError(body.decode("utf-8", "replace"))
     return body.decode("utf-8", "replace")
+
+
+def door_health(port: int) -> str:
+    """Return what a bus server says through the door on this machine; raises OSError if none."""
+    with (
+        socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection,
+        connection.makefile("rb") as file,
+    ):
+        said = file.readline(4096).decode("utf-8", "replace")
+    if not said.startswith("INFO "):
+        text = "no bus server answers through the door"
+        raise OSError(text)
+    return said
 
 
 def service_health(environment: Mapping[str, str]) -> str:

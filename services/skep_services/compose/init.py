@@ -28,6 +28,8 @@ SERVERS = ("nats-1", "nats-2", "nats-3")
 """The bus servers of `compose.yaml`: three, so that one may be lost."""
 REPLICAS = 2
 """Processes of each service that decides: one active, one standing by."""
+PUBLISHED = len(SERVERS) + 1
+"""Ports of the bus on this machine, one after the other: those of the servers, then the door's."""
 CLIENT_PORT, ROUTE_PORT, MONITOR_PORT = 4222, 6222, 8222
 """Inside the containers' network."""
 STORE = "/var/lib/skep/nats"
@@ -38,7 +40,7 @@ READABLE = 0o644
 folder around them is not, and each container is given its own files only."""
 
 RELOAD = """\
-The bus servers take new users in when they read their configuration again:
+The bus servers learn of users when they read their configuration again:
   docker compose kill -s HUP nats-1 nats-2 nats-3
 The gateway reads its tokens by itself.
 """
@@ -51,6 +53,12 @@ the folder anew: `skep_services.compose.init --accounts`, and remove the volumes
 and of bootstrap.
 """
 
+BEFORE_DOOR = """\
+warning: the bus servers of this folder were configured before there was a door. They stay so:
+tenants connect to them as before, and no turns bound what one of them sends. With
+`skep_services.compose.init --door` tenants come through the door, and only there.
+"""
+
 EXIT_BAD_OPTIONS = 64
 
 
@@ -60,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gpus", type=int, help="of each of the two nodes")
     parser.add_argument("--vc", action="append", default=[], help="NAME=GPUS, as research=6")
-    parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of three")
+    parser.add_argument("--nats-port", type=int, default=CLIENT_PORT, help="the first of four")
     parser.add_argument("--port", type=int, help="of the gateway")
     parser.add_argument(
         "--tenant", action="append", default=[], metavar="VC",
@@ -70,6 +78,11 @@ def main(arguments: Sequence[str]) -> int:
         "--accounts", action="store_true",
         help="give tenants and nodes accounts also where there were none; the streams begin anew",
     )  # fmt: skip
+    parser.add_argument(
+        "--door",
+        action="store_true",
+        help="have tenants come through the door also where they connected to the bus servers",
+    )
     given = parser.parse_args(arguments)
     try:
         wishes = Wishes(
@@ -79,13 +92,23 @@ def main(arguments: Sequence[str]) -> int:
             port=given.port,
         )
         earlier = has_no_accounts(given.folder) and not given.accounts
-        write(given.folder, wishes, given.nats_port, given.tenant, accounts=not earlier)
+        direct = has_no_door(given.folder) and not given.door
+        write(
+            given.folder,
+            wishes,
+            given.nats_port,
+            given.tenant,
+            accounts=not earlier,
+            door=not direct,
+        )
     except (ConfigError, ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_BAD_OPTIONS
     if earlier:
         sys.stdout.write(BEFORE_ACCOUNTS)
-    if given.tenant:
+    if direct:
+        sys.stdout.write(BEFORE_DOOR)
+    if given.tenant or given.door:
         sys.stdout.write(RELOAD)
     return 0
 
@@ -99,6 +122,13 @@ def has_no_accounts(target: Path) -> bool:
     return "\naccounts: " not in text
 
 
+def has_no_door(target: Path) -> bool:
+    """Return whether the bus servers of a folder were configured before there was a door."""
+    cluster = boot.read_cluster(str(target))
+    configured = (target / f"{SERVERS[0]}.conf").exists()
+    return configured and cluster is not None and not cluster.nats.tenants
+
+
 def write(
     target: Path,
     wishes: Wishes,
@@ -106,19 +136,21 @@ def write(
     more: Sequence[str] = (),
     *,
     accounts: bool = True,
+    door: bool = True,
 ) -> Cluster:
     """Write all files into `target`; return the cluster. Raises ConfigError, OSError.
 
     `more` are virtual clusters whose people get credentials, although they are set elsewhere.
-    Without `accounts` everybody is in one, as streams that cannot be moved need it.
+    Without `accounts` everybody is in one, as streams that cannot be moved need it. Without `door`
+    tenants connect to the bus servers themselves.
     """
-    if not 0 < nats_port <= 65536 - len(SERVERS):
-        text = f"--nats-port {nats_port}: three ports from --nats-port on are 1 to 65535"
+    if not 0 < nats_port <= 65536 - PUBLISHED:
+        text = f"--nats-port {nats_port}: four ports from --nats-port on are 1 to 65535"
         raise ConfigError(text)
     target.mkdir(mode=folder.FOLDER_MODE, parents=True, exist_ok=True)
     cluster = settle(boot.read_cluster(str(target)), wishes, str(target))
-    ports = range(nats_port, nats_port + len(SERVERS))
-    cluster.nats.url = ",".join(f"nats://{HOST}:{port}" for port in ports)
+    *urls, tenants_url = (f"nats://{HOST}:{nats_port + index}" for index in range(PUBLISHED))
+    cluster.nats.url, cluster.nats.tenants = ",".join(urls), tenants_url if door else ""
     tenants.admit(cluster, more)
     nodes, vcs = [node.name for node in cluster.nodes], cluster.who
     fresh = {
@@ -130,6 +162,7 @@ def write(
     folder.write_json(folder.cluster_path(str(target)), msgspec.to_builtins(cluster))
     os.chmod(folder.cluster_path(str(target)), READABLE)
     contained = (
+        nats_access.DOOR,
         *(nats_access.node_identity(node) for node in nodes),
         *(
             one
@@ -137,7 +170,8 @@ def write(
             for one in nats_access.replica_identities(service, REPLICAS)
         ),
     )
-    every = nats_access.accounts(cluster.nats.users, nodes, vcs, REPLICAS)
+    users = nats_access.behind_door(cluster.nats.users, vcs) if door else cluster.nats.users
+    every = nats_access.accounts(users, nodes, vcs, REPLICAS)
     if not accounts:
         every = nats_access.in_one_account(every)
     for server in SERVERS:
