@@ -33,6 +33,7 @@ from scripts import account
 from scripts.account import Fact, Note
 from scripts.bare_client import BareClient, bare_client
 from scripts.compose import FAILURES, Deployment, deploy_and_run, until
+from skep_services.adapters.nats_access import TENANT_CONNECTIONS_MAX
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.ports import RefusedError
 from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
@@ -40,7 +41,7 @@ from skep_services.service import EXIT_BUS, EXIT_CONFIGURATION
 PROJECT = "skep-test"
 NATS_PORT, GATEWAY_PORT = 14222, 18470
 SLOTS = 4
-VC = "train"
+VC, GREEDY = "train", "greedy"
 BAD_SETTINGS = (
     ("wrong password", {"SKEP_NATS_PASSWORD": "wrong"}, EXIT_BUS,
      "refuses the login of 'allocator-1'"),
@@ -218,6 +219,26 @@ class Run:
                 let_in.append(url)
                 await link.close()
         self.check(not let_in, "the bus servers themselves refuse its password", str(let_in))
+        held, refused = await self._connect_until_refused(f"vc-{GREEDY}")
+        await self._hand_in(tenant, "beside-a-greedy-tenant", self.job_s)
+        self.check(
+            len(held) >= TENANT_CONNECTIONS_MAX and "as many connections" in refused,
+            "a tenant that connects too often is refused while another one submits",
+            f"{len(held)} connections, then {refused!r}",
+        )
+        for link in held:
+            await link.close()
+
+    async def _connect_until_refused(self, user: str) -> tuple[list[Link], str]:
+        """Return a tenant's connections, at most twice as many as it may have, and its refusal."""
+        bus, held = self.deployment.about["nats"], list[Link]()
+        options = LinkOptions(servers=(bus["tenants"],), identity=user, password=bus["users"][user])
+        try:
+            while len(held) < 2 * TENANT_CONNECTIONS_MAX:
+                held.append(await Link.connect(options, on_fatal=lambda _: None))
+        except RefusedError as error:
+            return held, str(error)
+        return held, ""
 
     async def wait_copies(self, operator: BareClient) -> dict[str, int]:
         """Return how many current copies each stream has, once all have three or time is up."""
@@ -540,7 +561,7 @@ def attempt(
 
     What kept it from its end is told on `out`.
     """
-    options = ("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}")
+    options = ("--gpus", str(SLOTS), "--vc", f"{VC}={2 * SLOTS}", "--tenant", GREEDY)
     try:
         run: R = deploy_and_run(
             make, project=project, image=image, ports=ports, options=options, **more
