@@ -1,6 +1,7 @@
 """What a node keeps for its jobs: checkpoints, room in the host's memory, and no leaks."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def test_a_job_is_told_where_it_stores_and_how_much_fits(tmp_path: Path) -> None
     shared = {**settings, "SKEP_CHECKPOINTS_DIR": "/shared"}
     plan = run_plan(start, tmp_path, CpuSlots(2, "cpu"), shared)
     assert plan.env["SKEP_CHECKPOINTS"] == "/shared/j1"
-    assert plan.folders == ("/shared",), "containers see it too"
+    assert plan.folders == ("/shared/j1",), "a container sees that of its own job"
     assert (plan.env["SKEP_AWAITS"], plan.env["SKEP_HOST"]) == ("secret", "10.0.0.9")
 
 
@@ -67,6 +68,30 @@ def test_checkpoints_go_with_success_and_with_age(tmp_path: Path) -> None:
     assert kept.path("j4").exists()
     shared = Checkpoints(tmp_path, {"SKEP_CHECKPOINTS_DIR": str(tmp_path / "checkpoints")})
     assert shared.sweep(lambda job: False) == [], "others may use it"
+
+
+def test_what_a_job_leaves_in_its_folder_keeps_no_agent_from_starting(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, {})
+    for job in ("j1", "j2"):
+        kept.provide(job)
+        (kept.path(job) / "loop").symlink_to("loop")
+    deep = os.open(kept.path("j1"), os.O_RDONLY)
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("d", dir_fd=deep)
+        below = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    kept.path("j3").touch()
+    old = time.time() - checkpoints.KEEP_SECONDS - 10
+    for path in (
+        *kept.path("j1").iterdir(),
+        *kept.path("j2").iterdir(),
+        *kept.path("j").parent.iterdir(),
+    ):
+        os.utime(path, (old, old), follow_symlinks=False)
+    assert kept.sweep(lambda job: False) == ["j1", "j2", "j3"]
+    assert list(kept.path("j").parent.iterdir()) == []
 
 
 def test_the_hosts_budget() -> None:

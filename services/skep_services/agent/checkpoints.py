@@ -9,9 +9,10 @@ it; else once nothing was written for KEEP_SECONDS, as an agent does not hear of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,7 +65,7 @@ class Checkpoints:
         """Remove the folder of a job that needs no other attempt, if its end is known here."""
         if job in self._whole:
             del self._whole[job]
-            shutil.rmtree(self.path(job), ignore_errors=True)
+            _remove(self.path(job))
 
     def sweep(self, lives: Callable[[str], bool]) -> list[str]:
         """Remove what nobody has written to for long, and return whose it was.
@@ -77,18 +78,22 @@ class Checkpoints:
         for entry in sorted(self._root.iterdir()):
             ours = job_sequence(entry.name) is not None and not lives(entry.name)
             if ours and time.time() - _latest(entry) > KEEP_SECONDS:
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove(entry)
                 log.info("checkpoints of %s are removed: none was written for long", entry.name)
                 gone.append(entry.name)
         return gone
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder as far as that is allowed; a job may nest folders too deep for `shutil`."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
 def _latest(folder: Path) -> float:
     """Return when something in a folder was last written, or the folder itself."""
-    times = [folder.stat().st_mtime]
-    for entry in folder.iterdir():
-        try:
-            times.append(entry.stat().st_mtime)
-        except FileNotFoundError:
-            continue  # A job on this node is at work after all.
+    times = [folder.lstat().st_mtime]
+    with contextlib.suppress(OSError):  # The job may have closed it.
+        for entry in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # A job on this node is at work after all.
+                times.append(entry.lstat().st_mtime)
     return max(times)
