@@ -281,7 +281,18 @@ class World:
             return f"successors wait: {list(watch.allocator.successors)}"
         if watch.allocator.gpus.held:
             return f"GPUs are held: {watch.allocator.gpus.held}"
-        return self._nodes_pending()
+        return self._deposed() or self._nodes_pending()
+
+    def _deposed(self) -> str:
+        """Return the first process of a role that does not know yet that an earlier one leads."""
+        for role in self.roles.values():
+            process = role.process
+            if process is not None and any(
+                each.place == process.place and each.expected > process.expected
+                for each in self.strays
+            ):
+                return f"{process.name} does not know that it is deposed"
+        return ""
 
     def _nodes_pending(self) -> str:
         """Return what the nodes have not done or told yet, or an empty text."""

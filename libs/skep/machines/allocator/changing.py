@@ -267,6 +267,8 @@ def _yield(machine: AllocatorMachine, job: JobState, now: Instant) -> None:
     """Have a job make room that was waited for, as it changed its size or was about to go on."""
     if ("", job.job, -job.attempt) not in machine.soft.due or job.change is not None:
         return
+    if job.released:
+        return  # It has made room.
     claimers = machine.cells.claimers(cellwork.holder(job.job, job.attempt))
     other = cellwork.job_of(claimers[0]) if claimers else returns.waits_for(machine, job)
     if other:
