@@ -36,6 +36,7 @@ def run(folder: Path, jobs: int, faults: int, minutes: float, kinds: str) -> int
     return count
 
 
+@pytest.mark.slow
 def test_services_that_are_killed_and_paused_break_no_promise(tmp_path: Path) -> None:
     # A fault that finds its component dead does nothing.
     assert run(tmp_path, 8, 3, 0.1, "kill,pause,crash-loop") >= 1

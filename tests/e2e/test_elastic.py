@@ -81,6 +81,7 @@ def why_not(member: Member, order: int) -> str:
     return str(member.wait_told("failed", order=order)["error"])
 
 
+@pytest.mark.slow
 def test_a_gang_grows_and_shrinks_and_nobody_who_stays_restarts(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[3, 8, 14, 20]) as gang:
         first = gang.start(0, 1)

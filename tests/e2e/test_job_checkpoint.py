@@ -26,6 +26,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(stored.read_header(path).about["step"] for path in folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_crash_goes_on_from_the_newest_checkpoint_that_is_whole(
     whole: list[str], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def take_all(wire: Wire) -> None:
     wire.receive_tensors(destinations({}, layout))
 
 
+@pytest.mark.slow
 def test_the_source_trains_on_after_every_failure(whole: list[str], tmp_path: Path) -> None:
     """Until the real move: then the successor has it, and a stale source can do nothing."""
     faults: list[tuple[Callable[[Wire], None], str]] = [

@@ -174,6 +174,7 @@ def agent() -> Iterator[JobAgent]:
             "backward",
             {"by_hand": 20, "by_hand_with_workers": 20, "checkpointed": 20, "without_a_loader": 20},
             id="by-hand",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -210,7 +211,10 @@ def test_the_count_is_exact(
 @pytest.mark.needs("sklearn")
 @pytest.mark.parametrize(
     "name, batches, demanded, status",
-    [("digits_mlp.py", 90, "1.1", 1), ("digits_cnn.py", 45, "0.9", 0)],
+    [
+        ("digits_mlp.py", 90, "1.1", 1),
+        pytest.param("digits_cnn.py", 45, "0.9", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_demo_script_learns_and_is_counted(
     agent: JobAgent, name: str, batches: int, demanded: str, status: int

@@ -117,6 +117,7 @@ def test_removing_a_server_while_connections_break_leaves_every_bit_as_it_is(
     assert plain.result("w0")["sha"] == w0["sha"]
 
 
+@pytest.mark.slow
 def test_workers_come_and_go_with_the_same_global_mini_batch(new_job: NewJob) -> None:
     # Sums in another order: alike to about 1e-6 of the loss, stated as 1e-4.
     shared = ["--until", "60", "--gates", "10,20,30", "--global-batch", "24"]
@@ -154,6 +155,7 @@ def test_workers_come_and_go_with_the_same_global_mini_batch(new_job: NewJob) ->
         assert sum(parts) == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_lost_server_ends_the_job_with_a_clear_error_everywhere(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 2, 2, "--gates", "10")
@@ -168,6 +170,7 @@ def test_a_lost_server_ends_the_job_with_a_clear_error_everywhere(new_job: NewJo
     assert "is lost, and its parameters with it" in job.log("coordinator")
 
 
+@pytest.mark.slow
 def test_the_others_go_on_without_a_lost_worker(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 2, 3, "--gates", "10", "--until", "30")
@@ -307,6 +310,7 @@ def test_only_processes_with_the_token_of_this_attempt_are_let_in(new_job: NewJo
     assert job.result("w0")["version"] == 60
 
 
+@pytest.mark.slow
 def test_late_pushes_of_an_asynchronous_job_are_redirected(new_job: NewJob) -> None:
     job = new_job()
     begin(job, 1, 1, "--asynchronous", "--gates", "10,40", "--until", "60")

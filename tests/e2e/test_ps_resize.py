@@ -84,6 +84,7 @@ class Job:
         return "resize" in self.cluster.get(f"/v1/jobs/{self.name}")["can"]
 
 
+@pytest.mark.slow
 def test_workers_and_servers_come_and_go_while_a_job_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
