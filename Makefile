@@ -44,7 +44,10 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 
 # A file is one worker's. By itself xdist would begin with the files of most tests and leave those
 # of few long ones to the end, for one worker; in the order of their names the cheap ones come last.
-PYTEST_ALL := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests with real processes wait a third of their time: three workers keep two processors busy.
+PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: WORKERS := 3
+test-all: WORKERS := 2
 
 test: $(READY) ## Run the quick tests (one of them: make test ARGS="tests/unit -k name")
 	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(PYTEST_ALL) -m "not slow")
