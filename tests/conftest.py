@@ -13,7 +13,7 @@ from tests import needs, ports
 # only `ci` draws the same ones every time, so that what it says of a change is about the change.
 # Wall time says nothing about a property on a machine that also does other work: no deadline.
 # `make test` tries as often as `dev` says, `make test-all` as `all` or, in CI, as `ci`.
-for _name, _examples in {"dev": 25, "all": 60, "ci": 60, "nightly": 5_000}.items():
+for _name, _examples in {"dev": 15, "all": 60, "ci": 60, "nightly": 5_000}.items():
     settings.register_profile(
         _name,
         max_examples=_examples,

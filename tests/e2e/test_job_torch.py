@@ -208,13 +208,11 @@ def test_the_count_is_exact(
     assert counts == sorted(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("sklearn")
 @pytest.mark.parametrize(
     "name, batches, demanded, status",
-    [
-        ("digits_mlp.py", 90, "1.1", 1),
-        pytest.param("digits_cnn.py", 45, "0.9", 0, marks=pytest.mark.slow),
-    ],
+    [("digits_mlp.py", 90, "1.1", 1), ("digits_cnn.py", 45, "0.9", 0)],
 )
 def test_a_demo_script_learns_and_is_counted(
     agent: JobAgent, name: str, batches: int, demanded: str, status: int

@@ -21,10 +21,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "where",
-    [["--servers", "1"], pytest.param(["--servers", "2", "--beside"], marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [["--servers", "1"], ["--servers", "2", "--beside"]])
 def test_a_gang_trains_on_servers_of_its_own(
     cluster: Embedded, nlp: Tenant, where: list[str]
 ) -> None:
