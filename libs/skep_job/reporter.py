@@ -170,7 +170,8 @@ class Reporter:
     def _tell_of_silence(self, now: float) -> None:
         """Say once what a script can do that trains in a way which shows no mini-batches."""
         tally = self._tally
-        if self._silence_told or tally.reached() or tally.batches or "torch" not in sys.modules:
+        shown = tally.reached() or tally.batches or tally.first_backward_ns
+        if self._silence_told or shown or "torch" not in sys.modules:
             return
         if now - self._began_at < QUIET_S or tally.source == "cooperative":
             return

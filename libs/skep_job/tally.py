@@ -75,7 +75,7 @@ class Tally:
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
         self.backwards = 0  # of scalars, none within another
-        self._first_backward_ns = 0  # when the first of them ended
+        self.first_backward_ns = 0  # when the first of them ended
         self.batches = 0  # handed out by data loaders
         self.batch_open = False  # the latest of them is still being worked on
         self.ends: deque[int] = deque(maxlen=WINDOW + 1)
@@ -138,13 +138,13 @@ class Tally:
     def end_backward(self) -> bool:
         """Note that a backward pass is done; return whether it counts: all but the first do."""
         now = time.monotonic_ns()
-        if not self._first_backward_ns:
-            self._first_backward_ns = now
+        if not self.first_backward_ns:
+            self.first_backward_ns = now
             return False
         if not self.backwards:
             self.backwards = BACKWARDS_MIN - 1
             self.ends.clear()  # What the data loaders left there has another meaning.
-            self.ends.append(self._first_backward_ns)
+            self.ends.append(self.first_backward_ns)
         self.backwards += 1
         self.ends.append(now)
         if self.backwards == BACKWARDS_MIN:

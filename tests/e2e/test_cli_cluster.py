@@ -260,7 +260,6 @@ def test_down_keeps_jobs_in_memory_and_up_has_them_go_on(shell: Shell) -> None:
     shell("wait", job, code=1)
 
 
-@pytest.mark.slow
 def test_down_now_leaves_nothing_running_and_up_goes_on(shell: Shell) -> None:
     job = shell("run", "-d", "--vc", "default", "--", "sh", "-c", "sleep 1000").strip()
     shell("wait", "--for", "started", job)
