@@ -266,13 +266,39 @@ async def test_a_container_sees_no_secret_of_its_node_and_no_file_of_another(nod
 
 
 @pytest.mark.asyncio
+async def test_a_container_around_the_clusters_home_sees_nothing_of_it_but_its_own(
+    node: Node,
+) -> None:
+    home = node.folder / "home"
+    own, credentials, key = (
+        home / "checkpoints" / "j1" / "weights",
+        home / "cluster.json",
+        home / "node-2" / "rank-key",
+    )
+    for path in (own, credentials, key):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{path.name}\n")
+    runtime = DockerRuntime(node.state, [home])
+    node.opened.append(runtime)
+    await runtime.open(node.told)
+    plan = node.shell("a", f"cat {own} {credentials} {key} 2>/dev/null")
+    await started(runtime, msgspec.structs.replace(plan, folders=(str(own.parent),)))
+    await node.end_of("a")
+    assert node.log("a") == "weights\n"
+    trouble = await refused(runtime, node.plan("b", "true", workdir=key.parent))
+    assert trouble == f"workdir {key.parent} is in a state folder of Skep: name another"
+
+
+@pytest.mark.asyncio
 async def test_a_container_reaches_the_agent_and_cannot_take_its_place(node: Node) -> None:
     """A socket that a later agent makes anew is in the same folder, and is reached too."""
     runtime = await node.open()
     folder = node.state / "sock"
     folder.mkdir()
+    go = node.folder / "go"
+    os.mkfifo(go)
     script = f"""
-        import os, pathlib, socket, time
+        import os, socket
         path = "{folder}/jobs.sock"
         def say(text):
             with socket.socket(socket.AF_UNIX) as one:
@@ -284,8 +310,7 @@ async def test_a_container_reaches_the_agent_and_cannot_take_its_place(node: Nod
             say(b"first")
         else:
             socket.socket(socket.AF_UNIX).bind(path)
-        while not os.path.exists("go"):
-            time.sleep(0.02)
+        open("go").read()
         say(b"second")
     """
     plan = msgspec.structs.replace(
@@ -299,7 +324,7 @@ async def test_a_container_reaches_the_agent_and_cannot_take_its_place(node: Nod
             if text == b"first":
                 await started(runtime, plan)
             else:
-                (node.folder / "go").touch()
+                await asyncio.to_thread(go.write_text, "")
             heard, _ = await asyncio.to_thread(agent.accept)
             with heard:
                 assert heard.recv(16) == text
@@ -332,7 +357,7 @@ async def test_a_working_folder_within_the_state_folder_is_refused(node: Node) -
     aside.symlink_to(node.state)
     for workdir in (node.state, node.state / "containers", aside):
         trouble = await refused(runtime, node.plan("a", "true", workdir=workdir))
-        assert trouble == f"workdir {workdir} is in the state folder of the node: name another"
+        assert trouble == f"workdir {workdir} is in a state folder of Skep: name another"
 
 
 @pytest.mark.asyncio

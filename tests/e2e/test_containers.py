@@ -105,6 +105,16 @@ def test_a_container_that_ignores_sigterm_is_cancelled_all_the_same(
     until(lambda: not containers_of(job), "the removal of the container")
 
 
+def test_a_container_around_the_clusters_folder_sees_no_credentials(
+    cluster: Embedded, nlp: Tenant, image: str
+) -> None:
+    home = cluster.home
+    job = nlp.accepted(contained(nlp, image, home.parent, f"ls {home}; ls {home}/node-*"))
+    (member,) = cluster.ended(job)["attempts"][0]["members"]
+    own = {"checkpoints", member["node"], "containers", "lib", "logs", "sock"}
+    assert set(cluster.log(job).split()) == own
+
+
 def test_a_container_outlives_its_agent_and_is_adopted(
     own: Embedded, image: str, tmp_path: Path
 ) -> None:

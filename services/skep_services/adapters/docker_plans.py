@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from skep_services.adapters.docker_engine import Container, Mounts, sdk_missing
@@ -18,8 +18,8 @@ longer one only that the container ended.
 """
 
 
-def trouble_of(plan: RunPlan, state: Path) -> str:
-    """Return what keeps a plan from being a container of this state folder, or an empty text."""
+def trouble_of(plan: RunPlan, private: Sequence[Path]) -> str:
+    """Return what keeps a plan from being a container, or an empty text; see `mounts_of`."""
     sdk = sdk_missing()
     if sdk:
         return f"image {plan.image}: {sdk}"
@@ -32,9 +32,9 @@ def trouble_of(plan: RunPlan, state: Path) -> str:
         return "the arguments and the environment are together too large to execute"
     if Path(plan.workdir) == Path("/"):
         return "workdir / cannot be the folder of a container: name another"
-    workdir = Path(plan.workdir).resolve()
-    if workdir.is_relative_to(state.resolve()) and plan.workdir not in plan.folders:
-        return f"workdir {plan.workdir} is in the state folder of the node: name another"
+    workdir = _real(plan.workdir)
+    if plan.workdir not in plan.folders and any(workdir.is_relative_to(_real(p)) for p in private):
+        return f"workdir {plan.workdir} is in a state folder of Skep: name another"
     return workdir_trouble(plan.workdir) or ""
 
 
@@ -46,19 +46,19 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def mounts_of(plan: RunPlan, state: Path, said: Path) -> Mounts:
-    """Return the mounts of a run on the node whose state folder is `state`.
+def mounts_of(plan: RunPlan, private: Sequence[Path], said: Path) -> Mounts:
+    """Return the mounts of a run on a node with these `private` folders.
 
-    Of the state folder, which has the node's secrets and the files of other jobs, it sees what the
-    plan names, its log's folder and the file `said`, wherever else a folder around it is mounted.
+    Of those, which have secrets of the cluster and files of other jobs, it sees what the plan
+    names, its log's folder and the file `said`, wherever else a folder around one is mounted.
     """
     wanted = (plan.workdir, *plan.folders, str(Path(plan.log_path).parent), str(said))
-    inside = [each for each in wanted if Path(each).is_relative_to(state)]
+    inside = [each for each in wanted if any(Path(each).is_relative_to(p) for p in private)]
     outside = _outermost(each for each in wanted if each not in inside)
     return Mounts(
         (*outside, *_outermost(inside)),
         tuple(plan.folders_to_read),
-        tuple(hidden for each in outside if (hidden := _below(each, state))),
+        _outermost(hidden for each in outside for one in private if (hidden := _below(each, one))),
     )
 
 
@@ -68,9 +68,14 @@ def _outermost(wanted: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(path) for path in paths if not any(above in path.parents for above in paths))
 
 
-def _below(folder: str, state: Path) -> str:
-    """Return where a folder shows the state folder, empty if it does not."""
-    around, inner = Path(folder).resolve(), state.resolve()
+def _real(path: str | Path) -> Path:
+    """Return a path without links; `Path.resolve` raises RuntimeError at a link to itself."""
+    return Path(os.path.realpath(path))
+
+
+def _below(folder: str, private: Path) -> str:
+    """Return where a folder shows a private one, empty if it does not."""
+    around, inner = _real(folder), _real(private)
     return str(Path(folder, inner.relative_to(around))) if inner.is_relative_to(around) else ""
 
 

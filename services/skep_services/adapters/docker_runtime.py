@@ -19,7 +19,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,14 @@ class DockerRuntime:
 
     Nothing is asked of an engine before there is a container, so a node without one may have this
     too: what it cannot start is answered so. The folder must have the same path for the engine.
-    While no agent is there, a log may outgrow its bound; it is cut when one is back.
+    While no agent is there, a log may outgrow its bound; it is cut when one is back. A container
+    sees nothing of the folders `hidden` but what its plan names.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, hidden: Sequence[Path] = ()) -> None:
         self._records = Records(state)
         self._state = state
+        self._private = (state, *hidden)
         self._boot = proc.boot_id()
         self._runs: dict[str, _Run] = {}
         self._ends = Ends()
@@ -258,7 +260,7 @@ class DockerRuntime:
 
     async def _begin(self, run: _Run, plan: RunPlan) -> str:
         """Start a container; `run.kept` is set if its command may run, else return why not."""
-        trouble = trouble_of(plan, self._state)
+        trouble = trouble_of(plan, self._private)
         if trouble:
             return trouble
         try:
@@ -287,7 +289,7 @@ class DockerRuntime:
 
     async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
         said = self._records.provide(plan.token)
-        mounts = mounts_of(plan, self._state, said)
+        mounts = mounts_of(plan, self._private, said)
         # A container of that name has no record: it is the rest of one that never came to run.
         await self._call(self._engine.remove, plan.token)
         await self._call(self._engine.create, plan, str(said), mounts)

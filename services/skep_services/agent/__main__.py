@@ -125,7 +125,7 @@ async def main(chosen: Settings, log: Any) -> None:
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     machine = AgentMachine(inventory(chosen, devices))
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
-    checkpoints_dir(chosen.environment)
+    shared = checkpoints_dir(chosen.environment)
     container_folders(chosen.environment)
     driver, why = await open_checkpoint(chosen.environment, chosen.state, devices)
     if why:
@@ -134,7 +134,10 @@ async def main(chosen: Settings, log: Any) -> None:
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)
-    runtime = NodeRuntimes(ProcessRuntime(chosen.state), DockerRuntime(chosen.state))
+    home = chosen.environment.get("SKEP_HOME")  # It has the credentials, and the other nodes.
+    hidden = [*([Path(home)] if home else []), *([shared] if shared else [])]
+    containers = DockerRuntime(chosen.state, hidden)
+    runtime = NodeRuntimes(ProcessRuntime(chosen.state), containers)
     calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
     calls.driver = driver
     journal = AgentJournal(chosen.state / "journal", machine)
