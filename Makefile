@@ -48,6 +48,8 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: WORKERS := 3
 test-all: WORKERS := 2
+# Tests start hundreds of Python processes: modules are compiled once, not by each of them.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY) ## Run the quick tests (one of them: make test ARGS="tests/unit -k name")
 	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(PYTEST_ALL) -m "not slow")

@@ -280,6 +280,7 @@ print(digest.hexdigest(), loss.item(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_what_updates_by_hand_is_suspended_and_goes_on_to_the_same_bits(
     agent: JobAgent, tmp_path: Path
 ) -> None:

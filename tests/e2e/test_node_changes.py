@@ -57,6 +57,7 @@ async def stands_still(node: LiveNode, ranks: int) -> list[int]:
     return before
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_gang_is_suspended_while_its_agent_comes_and_goes(node: LiveNode) -> None:
     await node.send(node.job("stepper.py", ranks=2))

@@ -63,6 +63,7 @@ def memory(node: LiveNode) -> list[int]:
     return sorted(process.memory for process in device.processes)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_partners_come_and_go_while_their_agent_does(node: LiveNode) -> None:
     await node.send(job(node, "j1"))

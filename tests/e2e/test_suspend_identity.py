@@ -50,6 +50,7 @@ def disturb(job: Driver, steps: int) -> int:
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", devices())
 def test_one_process_with_everything(device: str) -> None:
     more = {"DEVICE": device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -13,6 +13,7 @@ from skep.machines.allocator import AllocatorMachine
 from skep.wire.admin import SetVcs
 from skep.wire.bearing import Fate, RulesRaised
 from skep.wire.facts import CellsSet, EpochBegan, JobFate
+from tests import effort
 from tests.fold_kit import LOGS, Facts_, Story, digest, digests, replayed, stored, stored_digest
 from tests.kit import admitted, allocator, facts_of, joined, started, vcs
 from tests.perturbed import PERTURBATIONS, Patches, nothing_chosen, perturbed
@@ -35,7 +36,9 @@ def logs() -> list[tuple[list[Facts_], list[str]]]:
 
 
 @pytest.mark.parametrize(
-    "perturbation", [*PERTURBATIONS, nothing_chosen], ids=lambda each: each.__name__
+    "perturbation",
+    effort.slow_after(3, [nothing_chosen, *PERTURBATIONS]),
+    ids=lambda each: each.__name__,
 )
 def test_a_log_is_read_as_the_same_state_whatever_would_be_decided(
     perturbation: Callable[[], Patches],

@@ -25,6 +25,7 @@ from skep.wire.commands import (
 )
 from skep.wire.node import Manner
 from skep.wire.part_facts import Stand
+from tests import effort
 from tests.kit import bind, plans, stop
 from tests.rank_world import World
 
@@ -56,7 +57,7 @@ TOGETHER = ("suspend", "release", "checkpoint", "share")
 CRASH_AT_MAX = 140
 """Happenings that a mechanism may take: every one of the first so many is a moment to die in."""
 STRIDE = 3
-"""Of these moments, each test takes every so-maniest, another one by the generator's seed."""
+"""Of these moments, each test in `make test-all` takes every so-maniest."""
 
 
 def judge(world: World) -> None:
@@ -128,7 +129,7 @@ def test_undisturbed_every_mechanism_does_what_it_is_for(mechanism: str) -> None
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_the_agent_dies(mechanism: str) -> None:
-    for at in range(0, CRASH_AT_MAX, STRIDE):
+    for at in range(0, CRASH_AT_MAX, effort.stride(STRIDE)):
         world = play(mechanism, at, World.crash, seed=at)
         judge(world)
         assert world.exited is None or world.part.broken
@@ -137,7 +138,7 @@ def test_the_agent_dies(mechanism: str) -> None:
 def test_a_successor_that_is_suspended_stands_whenever_the_agent_dies() -> None:
     """It has its state and is the job, of somebody who had it stand: it trains when resumed."""
     moved = bind(ranks=plans((0,), (1,)), world=2, awaits="secret")
-    for at in range(0, CRASH_AT_MAX, STRIDE):
+    for at in range(0, CRASH_AT_MAX, effort.stride(STRIDE)):
         world = World(moved, CAN, seed=at)
         world.run(partial(_has_told, world, "started", "known", "ready"))
         for rank in world.ranks.values():
@@ -151,7 +152,7 @@ def test_a_successor_that_is_suspended_stands_whenever_the_agent_dies() -> None:
 @pytest.mark.parametrize("token", [ONE, TWO])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_rank_dies(mechanism: str, token: str) -> None:
-    for at in range(0, CRASH_AT_MAX, STRIDE):
+    for at in range(0, CRASH_AT_MAX, effort.stride(STRIDE)):
         world = play(mechanism, at, lambda world: world.kill(token), seed=at)
         judge(world)
         if world.exited is not None:
@@ -166,7 +167,7 @@ def test_it_is_stopped_and_the_agent_dies(mechanism: str) -> None:
         if world.turns % 2:
             world.crash()
 
-    for at in range(0, CRASH_AT_MAX, STRIDE):
+    for at in range(0, CRASH_AT_MAX, effort.stride(STRIDE)):
         world = play(mechanism, at, stops, seed=at)
         judge(world)
         if world.exited is not None:
@@ -186,7 +187,7 @@ def test_ranks_of_several_processes_do_it_too(mechanism: str) -> None:
 def test_among_several_processes_the_agent_dies_or_one_is_cut_off(
     mechanism: str, victim: Callable[[World], None]
 ) -> None:
-    for at in range(0, CRASH_AT_MAX, STRIDE):
+    for at in range(0, CRASH_AT_MAX, effort.stride(STRIDE)):
         world = play(mechanism, at, victim, seed=at, parts=2)
         assert world.exited is None
         judge(world)

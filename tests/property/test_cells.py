@@ -8,13 +8,14 @@ from __future__ import annotations
 import pytest
 
 from skep.cells.topology import Topology
+from tests import effort
 from tests.property.cells_histories import SHAPES, History, random_cluster, rng_of
 
 SEEDS = 160
 PARTS = 8
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", effort.slow_after(2, range(PARTS)))
 def test_histories(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         try:

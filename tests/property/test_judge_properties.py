@@ -24,6 +24,7 @@ from skep.perf.judge import (
     spread_milli,
 )
 from skep.units import NS_PER_SECOND, Duration, seconds
+from tests import effort
 
 TRIALS = 1500
 NOISE = 0.1
@@ -66,7 +67,7 @@ def verdicts(means: tuple[float, ...], needed: float, likeness_s: float = 0.0) -
     return found
 
 
-@pytest.mark.parametrize("means", [(1.0,), (0.5, 0.5), (0.7, 0.2, 0.1)])
+@pytest.mark.parametrize("means", effort.slow_after(1, [(1.0,), (0.5, 0.5), (0.7, 0.2, 0.1)]))
 def test_what_changes_nothing_is_called_better_or_worse_within_the_bound(
     means: tuple[float, ...],
 ) -> None:

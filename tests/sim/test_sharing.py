@@ -100,6 +100,7 @@ def test_quotas_in_gpus_end_every_job() -> None:
     assert not any(run.used.values())
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--seeds", "2", "--tenants", "2", "--days", "0.3"]
     assert sharing.main(arguments) == 0

@@ -13,6 +13,7 @@ from skep.sim.thrash import Laws, judge
 from skep.units import Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.trials import Before, Kind, TrialBegun, TrialOver, Verdict
+from tests import effort
 
 T0 = Instant(1_000_000_000_000)
 KNOWN = ("0", "8", "2651", "13438")
@@ -84,7 +85,7 @@ def test_no_law_is_broken(name: str) -> None:
     assert judge(named(name)).broken == []
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", effort.slow_after(1, LONG))
 def test_no_law_is_broken_in_hours(name: str) -> None:
     assert judge(named(name, long=True), long=True).broken == []
 

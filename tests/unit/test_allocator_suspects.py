@@ -18,6 +18,7 @@ from skep.wire.facts import GpuQuarantined, JobBound, MemberRan
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import DeviceTrouble, Heartbeat
+from tests import effort
 from tests.kit import Driver, admitted, exited, facts_of, heartbeat, joined, plain, started, vcs
 
 Fate = Callable[[str, str, int], tuple[Outcome, float]]
@@ -165,7 +166,7 @@ def test_the_snapshot_keeps_it() -> None:
     assert kept.suspicion == world.machine.suspicion
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", effort.slow_after(3, range(16)))
 def test_jobs_that_fail_wherever_they_run_have_nothing_quarantined(seed: int) -> None:
     """Bad scripts of all kinds among good ones, on sound hardware."""
     rng = random.Random(seed)
@@ -184,6 +185,7 @@ def test_jobs_that_fail_wherever_they_run_have_nothing_quarantined(seed: int) ->
     assert len(world.machine.suspicion.signs) <= suspects.SUSPECTS_MAX
 
 
+@pytest.mark.slow
 def test_a_bad_gpu_is_found_among_bad_scripts_and_no_other_is_taken() -> None:
     found = 0
     for seed in range(10):

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from skep_job import accelerate_loop, snapshot, stored
 from skep_job.run import Run
+from tests import effort
 from tests.run_kit import Recorder, check
 
 pytestmark = pytest.mark.torch
@@ -91,7 +92,7 @@ def test_gradients_that_are_being_accumulated() -> None:
     assert sum(1 for each in seen if isinstance(each, tuple) and each[0] == "stepped") == 6
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("set_to_none", effort.slow_after(1, [True, False]))
 def test_gradients_that_are_set_to_zero_before_they_are_used(set_to_none: bool) -> None:
     def script(run: Run, see: See) -> None:
         model = network()
@@ -158,6 +159,7 @@ def test_a_scaler_that_skips_steps_and_an_average() -> None:
     check(script)
 
 
+@pytest.mark.slow
 def test_a_progress_bar_and_numbers_from_outside(tmp_path: Path) -> None:
     def script(run: Run, see: See) -> None:
         batches = loader()
@@ -195,6 +197,7 @@ def test_a_counter_that_begins_anew_is_told_once(around: Callable[[Any], Any]) -
     assert quiet.notices == []
 
 
+@pytest.mark.slow
 def test_what_the_script_does_before_its_loop_is_done_once() -> None:
     def script(run: Run, see: See) -> None:
         model = network()
@@ -265,6 +268,7 @@ class Rotary(nn.Module):
         return self.linear(x) * (1 + self.seen / 10) + self.cache.sum()
 
 
+@pytest.mark.slow
 def test_modes_frozen_parameters_and_buffers_that_are_not_saved() -> None:
     def script(run: Run, see: See) -> None:
         body, head, latent = (
@@ -331,6 +335,7 @@ def test_sparse_tied_and_unordered_gradients() -> None:
     check(script)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_and_one_that_is_replicated() -> None:
     def script(run: Run, see: See) -> None:
         model = network()
@@ -367,6 +372,7 @@ def test_gradients_in_a_loop_without_a_loader() -> None:
     check(script)
 
 
+@pytest.mark.slow
 def test_the_window_of_accelerate_goes_on() -> None:
     class Accelerator:
         """As much of it as is saved; it counts mini-batches to know when to step."""

@@ -44,6 +44,7 @@ def test_epochs_and_passes_over_a_shuffled_loader() -> None:
     assert len(seen) == 3 * (4 + 4 + 1)
 
 
+@pytest.mark.slow
 def test_samplers_and_generators_of_ones_own() -> None:
     class Eager(torch.utils.data.Sampler[int]):
         """Draws its order when its iterator is made, not when that is first asked."""

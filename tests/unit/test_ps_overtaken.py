@@ -73,6 +73,13 @@ class Job:
         while self.link.hear("probed")["generation"] != 9:
             pass
 
+    def end(self, optimizer: SGD) -> None:
+        """Have the worker be done, and hang up as a coordinator does that has read all."""
+        ending = Later(optimizer.close)
+        self.link.hear("bye")
+        self.link.channel.close()
+        ending.result()
+
     def server(self, number: int) -> Side:
         """Return the worker's connection to a server."""
         side = self.places[number].side()
@@ -146,7 +153,7 @@ def test_who_begins_is_no_newcomer_though_a_change_is_prepared_before_it_looks(
     step.result()
     assert job.parameter[0] == 3.0
     assert job.parameter[-1] == 2.0 + len(into)
-    optimizer.close()
+    job.end(optimizer)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -160,7 +167,7 @@ def test_a_newcomer_puts_nothing(new_place: NewPlace, asynchronous: bool) -> Non
     optimizer = job.joining.result()
     assert optimizer.version == 4
     assert bool((job.parameter == 7.0).all())
-    optimizer.close()
+    job.end(optimizer)
 
 
 def test_a_worker_puts_its_values_when_the_first_ended_before_it_had(new_place: NewPlace) -> None:
@@ -174,7 +181,7 @@ def test_a_worker_puts_its_values_when_the_first_ended_before_it_had(new_place: 
     assert put["type"] == "put"
     assert server.payload() == bytes(view(job.parameter.data))
     server.say("values", version=0, puts=1)
-    job.joining.result().close()
+    job.end(job.joining.result())
 
 
 def test_values_that_a_change_has_overtaken_are_asked_for_again(new_place: NewPlace) -> None:
@@ -196,4 +203,4 @@ def test_values_that_a_change_has_overtaken_are_asked_for_again(new_place: NewPl
     momentum = saving.result()["state"][0]["momentum_buffer"]
     assert bool((momentum == 5.0).all())
     assert [pause.generation for pause in optimizer.pauses] == [2]
-    optimizer.close()
+    job.end(optimizer)
