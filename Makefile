@@ -44,9 +44,9 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 
 # A file is one worker's. By itself xdist would begin with the files of most tests and leave those
 # of few long ones to the end, for one worker; in the order of their names the cheap ones come last.
-# Tests with real processes wait a third of their time: three workers keep two processors busy.
+# Tests with real processes wait half of their time: four workers keep two processors busy.
 PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: WORKERS := 3
+test: WORKERS := 4
 test-all: WORKERS := 2
 # Tests start hundreds of Python processes: modules are compiled once, not by each of them.
 test test-all: export PYTHONDONTWRITEBYTECODE =

@@ -50,7 +50,6 @@ def test_last_words_are_heard_though_the_coordinator_still_sends() -> None:
         )
         control.start()
         assert welcome.wait(30)
-        control.say("bye")
-        control.close(heard=True)
+        control.close("bye")
         there.join(30)
     assert heard == ["hello", "bye"]

@@ -50,16 +50,18 @@ class Control(threading.Thread):
             except Broken:
                 channel.close()  # The thread that reads it notices.
 
-    def close(self, *, heard: bool = False) -> None:
-        """End the connection for good; with `heard` not before the coordinator has read all.
+    def close(self, last: str = "") -> None:
+        """End the connection for good, if a `last` word is given once the coordinator has read it.
 
         To close a connection to which the other side still sends takes back what it has not read.
         """
-        self._over.set()
+        self._over.set()  # First: a coordinator that has read the last word hangs up.
         channel = self._channel
         if channel is None:
             return
-        if heard and threading.current_thread() is not self:
+        if last:
+            self.say(last)
+        if last and threading.current_thread() is not self:
             channel.finish()
             self.join(HEARD_S)  # It receives until the coordinator, which has read all, ends it.
         channel.close()
@@ -83,6 +85,8 @@ class Control(threading.Thread):
                 self._channel = None
                 channel.close()
             channel = self._again()
+        if channel is not None:
+            channel.close()  # It was made while `close` was called.
 
     def _again(self) -> Channel | None:
         if self._over.is_set():

@@ -235,10 +235,7 @@ class Worker:
 
     def close(self) -> None:
         """Be done."""
-        says_bye = not self.left and not self._failed
-        if says_bye:
-            self._control.say("bye")
-        self._control.close(heard=says_bye)
+        self._control.close("" if self.left or self._failed else "bye")
         for lane in self._lanes.values():
             lane.close()
 
