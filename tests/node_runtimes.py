@@ -36,6 +36,10 @@ def process_runtime(state: Path, idle_s: float = 10.0) -> ProcessRuntime:
     return ProcessRuntime(state, idle_s, interpreter())
 
 
+LOG_CHARS_MAX = 4 << 20
+"""Of a log that is read: a flood writes gigabytes while it is read, as nobody cuts it meanwhile."""
+
+
 class Node:
     """One node: its state folder, and the agent (a runtime and what it was told).
 
@@ -122,9 +126,12 @@ class Node:
         return self.folder / "logs" / f"{token}.log"
 
     def log(self, token: str) -> str:
-        """Return what a run has written so far."""
+        """Return what a run has written so far, of a flood the beginning."""
         path = self.log_path(token)
-        return path.read_text(errors="replace") if path.exists() else ""
+        if not path.exists():
+            return ""
+        with path.open(errors="replace") as file:
+            return file.read(LOG_CHARS_MAX)
 
     async def words(self, token: str, count: int = 1) -> list[str]:
         """Return the first words of a run's log, waiting for `count` whole lines."""
