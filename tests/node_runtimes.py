@@ -20,6 +20,10 @@ from tests import needs
 DEADLINE_SECONDS = 120.0
 """Far more than anything here takes, even on a machine that is busy with other things."""
 
+LOG_CHARS_MAX = 4 << 20
+"""Characters of a log that a test reads. The loop that reads also cuts the log: a flood grows by
+gigabytes during a longer read."""
+
 PATH = os.environ["PATH"]
 
 NODE_VARIABLE = "NODE_UNDER_TEST"
@@ -34,10 +38,6 @@ def interpreter() -> tuple[str, ...]:
 def process_runtime(state: Path, idle_s: float = 10.0) -> ProcessRuntime:
     """Return a runtime of plain processes, not opened."""
     return ProcessRuntime(state, idle_s, interpreter())
-
-
-LOG_CHARS_MAX = 4 << 20
-"""Of a log that is read: a flood writes gigabytes while it is read, as nobody cuts it meanwhile."""
 
 
 class Node:

@@ -57,7 +57,7 @@ TOGETHER = ("suspend", "release", "checkpoint", "share")
 CRASH_AT_MAX = 140
 """Happenings that a mechanism may take: every one of the first so many is a moment to die in."""
 STRIDE = 3
-"""Of these moments, each test in `make test-all` takes every so-maniest."""
+"""The distance between the moments that `make test-all` takes; `make test` takes fewer."""
 
 
 def judge(world: World) -> None:

@@ -35,6 +35,7 @@ QUICK = {
     "a trial without a verdict stays open",
     "no floor at the agent",
 }
+"""Bugs that are found within two seconds. The tests of the others are slow."""
 
 
 @pytest.mark.parametrize(

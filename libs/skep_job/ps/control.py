@@ -51,11 +51,11 @@ class Control(threading.Thread):
                 channel.close()  # The thread that reads it notices.
 
     def close(self, last: str = "") -> None:
-        """End the connection for good, if a `last` word is given once the coordinator has read it.
+        """End the connection for good, after a `last` message that the coordinator has read.
 
         To close a connection to which the other side still sends takes back what it has not read.
         """
-        self._over.set()  # First: a coordinator that has read the last word hangs up.
+        self._over.set()  # First: a coordinator that has read `last` hangs up.
         channel = self._channel
         if channel is None:
             return
