@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -270,6 +271,11 @@ class Deployment:
             return bool(state["Running"] and state["StartedAt"] != started_at)
 
         until(again, f"{name} runs again", within_s)
+
+    def started_ns(self, name: str) -> int:
+        """Return when a container was last started, on this process's monotonic clock."""
+        at = datetime.fromisoformat(self.containers()[name]["State"]["StartedAt"])
+        return time.monotonic_ns() - int((datetime.now(UTC) - at).total_seconds() * 1e9)
 
     def read(self, name: str, path: str) -> str:
         """Return the content of a file in a container, empty if there is none."""
