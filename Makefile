@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test
+	image compose-up compose-down compose-test corpus
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -99,6 +99,9 @@ bless: $(READY) ## Rewrite the transcripts in tests/scenarios; then read the dif
 
 seeds: $(READY) ## Run the protocol simulator over N seeds (make seeds N=20000)
 	@$(BIN)/python -m skep.sim.run --seeds $(N) $(ARGS)
+
+corpus: $(READY) ## Compare what the code decides with what is stored (ARGS="--seeds 100")
+	@$(BIN)/python -m tests.corpus $(ARGS)
 
 cells-histories: $(READY) ## Run N random histories of cells, all invariants checked; prints JSON
 	@$(BIN)/python -m scripts.cell_histories --seeds $(N) $(ARGS)

@@ -264,7 +264,8 @@ def replayed(records: Sequence[Facts_]) -> AllocatorMachine:
 
 def digest(machine: AllocatorMachine) -> str:
     """Return a digest of the whole state: of what a snapshot keeps."""
-    return hashlib.sha256(msgspec.json.encode(machine.snapshot(), order="sorted")).hexdigest()
+    entries = msgspec.to_builtins(machine.snapshot(), str_keys=True)
+    return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
 
 
 def stored_digest(machine: AllocatorMachine) -> str:
